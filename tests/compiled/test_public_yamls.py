@@ -1,4 +1,4 @@
-"""What a YAML of MindFormers converts to compiles: those written for the tests every time, all public ones in the slow test."""
+"""What a YAML of MindFormers converts to compiles: one written for the tests every time, others and all public ones when slow."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.public_yamls import converting_yamls
 
 ROOT = Path(__file__).parents[2]
 HOURS = 3600
+EVERY_TIME = "mixtral"  # its experts and their balance are most of what a translation can get wrong
 WRITTEN = {
     "mixtral": (LEGACY, MIXTRAL),
     "deepseek_v3": (MCORE, {**mcore({**DEEPSEEK_V3, "offset": 0}), "parallel_config.pipeline_stage": 1}),
@@ -66,12 +67,15 @@ def not_compiled(directory: Path) -> dict[tuple[str, int], str]:
     return {(result.config, result.rank): result.error for result in results if result.error}
 
 
-def test_yamls_with_the_keys_of_public_ones_compile(tmp_path):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == EVERY_TIME else pytest.mark.slow) for name in WRITTEN]
+)
+def test_a_yaml_with_the_keys_of_a_public_one_compiles(name, tmp_path):
+    tree, changes = WRITTEN[name]
     run = tmp_path / "run"
     run.mkdir()
-    for name, (tree, changes) in WRITTEN.items():
-        small = reduce_model(load_config(writer(tmp_path)(tree, changes)), real_dtype=True)
-        (run / f"{name}.yaml").write_text(render_config(small), encoding="utf-8")
+    small = reduce_model(load_config(writer(tmp_path)(tree, changes)), real_dtype=True)
+    (run / f"{name}.yaml").write_text(render_config(small), encoding="utf-8")
     assert not_compiled(run) == {}
 
 
