@@ -10,6 +10,7 @@ from mindllm.compiled.execute.kernels import NoKernel
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.rank_interpreter import RankInterpreter, ShapeMismatch
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Input, Node, TensorType
+from mindllm.compiled.graph.compiled_graph import Parameter as Held
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 FLOATS = TensorType((2, 3), "float32")
@@ -34,6 +35,17 @@ def test_an_operator_nobody_has_a_kernel_for_is_named_with_rank_and_place(op):
     with pytest.raises(NoKernel, match=place) as error:
         run(op)
     assert error.value.exit_code == 1
+
+
+def test_a_change_of_a_parameter_that_nobody_knows_is_named_and_not_taken_for_a_value():
+    """A kernel would change a copy of the parameter, and the step would train nothing in silence."""
+    node = Node("Square", "result", ("w",), FLOATS, "Default/optimizer/Square-op0", {"side_effect_mem": True})
+    graph = CompiledGraph(
+        5, (Function("step", (node,), (), "result"),), {"w": Held("w", "w", (2, 3), "float32")}, {}, {}, b""
+    )
+    machine = RankInterpreter(graph, {"w": X})
+    with pytest.raises(NoKernel, match=r"rank 5: Square at .* nothing here knows how it changes w"):
+        Lockstep([machine], {5: []}).run()
 
 
 def test_operands_a_kernel_does_not_take_are_named_with_rank_and_place():

@@ -69,6 +69,12 @@ def _cast(dtype: str) -> Kernel:
     return lambda x, *_: np.asarray(x).astype(target)
 
 
+def _reason(error: Exception) -> str:
+    """The first line of MindSpore's message that says something."""
+    lines = (line.strip(" -") for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
 def cpu_kernel(node: Node) -> Kernel:
     """MindSpore's kernel on its CPU back end, with the attributes of the node."""
     import mindspore as ms
@@ -90,7 +96,6 @@ def cpu_kernel(node: Node) -> Kernel:
             result = _run_op(primitive, node.op, tuple(map(tensor, operands)))
             return tuple(item.asnumpy() for item in result) if isinstance(result, tuple | list) else result.asnumpy()
         except (RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise NotImplementedError(f"no kernel of the CPU does ({reason})") from None
+            raise NotImplementedError(f"no kernel of the CPU does ({_reason(error)})") from None
 
     return run

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.compiled.execute.assignments import ASSIGNMENTS, CHANGES_STATE, Parameter, loaded
 from mindllm.compiled.execute.exchange import Exchange
 from mindllm.compiled.execute.kernels import NoKernel, choose, held, rounded
 from mindllm.compiled.graph.compiled_graph import CALL, CONSTANT, CompiledGraph, Function, Node
@@ -22,14 +23,6 @@ Fault = Callable[[Node, Value], Value]
 
 DATASET = "GetNext"
 PASSES_ON = frozenset({"Depend", "TensorMove", "StopGradient", "MoveTo"})
-
-
-@dataclass
-class Parameter:
-    """A parameter of a rank. Its array is replaced, never changed, so whoever loaded it keeps what it was."""
-
-    name: str
-    value: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ class RankInterpreter:
     def run(self, *inputs: np.ndarray) -> Run:
         """Executes one step; the generator's value is what the step returns."""
         result = yield from self._call(self.graph.step, inputs)
-        return _loaded(result)
+        return loaded(result)
 
     def _call(self, function: Function, arguments: tuple[Value, ...]) -> Run:
         values = dict(zip((item.name for item in function.inputs), arguments, strict=False))
@@ -114,12 +107,13 @@ class RankInterpreter:
             closure = self._value(node.callee, values)
             return (yield from self._call(self.graph.function(closure.function), (*closure.arguments, *operands)))
         if node.exchanges:
-            operands = tuple(map(_loaded, operands))
+            operands = tuple(map(loaded, operands))
             result = yield Exchange(self.rank, node, operands[0] if operands else None)
         elif node.op in ASSIGNMENTS:
-            result = ASSIGNMENTS[node.op](*operands)
+            result = ASSIGNMENTS[node.op](node.attributes, *operands)
         else:
-            operands = tuple(map(_loaded, operands))
+            self._refuse_unknown_change(node, operands)
+            operands = tuple(map(loaded, operands))
             try:
                 result = rounded(self._kernel(node)(*operands), node.dtypes)
             except (NotImplementedError, ValueError, TypeError, IndexError) as error:
@@ -132,6 +126,15 @@ class RankInterpreter:
         if self.observer is not None:
             self.observer(self.rank, node, operands, result)
         return result
+
+    def _refuse_unknown_change(self, node: Node, operands: tuple[Value, ...]) -> None:
+        """An operator that changes a parameter in a way unknown here must not be taken for one that only yields a value."""
+        changed = [operand.name for operand in operands if isinstance(operand, Parameter)]
+        if changed and node.attributes.get(CHANGES_STATE):
+            raise NoKernel(
+                f"rank {self.rank}: {node.op} at {node.scope} cannot be computed here: nothing here knows how it changes "
+                f"{changed[0]}"
+            )
 
     def _kernel(self, node: Node) -> Callable[..., Value]:
         kernel = self._kernels.get(node.name)
@@ -160,58 +163,14 @@ def _steps_of(function: Function) -> tuple[tuple[Node, tuple[str, ...]], ...]:
     return tuple((node, tuple(dead.get(index, ()))) for index, node in enumerate(nodes))
 
 
-def _loaded(value: Value) -> Value:
-    """The array of a parameter; inside tuples too."""
-    if isinstance(value, Parameter):
-        return value.value
-    return tuple(map(_loaded, value)) if isinstance(value, tuple) else value
-
-
 def _switch(operands: tuple[Value, ...]) -> Value:
     condition, then, otherwise = operands
-    return then if bool(_loaded(condition)) else otherwise
+    return then if bool(loaded(condition)) else otherwise
 
 
-def _assign(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
-    if not isinstance(parameter, Parameter):  # MindSpore's own step cell clears a gradient that nobody reads again
-        return np.asarray(_loaded(value))
-    parameter.value = np.asarray(_loaded(value), parameter.value.dtype)
-    return parameter.value
-
-
-def _assign_add(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
-    return _assign(parameter, parameter.value + _loaded(value))
-
-
-def _assign_sub(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
-    return _assign(parameter, parameter.value - _loaded(value))
-
-
-def _adam_weight_decay(weight: Parameter, moment1: Parameter, moment2: Parameter, *operands: Value) -> Value:
-    """The update of ``AdamWeightDecay``, without bias correction; returns the new weight and moments."""
-    rate, beta1, beta2, epsilon, decay, gradient = map(_loaded, operands[:6])
-    first = _assign(moment1, moment1.value * beta1 + gradient * (1 - beta1))
-    second = _assign(moment2, moment2.value * beta2 + gradient * gradient * (1 - beta2))
-    change = rate * (first / (np.sqrt(second) + epsilon) + decay * weight.value)
-    return _assign(weight, weight.value - change), first, second
-
-
-def _apply_momentum(weight: Parameter, velocity: Parameter, *operands: Value) -> np.ndarray:
-    """The update of ``ApplyMomentum``: the velocity is ``momentum · velocity + gradient``."""
-    rate, gradient, momentum = map(_loaded, operands[:3])
-    return _assign(weight, weight.value - rate * _assign(velocity, velocity.value * momentum + gradient))
-
-
-ASSIGNMENTS: dict[str, Callable[..., Value]] = {
-    "Assign": _assign,
-    "AssignAdd": _assign_add,
-    "AssignSub": _assign_sub,
-    "AdamWeightDecay": _adam_weight_decay,
-    "ApplyMomentum": _apply_momentum,
-}
 CONTROL: dict[str, Callable[[tuple[Value, ...]], Value]] = {
     **dict.fromkeys(PASSES_ON, lambda operands: operands[0]),
-    "Load": lambda operands: _loaded(operands[0]),
+    "Load": lambda operands: loaded(operands[0]),
     "UpdateState": lambda operands: None,
     "MakeTuple": lambda operands: operands,
     "MakeList": lambda operands: operands,

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.compiled.execute.assignments import ASSIGNMENTS, CHANGED, Parameter
 from mindllm.compiled.execute.exchange import RECEIVE, SEND, Exchange
-from mindllm.compiled.execute.rank_interpreter import ASSIGNMENTS, Parameter
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, Node
 
 Place = tuple[bool, str, str]
@@ -25,8 +25,6 @@ MOVES = frozenset(
     | {"Tile"}
 )
 """Operators that compute nothing: their value is that of their first operand."""
-OF_SEVERAL = frozenset({"AdamWeightDecay", "ApplyMomentum"})
-"""Assignments that change their first operands, each to the value of the same number; the last value counts for what is left."""
 WRAPPER = "network"
 GRADIENTS = "gradients"
 
@@ -77,15 +75,18 @@ class Recorder:
     def __call__(self, rank: int, node: Node, operands: tuple[Any, ...], result: Any) -> None:
         given = tuple(_flat(operands))
         known = tuple(self.maker(rank, operand) for operand in given)
-        parameters = [operand.name for operand in given if isinstance(operand, Parameter)]
+        changed = [
+            operands[place].name
+            for place in CHANGED.get(node.op, (0,))
+            if place < len(operands) and isinstance(operands[place], Parameter)
+        ]
         for number, value in enumerate(_flat((result,))):
             if isinstance(value, np.ndarray):
-                record = Record(rank, node, value, known, (parameters or [""])[0], number)
+                record = Record(rank, node, value, known, "".join(changed[:1]), number)
                 self.records.append(record)
                 self._of_array[rank, id(value)] = record
                 if record.assigns:
-                    changed = parameters[number:] if node.op in OF_SEVERAL else parameters[:1]
-                    self._of_parameter |= {(rank, name): record for name in changed}
+                    self._of_parameter |= {(rank, name): record for name in changed[number:]}
 
     def changer(self, rank: int, parameter: str) -> Record | None:
         """What changed a parameter of a rank last."""

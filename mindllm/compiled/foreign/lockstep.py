@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from mindllm.compiled.device.inside_program import MIND_IR, PARAMETERS
+from mindllm.compiled.execute.assignments import ASSIGNMENTS, CHANGES_STATE
 from mindllm.compiled.execute.elementary import ELEMENTARY
 from mindllm.compiled.execute.kernels import cpu_kernel
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.rank_interpreter import ASSIGNMENTS, CONTROL, DATASET, RankInterpreter
+from mindllm.compiled.execute.rank_interpreter import CONTROL, DATASET, RankInterpreter
 from mindllm.compiled.execute.references import REFERENCES
 from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.foreign.kept_program import KeptRank, with_own_groups
@@ -80,7 +81,8 @@ def without_kernel(ranks: Iterable[ProgramRank]) -> Mapping[str, int]:
     for rank in ranks:
         for node in rank.graph.nodes():
             unknown = node.op not in EXECUTED if not node.exchanges else node.op not in COLLECTIVES
-            if unknown and (node.exchanges or not _computes(rank.graph, node)):
+            changes = bool(node.attributes.get(CHANGES_STATE))  # a kernel would change a copy, which nobody reads
+            if unknown and (node.exchanges or changes or not _computes(rank.graph, node)):
                 counts[node.op] += 1
     return dict(counts.most_common())
 
