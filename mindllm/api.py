@@ -191,7 +191,7 @@ def verify_program(directory: str | Path, *, single: str | Path | None = None, s
 
     Args:
         directory: what ``mindllm offline --ranks all`` kept of the program.
-        single: what it kept of the same program on one device; None: there is nothing to compare with.
+        single: what it kept of the same program on one device; None: what stands beside the ranks, if anything does.
         steps: training steps that all ranks do together.
 
     Raises:

@@ -14,11 +14,12 @@ from mindllm.cli.registry import spelled
 from mindllm.command import run_command
 from mindllm.compiled.device.wheel import wheel_of
 from mindllm.compiled.foreign.environment import Report, shell_environment
-from mindllm.compiled.foreign.kept_program import CONFIG
+from mindllm.compiled.foreign.kept_program import CONFIG, SINGLE
 from mindllm.config.runtime import bytes_of
 from mindllm.dry_run.page import PAGE
 from mindllm.dry_run.program.report import ProgramMemory, render
 from mindllm.dry_run.program.running import Choose, Subject, run_ranks
+from mindllm.dry_run.program.single import run_single
 from mindllm.dry_run.program.subject import config_of, devices_of, python_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
@@ -34,16 +35,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subject = _subject(options)
     with drawn(transient=False) as progress:
         runs = run_ranks(subject, *_ranks(options.ranks, subject.devices), options.keep, options.workers, progress)
+        alone = options.ranks == ALL and subject.devices > 1
+        missing = run_single(subject, options.keep, runs[0].report.stages, progress) if alone else ""
     keep_config(subject.command, options.keep)
     with atomic_open(options.keep / PAGE) as page:
         page.write(render(runs, shlex.join(subject.command)))
     found = ProgramMemory(tuple(runs))
     show(found, options.json)
     if not options.json:
+        if alone:
+            output.print(_of_one_device(options.keep, missing))
         output.print(f"{options.keep / PAGE}: what fills the memory; {spelled('inspect')} comm {runs[0].directory}")
     if not found.fits:
         raise CheckFailed(found.shortage)
     return 0
+
+
+def _of_one_device(keep: Path, missing: str) -> str:
+    if missing:
+        return f"the program on one device is not kept: {missing}"
+    return f"{keep / SINGLE}: the program on one device; {spelled('check')} --program {keep} holds all ranks against it"
 
 
 def _command(options: argparse.Namespace) -> list[str]:

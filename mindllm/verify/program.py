@@ -13,14 +13,16 @@ import numpy as np
 from mindllm.compiled.device.inside_program import MIND_IR
 from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.execute.state import slices_of
-from mindllm.compiled.foreign.kept_program import KeptRank, kept_ranks
+from mindllm.compiled.foreign.kept_program import NOT_ALONE, SINGLE, KeptRank, kept_ranks
 from mindllm.compiled.foreign.lockstep import Program, ProgramRank, read_rank, without_kernel
 from mindllm.compiled.rank.pool import Pool
 from mindllm.errors import RunFailed, UserError
+from mindllm.outside import read_text
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.stage_graph import micro_batches_of
+from mindllm.verify.program_place import place_of_difference
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -33,6 +35,7 @@ FP32_TOLERANCE, HALF_TOLERANCE = (
 
 NOTHING = (0.0, "")
 FP32 = 4
+MOST_REASON = 1 << 16
 OF_GRAPH, COPIES = 3, 2  # bytes held for each of MindIR; a parameter's value and the one a step computes
 
 
@@ -50,6 +53,8 @@ class ProgramOutcome(Result):
         unfinished: parameters that are not finite on the single device either.
         errors: shares of the largest element of a tensor, by kind.
         problems: a line for each.
+        place: the first operator of the ranks that yields something else than the single device; empty where none does.
+        not_alone: why the program on one device was not kept beside its ranks; empty where it was, or nobody tried.
     """
 
     ranks: int
@@ -61,6 +66,8 @@ class ProgramOutcome(Result):
     unfinished: tuple[str, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    not_alone: str = ""
+    place: str = ""
 
     @property
     def ok(self) -> bool:
@@ -89,8 +96,12 @@ class ProgramOutcome(Result):
         if self.unfinished:
             yield f"not finite on the single device either: {', '.join(self.unfinished)}"
         yield from self.problems
+        if self.place:
+            yield f"first difference: {self.place}"
         if self.ok and self.compared:
             yield "the ranks together compute what the single device does"
+        elif self.ok and self.not_alone:
+            yield f"replicas are equal and all is finite. Nothing was compared with one device: {self.not_alone}"
         elif self.ok:
             yield (
                 "replicas are equal and all is finite. That the ranks compute what one device would was not asked: --single "
@@ -101,13 +112,22 @@ class ProgramOutcome(Result):
 def check_program(directory: Path, single: Path | None, steps: int) -> ProgramOutcome:
     """Executes all kept ranks of a program.
 
+    ``single``: what was kept of it on one device; None for what stands beside the ranks, if anything does.
+
     Raises:
         UserError: ranks are missing, or were not kept so that they can be executed.
         RunFailed: the graphs hold operators that nothing here computes.
         Deadlock: ranks that wait for each other.
     """
+    beside = directory / SINGLE
     with MemoryClaim() as claim:
-        return _check_program(directory, single, steps, claim)
+        if single is None and list(beside.glob("rank_*")):
+            single = beside
+        outcome = _check_program(directory, single, steps, claim)
+    why_not = beside / NOT_ALONE
+    if single is None and why_not.is_file():
+        return replace(outcome, not_alone=read_text(why_not, MOST_REASON).strip())
+    return outcome
 
 
 def _check_program(directory: Path, single: Path | None, steps: int, claim: MemoryClaim) -> ProgramOutcome:
@@ -152,6 +172,7 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
     summed = 1
     unfinished: set[str] = set()
     problems: list[str] = []
+    first = 0  # step that differs from the single device
     for number in range(1, steps + 1):
         outputs = program.step(number)
         said = device.step(number) if device is not None else {}
@@ -168,6 +189,7 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
             for kind, (error, where) in found.items():
                 errors[kind] = max(error, errors.get(kind, 0.0))
                 if not error <= tolerance:
+                    first = first or number
                     problems.append(
                         f"step {number}: {where} is off by {error:.1e} of the single device's largest element"
                     )
@@ -178,9 +200,18 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
         for node in function.nodes
         if node.exchanges
     )
-    alike, said_otherwise = tuple(sorted(unfinished)), tuple(problems)
+    place = place_of_difference(ranks, alone[0], stages, first, tolerance, _error) if first else ""
     return ProgramOutcome(
-        len(ranks), stages, steps, exchanges, device is not None, summed, alike, errors, said_otherwise
+        ranks=len(ranks),
+        stages=stages,
+        steps=steps,
+        exchanges=exchanges,
+        compared=device is not None,
+        summed=summed,
+        unfinished=tuple(sorted(unfinished)),
+        errors=errors,
+        problems=tuple(problems),
+        place=place,
     )
 
 
@@ -256,20 +287,36 @@ def _differences(
         if kind not in worst or error > worst[kind][0]:
             worst[kind] = (error, where)
 
-    for machine in program.machines[-program.stage_devices :]:
-        for found, wanted in zip(_arrays(outputs[machine.rank]), _arrays(said[single.rank]), strict=False):
+    last = [machine.rank for machine in program.machines[-program.stage_devices :]]
+    averages = _averages([outputs[rank] for rank in last])
+    for rank in last:
+        for at, (found, wanted) in enumerate(zip(_arrays(outputs[rank]), _arrays(said[single.rank]), strict=False)):
             if found.shape == wanted.shape and found.size:
-                summed = _error(found, wanted) > _error(
-                    found / parts, wanted
-                )  # a loss is, and what a step says beside is not
-                note("returned", found / parts if summed else found, wanted, f"what rank {machine.rank} returns")
-    values = single.values()
+                values: list[np.ndarray] = [
+                    found,
+                    found / parts,
+                ]  # a loss is a sum over them, and what a step says beside is not
+                if averages is not None:
+                    values += [averages[at], averages[at] / parts]
+                errors = [_error(value, wanted) for value in values]
+                best = values[errors.index(min(errors))]
+                note("returned", best, wanted, f"what rank {rank} returns")
+    whole = single.values()
     for machine in program.machines:
         for name, value in machine.values().items():
-            if name in values and value.dtype.kind == "f":
-                part = values[name][slices_of(machine.graph.parameters[name], machine.rank)]
+            if name in whole and value.dtype.kind == "f":
+                part = whole[name][slices_of(machine.graph.parameters[name], machine.rank)]
                 note("parameters", value, part, f"{name} on rank {machine.rank}")
     yield from worst.items()
+
+
+def _averages(outputs: Sequence[Any]) -> list[np.ndarray] | None:
+    """Means over ranks of what they return, in order, where they return different values: losses of the rows each was given."""
+    columns = [list(_arrays(output)) for output in outputs]
+    alike = len({tuple(array.shape for array in column) for column in columns}) == 1
+    if not alike or all(np.array_equal(one, other) for one, other in zip(columns[0], columns[-1], strict=True)):
+        return None
+    return [np.mean(arrays, axis=0) for arrays in zip(*columns, strict=True)]
 
 
 def _error(found: np.ndarray, wanted: np.ndarray) -> float:

@@ -113,6 +113,9 @@ def test_a_step_under_jit_on_one_device(tmp_path, capsys):
     )  # the program says nothing: what MindSpore takes of 64 GB
     assert (keep / "rank_0" / "program.log").read_text().count("step ") == 1
     assert "MatMul" in {row["operator"] for row in summarise(read_graph(keep / "rank_0").graph)["by_operator"]}
+    executable = read_rank(KeptRank(0, keep / "rank_0"))
+    assert {"weight", "stat.weight"} <= set(executable.graph.parameters)
+    assert executable.initial["stat.weight"] == 1.0  # SGD's velocity has no value yet
 
 
 @needs_compiler
@@ -133,6 +136,17 @@ def test_a_program_that_tells_nothing_ends_with_one_line(tmp_path, body, said):
     assert raised.value.exit_code == 2
     assert "\n" not in str(raised.value)
     assert (tmp_path / "kept" / "rank_0" / "program.log").is_file()
+
+
+def test_ranks_of_a_run_over_more_devices_do_not_stay(tmp_path):
+    """The check would take them for ranks of this program, and wait for them for ever."""
+    keep = tmp_path / "kept"
+    for number in (0, 3):
+        (keep / f"rank_{number}").mkdir(parents=True)
+        (keep / f"rank_{number}" / "simulation.json.gz").write_bytes(b"")
+    with pytest.raises(UserError, match="failed with ValueError"):
+        main(["--devices", "2", "--keep", str(keep), "--", *program(tmp_path / "train.py", FAILS)])
+    assert not (keep / "rank_3").exists()
 
 
 def test_no_program_is_one_line(capsys):

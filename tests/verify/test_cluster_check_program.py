@@ -157,3 +157,41 @@ def test_a_graph_that_reads_its_batch_itself_is_given_it(kept):
     graph = replace(rank.graph, functions=(sunk, *rank.graph.functions[1:]))
     outputs = [execution.Program([replace(rank, graph=one)], 1).step(1)[0] for one in (rank.graph, graph)]
     assert outputs[0] == outputs[1]
+
+
+@pytest.fixture(scope="module")
+def faulty_programs(tmp_path_factory):
+    """Programs with a fault, kept as ``mindllm offline`` keeps them: on one device beside their ranks."""
+    directory = tmp_path_factory.mktemp("faulty")
+    for name in ("loss_over_devices", "sums_of_gradients"):
+        unpacked(name, directory)
+        unpacked(f"{name}_single", directory).rename(directory / name / "single")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("loss_over_devices", "Divs on rank 0 at Default/network-WithLossCell/_loss_fn-Loss/Divs-op0"),
+        ("sums_of_gradients", "AllReduce on rank 0 at Default/grad_reducer-DistributedGradReducer/AllReduce-op0"),
+    ],
+)
+def test_a_fault_that_grows_with_the_devices_is_found_and_located(faulty_programs, capsys, name, place):
+    """A loss divided by the number of devices, which its mean does not need; gradients that are added and not averaged."""
+    assert main(["--program", str(faulty_programs / name)]) == CheckFailed.exit_code
+    assert f"first difference: {place}\n" in capsys.readouterr().out
+
+
+def test_why_there_is_no_single_device_is_said(kept, tmp_path, capsys):
+    shutil.copytree(kept["cluster"], tmp_path / "kept")
+    (tmp_path / "kept" / "single").mkdir()
+    (tmp_path / "kept" / "single" / "why_not.txt").write_text("rank 0: the program failed with ValueError: 4 devices")
+    assert main(["--program", str(tmp_path / "kept")]) == 0
+    said = capsys.readouterr().out
+    assert "Nothing was compared with one device: rank 0: the program failed with ValueError: 4 devices" in said
+
+
+def test_ranks_that_average_over_their_own_rows_return_means_of_what_one_device_does(faulty_programs):
+    found = check_program(faulty_programs / "sums_of_gradients", None, 1)
+    assert found.errors["returned"] < 1e-6
+    assert found.errors["parameters"] > 1e-3

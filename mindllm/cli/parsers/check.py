@@ -44,7 +44,12 @@ def make_parser() -> CommandParser:
         metavar="DIR",
         help=f"what {spelled('offline')} --ranks all kept of any program, executed as it is",
     )
-    parser.add_argument("--single", type=Path, metavar="DIR", help="the same program on one device, to compare with")
+    parser.add_argument(
+        "--single",
+        type=Path,
+        metavar="DIR",
+        help="the same program on one device, to compare with (default: what offline kept of it beside the ranks)",
+    )
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps, besides one that overflows (default: 2)")
     parser.add_argument("--real_dtype", action="store_true", help="compute in the YAML's dtypes instead of fp32")
     parser.add_argument(

@@ -37,7 +37,10 @@ def make_parser() -> CommandParser:
         "--config; else RANK_SIZE, or 1)",
     )
     parser.add_argument(
-        "--ranks", default=STAGES, metavar="R", help="stages: the first rank of each (default), all, or as 0,8,16"
+        "--ranks",
+        default=STAGES,
+        metavar="R",
+        help="stages: the first rank of each (default); all, and the program on one device; or as 0,8,16",
     )
     parser.add_argument("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default 1)")
     parser.add_argument("--workers", type=positive, metavar="N", help="ranks at once (default: what memory allows)")

@@ -4,6 +4,9 @@
 MindSpore once the program itself has. It leaves the program's files alone. It answers what only a machine with devices could,
 ends the program when one training step has been simulated, and reports what the tool must know: the memory the program grants
 itself, stages, whether it has trained, and how it ended.
+
+Asked to, it has the program train on one device: nothing is cut, nothing is sunk into a graph, and the step is given the batch
+that all devices together are.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 REPORT, STEPS, GRAPHS, STAND_INS = "MINDLLM_PROGRAM_REPORT", "MINDLLM_STEPS", "MINDLLM_GRAPHS", "MINDLLM_STAND_INS"
+SINGLE = "MINDLLM_SINGLE"  # shapes of the whole batch, as JSON; set where the program is to train on one device
+SMALL = 1 << 16  # elements of what is filled all the same: counters, rates and decays, which are read
 MORE_THAN_ANY = 4000.0  # GB, so that a program that does not fit is measured, too
 ANSWERED = {"hccl": {}, "hccl.sys_version": {"__sys_version__": "8.5"}}  # not te: who finds it wants its compiler
 BACKWARD = b"Gradients/"
@@ -44,6 +49,9 @@ _executions: dict[str, int] = {}
 _training: set[str] = set()
 _seen: set[str] = set()
 _initial: dict[str, float] = {}
+_slices: dict[str, int] = {}
+_executors: dict[str, Any] = {}
+_cloned: dict[int, tuple[Any, float]] = {}
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -92,11 +100,78 @@ def _prepare(mindspore: ModuleType) -> None:
     from mindspore.communication._comm_helper import GlobalComm
 
     GlobalComm.CHECK_ENVS = False  # the file that says which devices there are
-    Initializer.__call__ = lambda initializer, array: array  # weights nobody reads need no memory of the host
-    if _report_path:
+    fill = Initializer.__call__
+    Initializer.__call__ = lambda initializer, array: fill(initializer, array) if array.size <= SMALL else array
+    if _report_path:  # weights nobody reads need no memory of the host
         _watch_memory()
         _watch_parameters(mindspore.Parameter)
+    if os.environ.get(SINGLE):
+        _stay_on_one_device(json.loads(os.environ[SINGLE]))
     _watch_graphs(Path(str(mindspore.__file__)).parent)
+
+
+def _stay_on_one_device(shapes: Sequence[Sequence[int]]) -> None:
+    """Drops what cuts the program, and gives its step as many rows as all devices have together.
+
+    Rows are repeated: whoever executes the graph has values of their own for them.
+    """
+    import mindspore
+    from mindspore import context, nn
+    from mindspore.graph.api import _JitExecutor
+    from mindspore.ops.primitive import Primitive
+    from mindspore.parallel import _utils
+    from mindspore.train import amp
+
+    if hasattr(
+        amp, "_TrainGradAccuStepCell"
+    ):  # the step of Model, which averages over micro-batches where there is a pipeline
+        amp._is_grad_accumulation = lambda cell: _micro_batches(cell) > 1
+        amp._TrainGradAccuStepCell = lambda network, optimizer: nn.TrainOneStepCell(
+            network, optimizer, 1.0 / _micro_batches(network)
+        )
+    for module in (context, _utils):
+        module._set_auto_parallel_context = lambda **asked: None
+    Primitive.shard = lambda primitive, *strategies, **named: primitive
+    for name in ("train", "fit"):
+        setattr(mindspore.Model, name, _without_sinking(getattr(mindspore.Model, name)))
+    for kind, name in ((nn.Cell, "compile_and_run"), (_JitExecutor, "__call__")):
+        setattr(kind, name, _given_all_rows(getattr(kind, name), shapes))
+
+
+def _micro_batches(network: Any) -> int:
+    found = (cell.micro_size for _, cell in network.cells_and_names() if hasattr(cell, "micro_size"))
+    return int(next(found, 1))
+
+
+def _without_sinking(train: Any) -> Any:
+    def watched(*arguments: Any, **named: Any) -> Any:
+        given = inspect.signature(train).bind(*arguments, **named)
+        given.arguments["dataset_sink_mode"] = False
+        return train(*given.args, **given.kwargs)
+
+    return watched
+
+
+def _given_all_rows(run: Any, shapes: Sequence[Sequence[int]]) -> Any:
+    def whole(value: Any, wanted: Sequence[int]) -> Any:
+        if not wanted or tuple(value.shape) == tuple(wanted):
+            return value
+        return type(value)(value.asnumpy().repeat(wanted[0] // value.shape[0], 0))
+
+    def fits(value: Any, wanted: Sequence[int]) -> bool:
+        shape = list(getattr(value, "shape", [-1]))
+        return shape == list(wanted) or bool(
+            shape and wanted and shape[1:] == list(wanted[1:]) and not wanted[0] % shape[0]
+        )
+
+    def watched(self: Any, *arguments: Any, **named: Any) -> Any:
+        owner = tuple(value for value in arguments[:1] if not hasattr(value, "asnumpy"))  # a method's own object
+        rows = arguments[len(owner) :]
+        if len(rows) == len(shapes) and all(map(fits, rows, shapes)):
+            arguments = (*owner, *map(whole, rows, shapes))
+        return run(self, *arguments, **named)
+
+    return watched
 
 
 def _watch_memory() -> None:
@@ -158,12 +233,13 @@ def _timed(compiled: Any, package: Path) -> Any:
         _calm_polling_thread(package)
         if _report_path:
             _note_parameters(arguments)
+            _executors.update((word, arguments[0]) for word in arguments[1:] if isinstance(word, str))
         start = time.monotonic()
         try:
             return compiled(*arguments, **named)
         finally:
             _report["compile_seconds"] += time.monotonic() - start
-            _note_parallel()
+            _note_parallel(word for word in arguments if isinstance(word, str))
 
     return watched
 
@@ -179,7 +255,7 @@ def _counted(run: Any, phase_of: Callable[[Sequence[Any]], str]) -> Any:
         result = run(*arguments, **named)
         if phase in _training and not _report["trained"]:
             _report["trained"] = True
-            _keep_executable(arguments[0], phase)
+            _keep_executable(_executors.get(phase, arguments[0]), phase)
         return result
 
     return watched
@@ -194,6 +270,16 @@ def _watch_parameters(kind: Any) -> None:
         return init_data(self, *arguments, **named)
 
     kind.init_data = noted
+    clone = kind.clone
+
+    def noted_clone(self: Any, init: Any = "same") -> Any:
+        copy = clone(self, init)
+        value = {"zeros": 0.0, "ones": 1.0}.get(init) if isinstance(init, str) else init
+        if isinstance(value, int | float):
+            _cloned[id(copy)] = (copy, float(value))
+        return copy
+
+    kind.clone = noted_clone
 
 
 def _note_parameters(cells: Sequence[Any]) -> None:
@@ -214,6 +300,8 @@ def _note_parameter(parameter: Any) -> None:
 
 
 def _constant(parameter: Any) -> float | None:
+    if id(parameter) in _cloned:
+        return _cloned[id(parameter)][1]
     kind = type(parameter.init_mode.init).__name__ if getattr(parameter, "has_init", False) else ""
     if kind in ("Zero", "One"):
         return float(kind == "One")
@@ -224,22 +312,21 @@ def _constant(parameter: Any) -> float | None:
 
 def _keep_executable(executor: Any, phase: str) -> None:
     """Keeps what the text of a graph does not say and its execution needs: constants, layouts, what parameters begin with."""
-    from mindspore import context
-
     if not _graph_files():
         return
     directory = _graph_files()[0].parent
     try:
         graph = executor.get_func_graph_proto(phase, "mind_ir")
-        layouts = executor.get_parameter_layout(phase)
-        full, strategy = (context.get_auto_parallel_context(key) for key in ("full_batch", "dataset_strategy"))
+        layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
     except (AttributeError, RuntimeError, ValueError):
-        return  # of a function under jit
+        return  # of another release of MindSpore
     (directory / MIND_IR).write_bytes(graph)
+    for copy, value in _cloned.values():  # named after it was made; a function under jit shows nobody its parameters
+        _initial.setdefault(copy.name, value)
     known = {
         "layouts": {name: list(layout) for name, layout in layouts.items()},
         "initial": _initial,
-        "slices": 1 if full else strategy[0][0] if isinstance(strategy, tuple | list) and strategy else 0,
+        "slices": _slices.get(phase, 0),
     }
     (directory / PARAMETERS).write_text(json.dumps(known, default=list), encoding="utf-8")
 
@@ -259,9 +346,14 @@ def _graph_files() -> list[Path]:
     return sorted(Path(os.environ[GRAPHS]).rglob("*_validate_*.ir")) if os.environ.get(GRAPHS) else []
 
 
-def _note_parallel() -> None:
+def _note_parallel(phases: Iterable[str]) -> None:
+    """What only holds while a graph is compiled: ``AutoParallel`` forgets it afterwards."""
     from mindspore import context
 
+    full, strategy = (context.get_auto_parallel_context(key) for key in ("full_batch", "dataset_strategy"))
+    first = strategy[0] if isinstance(strategy, tuple | list) and strategy else ()
+    cut = first[0] if isinstance(first, tuple | list) and first else 0
+    _slices.update(dict.fromkeys(phases, 1 if full else cut if isinstance(cut, int) else 0))
     for key, name in (("stages", "pipeline_stages"), ("devices", "device_num")):
         _report[key] = max(int(context.get_auto_parallel_context(name) or 1), _report.get(key, 1))
 

@@ -171,7 +171,8 @@ class _Reference:
 class Comparer:
     """A cluster's ``records`` beside those of a single device.
 
-    ``tolerance`` is relative to the largest magnitude of a single device's value.
+    ``tolerance`` is relative to the largest magnitude of a single device's value. ``averaged``: every rank computes the mean over
+    rows of its own, so that a value is right as well where its mean over ranks is that of a single device.
     """
 
     def __init__(
@@ -181,11 +182,12 @@ class Comparer:
         graphs: Sequence[CompiledGraph],
         mesh: Mesh,
         tolerance: float,
+        averaged: bool = False,
     ) -> None:
         self.records = records
         self.sources = Sources(records)
         self._known = _Reference.of(reference, tolerance)
-        self._groups = _Groups(records, graphs, mesh)
+        self._groups = _Groups(records, graphs, mesh, averaged)
         self._graphs = {graph.rank: graph for graph in graphs}
         self._stacked = {graph.rank: set(_stacked(graph)) for graph in graphs}
         self._verdicts: dict[int, Verdict] = {}
@@ -369,8 +371,10 @@ class _Groups:
     Ranks of a stage have the same operators, so of several ones at a place the first is that of another rank's first.
     """
 
-    def __init__(self, records: Iterable[Record], graphs: Sequence[CompiledGraph], mesh: Mesh) -> None:
-        self.mesh = mesh
+    def __init__(
+        self, records: Iterable[Record], graphs: Sequence[CompiledGraph], mesh: Mesh, averaged: bool = False
+    ) -> None:
+        self.mesh, self.averaged = mesh, averaged
         self.constants = {graph.rank: graph.constants for graph in graphs}
         self.exchanging = {graph.rank: _exchanging(graph) for graph in graphs}
         self.calls: dict[tuple[int, str, int], list[Record]] = defaultdict(list)
@@ -383,7 +387,7 @@ class _Groups:
 
     def readings(self, record: Record) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
         """The value itself; where it may be a part, what it is together with those of other ranks and micro batches."""
-        if _may_be_a_part(record):
+        if self.averaged or _may_be_a_part(record):
             yield from self.sums(record)
         else:
             yield record.value, ()
@@ -395,7 +399,10 @@ class _Groups:
             return
         for ranks, records in self._together(record):
             values = [other.value for other in records]
-            yield (np.maximum.reduce(values) if record.node.op == "ReduceMax" else np.sum(values, axis=0)), ranks
+            if self.averaged:
+                yield np.mean(values, axis=0), ranks
+            else:
+                yield (np.maximum.reduce(values) if record.node.op == "ReduceMax" else np.sum(values, axis=0)), ranks
         if _is_of_the_loss(record.node):
             yield from ((record.value * len(ranks), ranks) for ranks in self._ranks(record.rank) if len(ranks) > 1)
 

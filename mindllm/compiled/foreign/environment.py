@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from mindllm.units import GIB, MIB
 
 NODE_DEVICES = 8  # that a program finds on its machine, if it trains on as many
 GRAPHS, REPORT, LOG = "graphs", "report.json", "program.log"
+Shapes = Sequence[Sequence[int]]
 GRANTED = re.compile(r"^MindSpore Used memory size: (\d+)M", re.MULTILINE)
 
 
@@ -74,8 +75,13 @@ def shell_environment(wheel: Wheel, rank: int, devices: int) -> dict[str, str]:
     }
 
 
-def rank_environment(wheel: Wheel, rank: int, devices: int, directory: Path, steps: int) -> dict[str, str]:
-    """The same for a rank whose memory, order, graphs and ending are kept in ``directory``, and which ends after ``steps``."""
+def rank_environment(
+    wheel: Wheel, rank: int, devices: int, directory: Path, steps: int, batch: Shapes | None = None
+) -> dict[str, str]:
+    """The same for a rank whose memory, order, graphs and ending are kept in ``directory``, and which ends after ``steps``.
+
+    ``batch``: shapes of what a step is given, where the program is to train on one device and is written for several.
+    """
     shell = shell_environment(wheel, rank, devices)
     stand_ins = Path(shell["ASCEND_HOME_PATH"]) / "lib64" / EVERYTHING if "ASCEND_HOME_PATH" in shell else ""
     tracker = f"memory_tracker:True,memory_tracker_path:{directory}"
@@ -89,6 +95,7 @@ def rank_environment(wheel: Wheel, rank: int, devices: int, directory: Path, ste
         inside_program.GRAPHS: str(directory / GRAPHS),
         inside_program.STAND_INS: str(stand_ins),
         inside_program.STEPS: str(steps),
+        **({} if batch is None else {inside_program.SINGLE: json.dumps(batch)}),
     }
 
 

@@ -21,6 +21,7 @@ SIMULATION = "simulation.json.gz"
 TRAINING_GRAPH = "*_validate_*.ir"
 MOST_NAMED = 5  # of missing stages
 CONFIG = "config.yaml"  # a copy of the YAML that the program was given with --config
+SINGLE, NOT_ALONE = "single", "why_not.txt"  # beside the ranks: the program on one device, or why there is none
 RANKS = "group_rank_ids"
 RANK = re.compile(r"rank_(\d+)")
 

@@ -64,7 +64,7 @@ def read_rank(kept: KeptRank, pool: Pool | None = None) -> ProgramRank:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{kept.directory}: holds no graph that can be executed ({MIND_IR} and {PARAMETERS}: {reason}); run "
-            "mindllm offline again. Of a step under mindspore.jit none is kept"
+            "mindllm offline again"
         ) from None
     try:
         graph = parse_mind_ir(data, kept.number, layouts, pool=pool)
@@ -138,12 +138,11 @@ class Program:
 
     def _batch(self, rank: ProgramRank, step: int) -> list[np.ndarray]:
         """The rows of the global batch that a rank is given."""
-        given = (item.type for item in rank.graph.step.inputs)
-        return self._columns(rank, number=step, kinds=[kind for kind in given if isinstance(kind, TensorType)])
+        return self._columns(rank, number=step, kinds=_given(rank.graph))
 
     def _columns(self, rank: ProgramRank, number: int, kinds: Sequence[TensorType]) -> list[np.ndarray]:
         """A rank's part of columns of these types, drawn by step and column; what stands beside tokens is a mask of ones."""
-        tokens = any("int" in kind.dtype for kind in kinds)
+        tokens = any("int" in kind.dtype and len(kind.shape) > 1 for kind in kinds)  # labels have one dimension
         slices = rank.slices or self.stage_devices
         index = rank.graph.rank % self.stage_devices * slices // self.stage_devices
         found = []
@@ -153,6 +152,18 @@ class Program:
             whole = np.ones_like(whole) if tokens and whole.dtype.kind == "f" else whole
             found.append(np.split(whole, slices)[index] if shape else whole)
         return found
+
+
+def batch_of(rank: ProgramRank, stage_devices: int) -> list[list[int]]:
+    """Shapes of the columns that all devices of a stage read together in a step."""
+    slices = rank.slices or stage_devices
+    columns = _read_by_graph(rank.graph) or _given(rank.graph)
+    return [[kind.shape[0] * slices, *kind.shape[1:]] if kind.shape else [] for kind in columns]
+
+
+def _given(graph: CompiledGraph) -> list[TensorType]:
+    """Types of the batch that a step is given."""
+    return [item.type for item in graph.step.inputs if isinstance(item.type, TensorType)]
 
 
 def _read_by_graph(graph: CompiledGraph) -> tuple[TensorType, ...]:

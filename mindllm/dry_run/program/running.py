@@ -19,6 +19,7 @@ from mindllm.compiled.device.wheel import Wheel
 from mindllm.compiled.foreign.environment import (
     LOG,
     Report,
+    Shapes,
     executable_files,
     graph_texts,
     rank_environment,
@@ -26,7 +27,7 @@ from mindllm.compiled.foreign.environment import (
     read_simulation,
     training_graph,
 )
-from mindllm.compiled.foreign.kept_program import SIMULATION
+from mindllm.compiled.foreign.kept_program import SIMULATION, KeptRank, kept_ranks
 from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.dry_run.simulations import POLL_SECONDS
 from mindllm.errors import UserError, shortened
@@ -101,6 +102,7 @@ class Subject:
     devices: int
     steps: int
     limit: int | None  # bytes; None: what the program says
+    batch: Shapes | None = None  # of a step, where one device is to compute what several do
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def run_ranks(
     """
     with MemoryClaim() as claim:
         claim.take(LEAST)
+        for stale in (rank.directory for rank in _kept(keep) if rank.number >= subject.devices):
+            shutil.rmtree(stale)  # of a run over more devices
         done = _run([first], subject, keep, 1, lambda what, ended: progress(what, ended, 1))
         others = sorted({*choose(done[0].report)} - {first})
         count = 1 + len(others)
@@ -135,6 +139,14 @@ def run_ranks(
         done += _run(others, subject, keep, at_once, lambda what, ended: progress(what, 1 + ended, count))
         progress("simulated", count, count)
     return sorted(done, key=lambda run: run.simulation.rank)
+
+
+def _kept(keep: Path) -> list[KeptRank]:
+    """What is kept already; nothing where nothing is."""
+    try:
+        return kept_ranks(keep)
+    except UserError:
+        return []
 
 
 def _at_once(host_bytes: int, workers: int | None, claim: MemoryClaim) -> int:
@@ -173,7 +185,7 @@ class _Rank:
         shutil.rmtree(self.kept, ignore_errors=True)
         self.kept.mkdir(parents=True)
         self.raw = make_temporary(".unread_", self.kept.resolve())
-        environment = rank_environment(subject.wheel, number, subject.devices, self.raw, subject.steps)
+        environment = rank_environment(subject.wheel, number, subject.devices, self.raw, subject.steps, subject.batch)
         self.start = time.monotonic()
         try:
             self.process = JobProcess(f"rank {number}", subject.command, environment, self.kept / LOG)
