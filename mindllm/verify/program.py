@@ -33,6 +33,8 @@ FP32_TOLERANCE, HALF_TOLERANCE = (
 )  # of the largest element: differences that rounding makes, in fp32 and where a graph has bf16 or fp16
 
 
+EARLIER = 0.1
+"""Of what is allowed: a difference that is found later begins in the first step that exceeds this."""
 NOTHING = (0.0, "")
 FP32 = 4
 MOST_REASON = 1 << 16
@@ -172,7 +174,7 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
     summed = 1
     unfinished: set[str] = set()
     problems: list[str] = []
-    first = 0  # step that differs from the single device
+    largest: dict[int, float] = {}  # by step
     for number in range(1, steps + 1):
         outputs = program.step(number)
         said = device.step(number) if device is not None else {}
@@ -188,8 +190,8 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
                 found, summed = again, parts
             for kind, (error, where) in found.items():
                 errors[kind] = max(error, errors.get(kind, 0.0))
+                largest[number] = max(error, largest.get(number, 0.0))
                 if not error <= tolerance:
-                    first = first or number
                     problems.append(
                         f"step {number}: {where} is off by {error:.1e} of the single device's largest element"
                     )
@@ -200,7 +202,11 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
         for node in function.nodes
         if node.exchanges
     )
-    place = place_of_difference(ranks, alone[0], stages, first, tolerance, _error) if first else ""
+    place = ""
+    if any(not error <= tolerance for error in largest.values()):
+        limit = tolerance * EARLIER
+        first = next(step for step, error in largest.items() if not error <= limit)
+        place = place_of_difference(ranks, alone[0], stages, first, limit, _error)
     return ProgramOutcome(
         ranks=len(ranks),
         stages=stages,

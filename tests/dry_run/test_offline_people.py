@@ -14,6 +14,9 @@ QUICK = (
     "jit function"  # the one proof of a step under jit and of the program on one device that is run with every change
 )
 
+OF_ITS_PART = {"by lamb": "Lamb of first", "by adafactor": "ReduceMean on rank 0 at Default/optimizer-AdaFactor/"}
+"""Optimizers that take a norm or a mean of a weight, which on a rank are those of its part: where each differs."""
+
 
 def kept_and_checked(directory, body, capsys, devices=2):
     """The exit code of the check of all ranks, and what it and the dry run say."""
@@ -32,14 +35,39 @@ def kept_and_checked(directory, body, capsys, devices=2):
 def test_all_ranks_compute_what_the_program_does_on_one_device(tmp_path, capsys, name):
     code, found, said = kept_and_checked(tmp_path, BODIES[name], capsys)
     assert found["compared"], said
+    if name in OF_ITS_PART:
+        assert code == 3
+        assert found["place"].startswith(OF_ITS_PART[name])
+        return
     assert (code, found["problems"]) == (0, [])
     assert max(found["errors"].values()) < 1e-4
 
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "place"), [("loss over the devices", "Div"), ("gradients not averaged", "AllReduce")])
+@pytest.mark.parametrize(
+    ("name", "place"), [("loss over the devices", "Divs"), ("gradients not averaged", "AllReduce")]
+)
 def test_a_fault_that_depends_on_the_number_of_devices_is_found_and_located(tmp_path, capsys, name, place):
     code, found, _ = kept_and_checked(tmp_path, FAULTS[name], capsys)
     assert code == 3
     assert place in found["place"].splitlines()[0]
+
+
+REFUSES = """
+    if devices < 2:
+        raise ValueError("at least 2 devices")
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    net = Net()
+    ms.Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1)).train(1, dataset(8))
+"""
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_program_that_refuses_one_device_is_checked_without_one_and_says_why(tmp_path, capsys):
+    code, found, said = kept_and_checked(tmp_path, REFUSES, capsys)
+    why = "the program failed with ValueError: at least 2 devices"
+    assert f"the program on one device is not kept: rank 0: {why}" in said.replace("\n", " ")
+    assert (code, found["compared"]) == (0, False)
+    assert why in found["not_alone"]

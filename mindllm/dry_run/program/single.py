@@ -32,7 +32,11 @@ def run_single(subject: Subject, keep: Path, stages: int, progress: Progress = u
         first = read_rank(ranks[0])
         _refuse_too_large(first)
         batch = batch_of(first, max(1, len(ranks) // stages))
-        run_ranks(replace(subject, devices=1, batch=batch), 0, lambda report: [0], directory, 1, progress)
+
+        def told(what: str, done: int = 0, total: int | None = None) -> None:
+            progress(f"one device: {what}", done, total)
+
+        run_ranks(replace(subject, devices=1, batch=batch), 0, lambda report: [0], directory, 1, told)
         _require_batch(read_rank(KeptRank(0, directory / "rank_0")), batch)
     except (UserError, RunFailed) as error:
         reason = str(error).replace("\n", " ")
