@@ -48,6 +48,11 @@ def test_a_change_of_a_parameter_that_nobody_knows_is_named_and_not_taken_for_a_
         Lockstep([machine], {5: []}).run()
 
 
+def test_an_update_without_its_operands_is_named_with_rank_and_place():
+    with pytest.raises(NoKernel, match="rank 5: SGD at Default/network-Loss/SGD-op0 cannot be computed here"):
+        run("SGD")
+
+
 def test_operands_a_kernel_does_not_take_are_named_with_rank_and_place():
     with pytest.raises(NoKernel, match="rank 5: MatMul at Default/network-Loss/MatMul-op0 cannot be computed here"):
         run("MatMul")

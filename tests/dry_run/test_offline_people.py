@@ -13,7 +13,7 @@ BODIES = {**PROGRAMS, **{f"by {name}": BY_OPTIMIZER.replace("OPTIMIZER", text) f
 QUICK = (
     "jit function"  # the one proof of a step under jit and of the program on one device that is run with every change
 )
-
+IN_HALF = {"fixed loss scale"}  # amp_level O2: products in fp16
 OF_ITS_PART = {"by lamb": "Lamb of first", "by adafactor": "ReduceMean on rank 0 at Default/optimizer-AdaFactor/"}
 """Optimizers that take a norm or a mean of a weight, which on a rank are those of its part: where each differs."""
 
@@ -40,7 +40,7 @@ def test_all_ranks_compute_what_the_program_does_on_one_device(tmp_path, capsys,
         assert found["place"].startswith(OF_ITS_PART[name])
         return
     assert (code, found["problems"]) == (0, [])
-    assert max(found["errors"].values()) < 1e-4
+    assert max(found["errors"].values()) < (1e-2 if name in IN_HALF else 1e-5)
 
 
 @needs_compiler

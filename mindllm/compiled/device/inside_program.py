@@ -117,7 +117,7 @@ def _stay_on_one_device(shapes: Sequence[Sequence[int]]) -> None:
     """
     import mindspore
     from mindspore import context, nn
-    from mindspore.graph.api import _JitExecutor
+    from mindspore.common.api import _JitExecutor
     from mindspore.ops.primitive import Primitive
     from mindspore.parallel import _utils
     from mindspore.train import amp

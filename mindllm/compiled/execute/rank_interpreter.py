@@ -110,7 +110,7 @@ class RankInterpreter:
             operands = tuple(map(loaded, operands))
             result = yield Exchange(self.rank, node, operands[0] if operands else None)
         elif node.op in ASSIGNMENTS:
-            result = ASSIGNMENTS[node.op](node.attributes, *operands)
+            result = self._assigned(node, operands)
         else:
             self._refuse_unknown_change(node, operands)
             operands = tuple(map(loaded, operands))
@@ -126,6 +126,12 @@ class RankInterpreter:
         if self.observer is not None:
             self.observer(self.rank, node, operands, result)
         return result
+
+    def _assigned(self, node: Node, operands: tuple[Value, ...]) -> Value:
+        try:
+            return ASSIGNMENTS[node.op](node.attributes, *operands)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:  # operands that the operator does not have
+            raise NoKernel(f"rank {self.rank}: {node.op} at {node.scope} cannot be computed here: {error}") from None
 
     def _refuse_unknown_change(self, node: Node, operands: tuple[Value, ...]) -> None:
         """An operator that changes a parameter in a way unknown here must not be taken for one that only yields a value."""
