@@ -46,6 +46,8 @@ NOT_COMPILED = (
     "save_file",
     "export_hf.",
     "callbacks",
+    "monitor_config.step_interval",
+    "monitor_config.layers_per_group",
 )
 """Beginnings of dotted keys that change between starts of one run and leave its step as it is, as a test shows of each."""
 

@@ -13,6 +13,7 @@ from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
 from mindllm.config.dataset import EvalDatasetConfig, PreferenceDataLoader, ProcessorConfig, TrainDatasetConfig
 from mindllm.config.generation import EvaluationConfig, GenerationConfig
 from mindllm.config.model import ModelSection
+from mindllm.config.monitor import MonitorConfig
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
 from mindllm.config.preference import PreferenceConfig
@@ -130,6 +131,9 @@ class RunConfig(Section):
     )
     export_hf: ExportConfig = Field(
         default_factory=ExportConfig, description="The trained weights as a Hugging Face directory."
+    )
+    monitor_config: MonitorConfig = Field(
+        default_factory=MonitorConfig, description="The health figures of a step, by group of layers."
     )
     callbacks: List[Callback] = Field(default=DEFAULT_CALLBACKS, description="What watches the training loop.")
 

@@ -31,6 +31,7 @@ class Kernels:
     devices share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of
     :mod:`mindllm.models.attention.sequence_order`. ``row_parts``: parts in which layers take their rows outside attention
     (:mod:`mindllm.models.fine_grain_interleave`); behind the layers ``joins`` rows go to another stage, whole.
+    ``watches_logits``: each layer keeps the largest attention logit (:mod:`mindllm.models.attention.largest_logit`).
     """
 
     fused: bool
@@ -48,6 +49,7 @@ class Kernels:
     balanced: bool = False
     row_parts: int = 1
     joins: frozenset[int] = frozenset()
+    watches_logits: bool = False
 
     @property
     def hidden(self) -> ms.dtype:

@@ -12,6 +12,7 @@ from mindspore import nn
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.checks.preference import accumulated_pairs
+from mindllm.config.monitor import LOGIT
 from mindllm.finetune.preference import PreferenceLoss, base_of
 from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels
@@ -75,7 +76,8 @@ def _ends_of_stages(config: RunConfig) -> frozenset[int]:
 def replica_kernels(config: RunConfig, fuses: bool = True) -> Kernels:
     """The operators of a whole model on one device, which reads the columns the batches of the run have."""
     kernels = Kernels.choose(config.model.config, config.context.device_target, fuses)
-    return replace(kernels, document_masks=config.uses_position_ids)
+    watches = LOGIT in config.monitor_config.watched()
+    return replace(kernels, document_masks=config.uses_position_ids, watches_logits=watches)
 
 
 def build_replica(config: RunConfig, fuses: bool = True) -> nn.Cell:

@@ -26,6 +26,7 @@ from mindllm.train.optimizers.build import OPTIMIZERS, make_optimizer, shares_we
 from mindllm.train.optimizers.spikes import limits_of_step
 from mindllm.train.part_exchange import NormOfParts
 from mindllm.train.step import ApplyGradients, GlobalNorm
+from mindllm.train.watched import make_watch
 
 accumulated = ops.MultitypeFuncGraph("accumulated")
 clear_accumulated = ops.MultitypeFuncGraph("clear_accumulated")
@@ -97,6 +98,7 @@ class DistributedStep(nn.Cell):
         limits: of norm and loss that the step is given: none, of the norm, or of both.
         loss_first: the update waits for the loss. Where that is computed again for the backward pass, gradients do not wait
             for it, and nothing else would keep the update from changing the weights it reads.
+        watch: what the health figures are made of, an output behind the others.
 
     Attributes:
         state_layouts: by name, of optimizer state that the compiler knows no layout of.
@@ -114,6 +116,7 @@ class DistributedStep(nn.Cell):
         norm: nn.Cell,
         limits: int = 0,
         loss_first: bool = False,
+        watch: nn.Cell | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.limits = limits
@@ -126,12 +129,17 @@ class DistributedStep(nn.Cell):
         self.accumulates = parallel.parts > 1 or parallel.plan.stages > 1
         separate = parallel.reused and parallel.plan.stages == 1
         optimizer = ReusedOptimizer(optimizer) if separate else optimizer
-        self.update = ApplyGradients(optimizer, max_grad_norm, norm)
+        self.update = ApplyGradients(optimizer, max_grad_norm, norm, watch)
         self.loss_first = loss_first
         self.reads_accumulators = self.accumulates and not sharded_optimizer
         if self.accumulates:
             self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")  # the compiler knows them by this name
         self.map = ops.HyperMap()
+
+    def forget_logits(self) -> None:
+        """Begins anew with the largest attention logits, when text was evaluated between two steps."""
+        if self.update.watch is not None and self.update.watch.logits is not None:
+            self.update.watch.logits.forget()
 
     def construct(self, *inputs):
         after = len(inputs) - self.limits
@@ -145,13 +153,15 @@ class DistributedStep(nn.Cell):
             gradients = self.map(accumulated, self.accu_grads, gradients)
         loss = loss / (seed * tokens)
         unscale = self.positions / (scale * tokens)
-        norm, applied = self.update(gradients[self.first_updated :], unscale, rate, loss, *limits)
+        updated = self.update(gradients[self.first_updated :], unscale, rate, loss, *limits)
+        norm = updated[0]
         if self.first_updated:
             loss = ops.depend(loss, gradients[0])  # unused, it would not be computed, nor sent to where it is awaited
         if self.accumulates:
-            used = ops.depend(norm, gradients[0]) if self.first_updated else norm  # what reads accumulators
+            used = ops.depend(norm, updated[2:]) if len(updated) > 2 else norm  # what reads accumulators
+            used = ops.depend(used, gradients[0]) if self.first_updated else used
             loss = ops.depend(loss, self.map(ops.partial(clear_accumulated, used), self.accu_grads))
-        return loss, norm, applied, tokens
+        return (loss, norm, updated[1], tokens, *updated[2:])
 
 
 class DistributedLoss(nn.Cell):
@@ -220,6 +230,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
         norm=_norm(config, owned, cuts),
         limits=len(limits_of_step(config)),
         loss_first=config.model.config.loss_chunks > 1 and parallel.plan.stages == 1,
+        watch=make_watch(config, parallel.model, optimizer, whole=False),
     )
     return step.set_train()
 

@@ -75,6 +75,11 @@ class LayerLoad:
         return max(self.shares) * len(self.shares) / max(sum(self.shares), NONE)
 
     @property
+    def max_violation(self) -> float:
+        """MaxVio (Wang et al., 2024, equation 4): how far the busiest expert is above the mean, relative to the mean."""
+        return self.largest - 1.0
+
+    @property
     def smallest(self) -> float:
         """The same of the idlest expert."""
         return min(self.shares) * len(self.shares) / max(sum(self.shares), NONE)

@@ -30,6 +30,8 @@ class StepRecord:
     ``tflops`` is the model's floating-point work per second and device in 10¹², ``mfu`` its ratio to the device's peak.
     ``tokens`` are those that the loss is the mean of; of pairs of answers they are the pairs. ``slowest_rank`` worked longest
     on the step, ``slowest_rank_time_s``; of one rank this is the step. ``skipped``: the guard against spikes left it out.
+    ``overflow_share``: the part of the run's steps so far that overflowed. ``data_wait_s``: how long this rank waited for the
+    batch, before the step and no part of ``step_time_s``.
     """
 
     step: int
@@ -49,6 +51,8 @@ class StepRecord:
     slowest_rank: int = 0
     slowest_rank_time_s: float = 0.0
     skipped: bool = False
+    overflow_share: float = 0.0
+    data_wait_s: float = 0.0
 
     @property
     def applied(self) -> bool:
@@ -64,6 +68,8 @@ class RunState:
     ``expert_loads``: by layer what the newest step counted of experts, if the model has any. ``preference``: what it counted of
     pairs of answers, by name, if it learns from such. ``mtp_loss``: the mean loss of what layers predict ahead, if the model has
     such and this rank knows it. ``against_proof``: the newest step beside what the run's proof predicts, by name, if it has one.
+    ``health``: figures of the newest step by ``figure/group``, where ``monitor_config`` asks for them. ``counted_steps``, of
+    which ``overflows``: steps of the whole run, as far as its checkpoints say how many overflowed.
     ``pretrained``: the weights the run was given. ``base``: what checkpoints say of the frozen ones, which they leave out; None
     where they hold all.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
@@ -86,6 +92,9 @@ class RunState:
     preference: dict[str, float] = field(default_factory=dict)
     mtp_loss: float | None = None
     against_proof: dict[str, float] = field(default_factory=dict)
+    health: dict[str, float] = field(default_factory=dict)
+    counted_steps: int = 0
+    overflows: int = 0
     spikes: SpikeGuard = field(init=False)
 
     def __post_init__(self) -> None:

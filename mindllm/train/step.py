@@ -158,17 +158,22 @@ class ApplyGradients(nn.Cell):
     """Unscales, clips and applies gradients; a norm that is not finite leaves weights and optimizer state as they are.
 
     So does a norm or a loss past its limit, where one is given (:mod:`mindllm.train.optimizers.spikes`).
+
+    ``watch``: what the health figures are made of (:mod:`mindllm.train.watched`), the last output where it is given.
     """
 
-    def __init__(self, optimizer: nn.Cell, max_grad_norm: float | None, norm: nn.Cell) -> None:
+    def __init__(
+        self, optimizer: nn.Cell, max_grad_norm: float | None, norm: nn.Cell, watch: nn.Cell | None = None
+    ) -> None:
         super().__init__(auto_prefix=False)
+        self.watch = watch
         self.optimizer = optimizer
         self.counts, self.updated, self.prepare = optimizer.counts, optimizer.updated, optimizer.prepare
         self.global_norm = norm
         self.max_grad_norm = max_grad_norm
 
     def construct(self, gradients, unscale, rate, loss=None, norm_limit=None, loss_limit=None):
-        """``unscale`` turns a gradient into that of the mean loss per token. Returns (norm, whether it was applied)."""
+        """``unscale`` turns a gradient into that of the mean loss per token. Returns (norm, whether it was applied, …)."""
         if self.prepare is not None:
             gradients = self.prepare(gradients, unscale)
         of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
@@ -183,20 +188,25 @@ class ApplyGradients(nn.Cell):
             applied = ops.logical_and(applied, loss <= loss_limit)
         if applied:
             norm = ops.depend(norm, self.optimizer(gradients, coefficient, rate))
-        return norm, applied
+        if self.watch is None:
+            return norm, applied
+        watched = self.watch(of_weights, rate, norm)
+        return (watched[0], applied, *watched[1:])
 
 
 class TrainStep(nn.Cell):
     """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, applied, tokens)``.
 
     Like the cells it is made of, it passes on to the model what keeps documents apart and what dropout is drawn by, where the
-    batch has it. A step with limits is given them last.
+    batch has it. A step with limits is given them last. ``watch`` adds an output, that of :class:`ApplyGradients`.
     """
 
-    def __init__(self, model: nn.Cell, optimizer: nn.Cell, max_grad_norm: float | None) -> None:
+    def __init__(
+        self, model: nn.Cell, optimizer: nn.Cell, max_grad_norm: float | None, watch: nn.Cell | None = None
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.forward_backward = ForwardBackward(model, optimizer.parameters)
-        self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
+        self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm(), watch)
 
     def construct(
         self,
@@ -216,8 +226,8 @@ class TrainStep(nn.Cell):
         )
         nominal = float(input_ids.shape[0] * input_ids.shape[1])
         loss = loss / tokens
-        norm, applied = self.update(gradients, nominal / (scale * tokens), rate, loss, norm_limit, loss_limit)
-        return loss, norm, applied, tokens
+        updated = self.update(gradients, nominal / (scale * tokens), rate, loss, norm_limit, loss_limit)
+        return (loss, updated[0], updated[1], tokens, *updated[2:])
 
 
 class AccumulateStep(nn.Cell):
@@ -256,6 +266,7 @@ class ApplyAccumulated(nn.Cell):
         optimizer: nn.Cell,
         max_grad_norm: float | None,
         several: bool = False,
+        watch: nn.Cell | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.gradients = accumulate.gradients
@@ -263,7 +274,7 @@ class ApplyAccumulated(nn.Cell):
         self.tokens = accumulate.tokens
         self.positions = float(accumulate.positions)
         self.sum_over_ranks = SumOverRanks(optimizer.parameters) if several else None
-        self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
+        self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm(), watch)
         self.map = ops.HyperMap()
 
     def construct(self, rate, scale, norm_limit=None, loss_limit=None):
@@ -272,10 +283,12 @@ class ApplyAccumulated(nn.Cell):
             loss, tokens, gradients = self.sum_over_ranks(loss, tokens, gradients)
         loss = loss / tokens
         unscale = self.positions / (scale * tokens)
-        norm, applied = self.update(gradients, unscale, rate, loss, norm_limit, loss_limit)
-        loss = ops.depend(loss, norm)
+        updated = self.update(gradients, unscale, rate, loss, norm_limit, loss_limit)
+        loss = ops.depend(loss, updated[0])
+        if len(updated) > 2:
+            loss = ops.depend(loss, updated[2])
         cleared = self.map(ops.partial(clear, loss), (*self.gradients, self.loss, self.tokens))
-        return ops.depend(loss, cleared), norm, applied, tokens
+        return (ops.depend(loss, cleared), updated[0], updated[1], tokens, *updated[2:])
 
 
 clear = ops.MultitypeFuncGraph("clear")

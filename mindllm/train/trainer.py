@@ -41,6 +41,7 @@ class BatchAhead:
     def __init__(self, source: Iterator[Batch]) -> None:
         self._source = source
         self._next: Batch | None = None
+        self.seconds = 0.0  # that the batch which is ready was waited for
         self._error: Exception | None = None
         self.fetch()
         if self._error is not None:  # before any step there is nothing to save
@@ -58,10 +59,12 @@ class BatchAhead:
 
     def fetch(self) -> None:
         """Makes the next batch ready."""
+        start = time.perf_counter()
         try:
             self._next = next(self._source, None)
         except Exception as error:
             self._error = error
+        self.seconds = time.perf_counter() - start
 
     def raise_failed(self, ranks: list[int]) -> None:
         """Raises what kept the run from its next batch: the error, or which of the other ``ranks`` had one."""
@@ -147,7 +150,7 @@ class Trainer:
                 self._tell("begin")
                 batches = BatchAhead(self.stream.iterate(self.state.step, self.state.last_step))
                 while (batch := batches.take()) is not None:
-                    self._one_step(batch)
+                    self._one_step(batch, batches.seconds)
                     batches.fetch()
                     self.state.stop_reason = self.ranks.agree(batches.problem or self.signals.asked, STOP_REASONS)
                     if self.state.stop_reason:
@@ -163,7 +166,7 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.close()
 
-    def _one_step(self, batch) -> None:
+    def _one_step(self, batch: Batch, waited: float) -> None:
         state = self.state
         self._tell("step_begin")
         heart.beat(f"step {state.step + 1}")
@@ -179,7 +182,9 @@ class Trainer:
         state.scaler.update(result.overflow)
         state.spikes.update(result.loss, result.global_norm, result.overflow, result.skipped)
         slowest = self.step_times.compare(state.step, seconds - result.waited)
-        record = self._record(result, rate, scale, seconds, slowest)
+        state.counted_steps += 1
+        state.overflows += result.overflow
+        record = self._record(result, rate, scale, seconds, slowest, waited)
         self.sound = not result.overflow
         for callback in self.callbacks:
             heart.beat(type(callback).__name__, state.step)
@@ -195,7 +200,9 @@ class Trainer:
         except Exception:
             logger.exception("nothing could be saved after the error that follows")
 
-    def _record(self, result: StepResult, rate: float, scale: float, seconds: float, slowest: Slowest) -> StepRecord:
+    def _record(
+        self, result: StepResult, rate: float, scale: float, seconds: float, slowest: Slowest, waited: float
+    ) -> StepRecord:
         config = self.state.config
         devices = config.parallel_config.device_num
         positions = config.global_batch_size * config.model.config.seq_length
@@ -218,6 +225,8 @@ class Trainer:
             slowest_rank=slowest.rank,
             slowest_rank_time_s=slowest.seconds,
             skipped=result.skipped,
+            overflow_share=self.state.overflows / self.state.counted_steps,
+            data_wait_s=waited,
         )
 
     def _tell(self, moment: str) -> None:

@@ -203,6 +203,8 @@ def build_cluster(
     """
     from mindllm.train.distributed_step import input_slices
     from mindllm.train.optimizers.spikes import limits_of_step
+    from mindllm.train.watched import sums_of
 
     stages, limits = mesh_of(config).pipeline_stage, len(limits_of_step(config))
-    return Cluster(graphs, stages, input_slices(config), state, mindspore_kernels, observer, limits)
+    watches = bool(sums_of(config.monitor_config.watched()))
+    return Cluster(graphs, stages, input_slices(config), state, mindspore_kernels, observer, limits, watches)

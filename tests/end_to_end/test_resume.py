@@ -142,16 +142,26 @@ def test_resuming_a_finished_run_does_nothing(finished, config_file, tmp_path):
 SPIKES = "--runner_wrapper.skip_spikes={window: 4, deviations: 0.8, stop_after: %d}"
 
 
+WATCHED = (
+    "--monitor_config={monitor_on: true, local_norm_format: log, max_attention_logit_format: log, step_interval: 2}"
+)
+
+
 def test_a_run_that_skips_spikes_resumes_bit_identically_and_skips_the_same(config_file, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    printed = run(config_file, whole, SPIKES % 0)
+    printed = run(config_file, whole, SPIKES % 0, WATCHED)
     skipped = [record["step"] for record in read_metrics(whole / METRICS_NAME) if record["skipped"]]
     assert skipped
     assert all(f"step {step} skipped as a spike: " in printed for step in skipped)
-    run(config_file, parts, SPIKES % 0, f"--runner_config.stop_step={skipped[0]}", "--resume_training=auto")
-    run(config_file, parts, SPIKES % 0, "--resume_training=auto")
+    run(config_file, parts, SPIKES % 0, WATCHED, f"--runner_config.stop_step={skipped[0]}", "--resume_training=auto")
+    run(config_file, parts, SPIKES % 0, WATCHED, "--resume_training=auto")
     assert trajectory(parts) == trajectory(whole)
-    assert [record["step"] for record in read_metrics(parts / METRICS_NAME) if record["skipped"]] == skipped
+    records = [read_metrics(output / METRICS_NAME) for output in (parts, whole)]
+    assert [record["step"] for record in records[0] if record["skipped"]] == skipped
+    health = [{item["step"]: item["health"] for item in each if item["step"] % 2 == 0} for each in records]
+    assert health[0] == health[1]
+    assert sum("{ grad_norm: embedding " in line for line in printed.splitlines()) == len(health[1])
+    assert all(record["data_wait_s"] >= 0 for record in records[0])
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ HARD = (
 TWO = ("--use_parallel=true", "--parallel_config.data_parallel=2", "--batch_size=2", "--eval_dataset.batch_size=2")
 ONE = ("--batch_size=2", "--gradient_accumulation_steps=2", "--eval_dataset.batch_size=4")
 UNTIL_12 = "--runner_config.stop_step=12"
+WATCHED = "--monitor_config={monitor_on: true, max_attention_logit_format: log}"
 KEEP_ALL = "--callbacks.3.keep_checkpoint_max=100000"
 
 
@@ -72,7 +73,7 @@ def assert_same(mine, theirs):
 def single(config_file, tmp_path_factory):
     """Twelve steps of one process."""
     output = tmp_path_factory.mktemp("single") / "out"
-    run(config_file, output, *HARD, *ONE, UNTIL_12, KEEP_ALL)
+    run(config_file, output, *HARD, *ONE, UNTIL_12, KEEP_ALL, WATCHED)
     return output
 
 
@@ -80,7 +81,7 @@ def single(config_file, tmp_path_factory):
 def double(config_file, tmp_path_factory):
     """The same run by two processes, stopped by SIGTERM some time after step 12."""
     output = tmp_path_factory.mktemp("double") / "out"
-    process = launch(config_file, output, *HARD, KEEP_ALL)
+    process = launch(config_file, output, *HARD, KEEP_ALL, WATCHED)
     read_until(process, "step:[   12/")
     process.send_signal(signal.SIGTERM)
     end(process)
@@ -95,6 +96,16 @@ def test_two_processes_have_the_losses_of_one(single, double):
     assert True in overflows
     assert False in overflows
     assert max(record["global_norm"] or 0 for record in records[:12]) > 0.5
+
+
+def test_two_processes_have_the_health_figures_of_one(single, double):
+    for one, two in zip(*(read_lines(output / "metrics.jsonl")[:12] for output in (single, double)), strict=True):
+        assert one["health"].keys() == two["health"].keys()
+        assert "max_attention_logit/layer_1" in one["health"]
+        assert one["overflow_share"] == two["overflow_share"]
+        for name, value in one["health"].items():
+            assert two["health"][name] == (None if value is None else pytest.approx(value, rel=1e-3)), name
+    assert 0 < two["overflow_share"] < 1
 
 
 def test_held_out_text_is_shared_among_processes(single, double):

@@ -70,13 +70,19 @@ def test_the_log_and_the_dashboard_name_the_busiest_and_what_was_dropped():
     assert load_line(LOADS) == (
         "{ experts: largest load 2.00 of the mean (layer 3), smallest 0.50 (layer 3), dropped choices: 12.50% }"
     )
-    assert load_scalars(LOADS) == {"expert_load/layer_3": 2.0, "expert_dropped/layer_3": 0.125}
+    assert load_scalars(LOADS) == {
+        "expert_load/layer_3": 2.0,
+        "expert_dropped/layer_3": 0.125,
+        "max_violation/layer_3": 1.0,
+        "max_violation": 1.0,
+    }
+    assert load_scalars(()) == {}
     assert load_scalars(()) == {}
 
 
 def test_metrics_have_the_tokens_of_every_expert_every_so_many_steps(tmp_path):
     config = cluster_run(use_parallel=False, model=EXPERTS)
-    seen = {"expert_loads": LOADS, "preference": {}, "mtp_loss": None}
+    seen = {"expert_loads": LOADS, "preference": {}, "mtp_loss": None, "health": {}}
     state = SimpleNamespace(output_dir=tmp_path, step=0, scores={}, against_proof={}, config=config, **seen)
     monitor = MetricsMonitor(expert_load_steps=2)
     monitor.begin(state)
@@ -87,4 +93,4 @@ def test_metrics_have_the_tokens_of_every_expert_every_so_many_steps(tmp_path):
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert "experts" not in first
     assert ("mtp_loss" in first, second["mtp_loss"]) == (False, 3.5)
-    assert second["experts"] == [{"layer": 3, "tokens": [32, 16, 64, 16], "dropped": 16}]
+    assert second["experts"] == [{"layer": 3, "tokens": [32, 16, 64, 16], "dropped": 16, "max_violation": 1.0}]

@@ -30,6 +30,7 @@ def state(tmp_path):
         mtp_loss=None,
         preference={},
         against_proof={},
+        health={},
         expert_loads=(),
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import is_state
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, is_state
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.rank_interpreter import Observer, RankInterpreter
 from mindllm.compiled.execute.state import initial_parts, put_parts, state_parts
@@ -20,6 +20,7 @@ from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import RankTensors
 from mindllm.train.expert_loads import LOAD
+from mindllm.train.watched import logits_of
 
 PRODUCTS = ("MatMul", "BatchMatMul")
 TRANSPOSED = 2  # operand of a product that says whether its first factor is transposed
@@ -103,6 +104,7 @@ class Cluster:
         whole: initial weights, optimizer state and tables by name, as one device or a checkpoint has them.
         mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
         limits: how many limits of norm and loss the step is given.
+        watches: whether it gives back sums for the health figures, too (:mod:`mindllm.train.watched`).
 
     ``returned`` has by rank what its last step gave back: loss, norm, whether all is finite, tokens.
     """
@@ -116,8 +118,9 @@ class Cluster:
         mindspore_kernels: bool = False,
         observer: Observer | None = None,
         limits: int = 0,
+        watches: bool = False,
     ) -> None:
-        self.limits = limits
+        self.limits, self.watches = limits, watches
         self.stage_devices = len(graphs) // stages
         self.slices = slices
         self.returned: dict[int, tuple[Any, ...]] = {}
@@ -149,8 +152,9 @@ class Cluster:
         with np.errstate(all="ignore"), overflowing(self.machines, spoiled) as where:
             outputs = Lockstep(self.machines, inputs).run()
         for rank, given in outputs.items():
-            if len(given) != STEP_OUTPUTS:
-                raise RunFailed(f"rank {rank}: its step gives back {len(given)} values, not {STEP_OUTPUTS}")
+            if len(given) != STEP_OUTPUTS + self.watches:
+                expected = STEP_OUTPUTS + self.watches
+                raise RunFailed(f"rank {rank}: its step gives back {len(given)} values, not {expected}")
         self.returned = outputs
         columns = list(zip(*(outputs[machine.rank] for machine in self.machines), strict=True))
         losses, norms = (tuple(map(float, column)) for column in columns[:2])
@@ -176,6 +180,20 @@ class Cluster:
             if name.startswith(LOAD) and parameter.value.any()
         }
 
+    def watched(self, names: Sequence[str]) -> np.ndarray:
+        """Sums of squares over whole weights ``[kinds, weights]``, float64: of each part those of the first rank that has it."""
+        sums = [np.where(_first(one, names), self.returned[one.rank][-1], 0.0) for one in self.machines]
+        return np.sum(sums, axis=0, dtype=np.float64)
+
+    def largest_logits(self) -> dict[str, float]:
+        """The largest attention logit of the last step by layer, of all ranks."""
+        largest: dict[str, float] = {}
+        for machine in self.machines:
+            values = {name: parameter.value for name, parameter in machine.parameters.items()}
+            for layer, value in logits_of(values).items():
+                largest[layer] = max(value, largest.get(layer, value))
+        return largest
+
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Replaces every rank's parts of these whole tensors, weights or optimizer state."""
         for machine in self.machines:
@@ -186,6 +204,17 @@ def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slic
     """The rows of a global batch, of columns in the order of the graph's inputs, that the dataset of a rank gives it."""
     index = rank % stage_devices * slices // stage_devices
     return [np.split(column, slices)[index] for column in batch.values()]
+
+
+def _first(machine: RankInterpreter, names: Sequence[str]) -> list[bool]:
+    """Of each weight whether this rank updates a part of it that no rank before it has."""
+    parameters = machine.graph.parameters
+    owned = [f"{MOMENT_PREFIXES[0]}{name}" in parameters for name in names]
+    layouts = [parameters[name].layout if own else None for name, own in zip(names, owned, strict=True)]
+    return [
+        own and (layout is None or layout.copies_before(machine.rank) == 0)
+        for own, layout in zip(owned, layouts, strict=True)
+    ]
 
 
 def _held(machine: RankInterpreter) -> RankTensors:

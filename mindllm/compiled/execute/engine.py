@@ -23,6 +23,7 @@ from mindllm.compiled.execute.state import ACCUMULATORS, initial_parts, put_part
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.compiled.rank.compile_ranks import RankCompilation, cache_directory
 from mindllm.config import RunConfig
+from mindllm.config.monitor import LOGIT
 from mindllm.errors import RunFailed
 from mindllm.finetune.initial_weights import initial_weights
 from mindllm.parallel.context import input_columns
@@ -33,8 +34,10 @@ from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
 from mindllm.train.engine.columns import completed
 from mindllm.train.engine.engine import evaluation_config, weight_signatures
+from mindllm.train.health import Watched, by_weight
 from mindllm.train.job.ranks import ALONE
 from mindllm.train.optimizers.spikes import limits_of_step
+from mindllm.train.watched import column_names, sums_of
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +163,8 @@ class LockstepEngine(Engine):
             graphs = self._compile(config, training=True)
             limits = len(limits_of_step(config))
             slices, weights = input_slices(config), initial_weights(config)
-            self._cluster = Cluster(graphs, self._stages, slices, weights, limits=limits)
+            watches = bool(sums_of(config.monitor_config.watched()))
+            self._cluster = Cluster(graphs, self._stages, slices, weights, limits=limits, watches=watches)
         else:
             self._evaluation = self._loss_cluster()
 
@@ -210,6 +214,18 @@ class LockstepEngine(Engine):
 
     def counts(self) -> Mapping[str, np.ndarray]:
         return {} if self._cluster is None else self._cluster.counts()
+
+    def watched(self) -> Watched:
+        figures = self.config.monitor_config.watched()
+        if self._cluster is None or not figures or not self._cluster.returned:
+            return {}
+        found: dict[str, Mapping[str, float]] = {}
+        if self._cluster.watches:
+            names = column_names(self.config)
+            found |= by_weight(sums_of(figures), names, self._cluster.watched(names))
+        if LOGIT in figures:
+            found[LOGIT] = self._cluster.largest_logits()
+        return found
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         for cluster in (self._cluster, self._evaluation):

@@ -18,6 +18,7 @@ from mindllm.config.checks.mesh import (
     check_sharding,
     check_spikes,
 )
+from mindllm.config.checks.monitor import check_monitor
 from mindllm.config.checks.preference import check_preference
 from mindllm.config.checks.tuning import check_tuning
 from mindllm.config.model_keys import llama_intermediate_size
@@ -104,6 +105,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_interleaved_rows,
         check_pipeline,
         check_spikes,
+        check_monitor,
         check_offset,
         check_recompute,
         check_swap,

@@ -9,6 +9,7 @@ from mindspore import ops as P
 from mindllm.architecture.parts import AlibiSpec, AttentionSpec, LatentAttentionSpec, RotarySpec
 from mindllm.models.attention.alibi import alibi_bias
 from mindllm.models.attention.flash_attention import BalancedFlashAttention, FlashAttention
+from mindllm.models.attention.largest_logit import LargestLogit
 from mindllm.models.attention.rotary import RotaryEmbedding
 from mindllm.models.cpu_broadcast import TileToShape
 from mindllm.models.dropout import AttentionDropout
@@ -41,6 +42,9 @@ class ComposedAttention(nn.Cell):
         self.biased = isinstance(spec.position, AlibiSpec)
         if self.biased:
             self.add_bias = P.Add()
+        self.watched = kernels.watches_logits
+        if self.watched:
+            self.largest = LargestLogit()
         self.capped = spec.soft_cap is not None
         if spec.soft_cap is not None:
             self.soft_cap = SoftCap(spec.soft_cap)
@@ -100,6 +104,8 @@ class ComposedAttention(nn.Cell):
             scores = self.add_bias(scores, self.cast(bias, self.softmax_dtype))
         mask = self.cast(mask, self.softmax_dtype)
         scores = self.add(scores, self.repeated(mask, scores.shape) if self.repeats and mask.ndim == 2 else mask)
+        if self.watched:
+            scores = self.largest(scores)
         weights = self.cast(self.normalised(scores), self.output_dtype)
         if self.drops:
             weights = self.reshape(weights, (batch, self.num_heads, rows, columns))

@@ -329,6 +329,9 @@ def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> 
     }
     if cell.biased:
         table[f"{at}.add_bias"] = on(queries, (None, heads.heads, None, None))
+    if cell.watched:
+        table |= {f"{at}.largest.reduce_max": on(queries), f"{at}.largest.maximum": on(SCALAR, SCALAR)}
+        table[f"{at}.largest.assign"] = on(SCALAR, SCALAR)
     if cell.drops:
         table |= attention_dropout(f"{at}.dropout", queries)
     return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, queries) if cell.capped else {})

@@ -20,6 +20,7 @@ from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.evaluation import EvaluationMonitor
 from mindllm.train.callbacks.figures import ExpertLoadMonitor, PredictionLossMonitor, PreferenceMonitor
+from mindllm.train.callbacks.health import HealthMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor, SummaryMonitor
 from mindllm.train.callbacks.monitors import FirstStep, LossMonitor, NaNMonitor, SpikeMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
@@ -58,6 +59,8 @@ def make_callbacks(
             made.append(SpikeMonitor())
         if config.model.config.expert_num > 1:
             made.insert(0, ExpertLoadMonitor(_steps_between_lines(config)))
+        if config.monitor_config.watched():
+            made.insert(0, HealthMonitor(logs=ranks.is_first))
         if config.model.config.num_nextn_predict_layers:
             made.insert(0, PredictionLossMonitor(_steps_between_lines(config)))
         if config.is_preference_tuning:

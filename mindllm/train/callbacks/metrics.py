@@ -27,7 +27,9 @@ from mindllm.train.metrics_file import METRICS_NAME, MetricsFile
 from mindllm.train.state import RunState, StepRecord
 
 logger = logging.getLogger(__name__)
-SCALARS = ("loss", "learning_rate", "global_norm", "loss_scale", "tokens_per_s", "step_time_s", "mfu")
+SCALARS = (
+    "loss", "learning_rate", "global_norm", "loss_scale", "tokens_per_s", "step_time_s", "mfu", "overflow_share", "data_wait_s",
+)  # fmt: skip
 PLUGIN = "summary"
 
 
@@ -51,7 +53,8 @@ class MetricsMonitor(Callback):
         scores = {"scores": dict(state.scores)} if state.scores else {}
         experts = {"experts": loads} if (loads := self._expert_loads(state, record)) else {}
         ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
-        self.waiting.append(asdict(record) | ahead | state.preference | state.against_proof | scores | experts)
+        health = {"health": dict(state.health)} if state.health else {}
+        self.waiting.append(asdict(record) | ahead | state.preference | state.against_proof | scores | experts | health)
         self._write()
 
     def _expert_loads(self, state: RunState, record: StepRecord) -> list[dict[str, Any]]:
@@ -60,7 +63,12 @@ class MetricsMonitor(Callback):
             return []
         choices = record.tokens * state.config.model.config.num_experts_chosen
         return [
-            {"layer": load.layer, "tokens": load.tokens(record.tokens), "dropped": round(load.dropped * choices)}
+            {
+                "layer": load.layer,
+                "tokens": load.tokens(record.tokens),
+                "dropped": round(load.dropped * choices),
+                "max_violation": load.max_violation,
+            }
             for load in state.expert_loads
         ]
 
@@ -126,8 +134,14 @@ class SummaryMonitor(Callback):
 
 
 def load_scalars(loads: Sequence[LayerLoad]) -> dict[str, float]:
-    """Of every layer with experts: the busiest relative to the mean, and the part of choices that was dropped."""
+    """Of every layer with experts: the busiest relative to the mean, the same less 1, and the part of choices that was dropped.
+
+    And the largest violation of all layers.
+    """
     largest = {f"expert_load/layer_{load.layer}": load.largest for load in loads}
+    if loads:
+        largest["max_violation"] = max(load.max_violation for load in loads)
+    largest |= {f"max_violation/layer_{load.layer}": load.max_violation for load in loads}
     return largest | {f"expert_dropped/layer_{load.layer}": load.dropped for load in loads}
 
 
@@ -135,7 +149,14 @@ def scalars_of(state: RunState, record: StepRecord) -> dict[str, float]:
     """The finite scalars of a step, and what callbacks have found after it: dashboards have no place for a NaN."""
     of_step = {name: float(getattr(record, name)) for name in SCALARS}
     ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
-    found = {**state.scores, **ahead, **state.preference, **state.against_proof, **load_scalars(state.expert_loads)}
+    found = {
+        **state.scores,
+        **ahead,
+        **state.preference,
+        **state.against_proof,
+        **load_scalars(state.expert_loads),
+        **state.health,
+    }
     return {name: value for name, value in {**of_step, **found}.items() if math.isfinite(value)}
 
 

@@ -20,6 +20,7 @@ from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, SCALARS, is_state
 from mindllm.config import RunConfig
+from mindllm.config.monitor import LOGIT
 from mindllm.errors import RunFailed
 from mindllm.models.weights import HostCopy, drawn_value, is_quantized_parameter
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
@@ -31,7 +32,9 @@ from mindllm.train.distributed_step import distributed_loss, distributed_step, e
 from mindllm.train.engine.columns import inputs
 from mindllm.train.engine.engine import Batch, Engine, StepResult, evaluation_config, weight_signatures
 from mindllm.train.expert_loads import LOAD
+from mindllm.train.health import Watched, by_weight, largest_of
 from mindllm.train.job.ranks import BatchShard, Ranks
+from mindllm.train.watched import OF_STEP, column_names, logits_of, sums_of
 
 logger = logging.getLogger(__name__)
 NAN = float("nan")
@@ -55,6 +58,7 @@ class ClusterRankEngine(Engine):
         self._evaluation = distributed_loss(parallel)
         main: nn.Cell = self._step if self._step is not None else self._evaluation
         _initialise_with_zeros(main.get_parameters())
+        self._sums: list[Tensor] = []
         self._compile(main)
         self._parameters, self._layouts = _own_parameters(main, config)
         if not self.simulated:
@@ -77,14 +81,16 @@ class ClusterRankEngine(Engine):
     def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
         assert self._step is not None
         scalars = [Tensor(value, ms.float32) for value in (rate, scale, *self.limits_or_none(limits))]
-        outputs = self._step(*inputs(batch, self._columns), *scalars)
-        loss, norm, applied, tokens = (output.asnumpy() for output in outputs)
+        loss, norm, applied, tokens, *self._sums = self._step(*inputs(batch, self._columns), *scalars)
+        loss, norm, applied, tokens = (output.asnumpy() for output in (loss, norm, applied, tokens))
         if self.simulated:
             return StepResult(NAN, NAN, False, 0)
         return StepResult.of(self._of_last_stage(float(loss)), norm, applied, tokens)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         loss = float(self._evaluation(*inputs(batch, self._columns)).asnumpy())
+        if self._step is not None:
+            self._step.forget_logits()
         return self._of_last_stage(loss), self._tokens(batch)
 
     def _tokens(self, batch: Batch) -> int:
@@ -111,6 +117,26 @@ class ClusterRankEngine(Engine):
 
     def _is_finite(self, name: str) -> bool:
         return bool(np.isfinite(self._parameters[name].asnumpy()).all())
+
+    def watched(self) -> Watched:
+        figures = self.config.monitor_config.watched()
+        if not figures or self._step is None or self.simulated:
+            return {}
+        kinds, names = sums_of(figures), column_names(self.config)
+        found: dict[str, Mapping[str, float]] = {}
+        if kinds:
+            total = np.array(self.ranks.sum(self._own_sums(names).ravel().tolist()))
+            found |= by_weight(kinds, names, total.reshape(len(kinds), len(names)))
+        if LOGIT in figures:
+            kept = {item.name: item.asnumpy() for item in self._step.get_parameters() if item.name.startswith(OF_STEP)}
+            found[LOGIT] = largest_of(logits_of(kept), self.ranks)
+        return found
+
+    def _own_sums(self, names: Sequence[str]) -> np.ndarray:
+        """Sums of squares of the parts that no rank before this one has, ``[kinds, weights]``."""
+        rank = self.ranks.rank
+        first = [name in self._layouts and self._layouts[name].copies_before(rank) == 0 for name in names]
+        return np.where(first, self._sums[0].asnumpy().astype(np.float64), 0.0)
 
     def counts(self) -> Mapping[str, np.ndarray]:
         """Those of this rank's stage."""

@@ -17,6 +17,7 @@ import numpy as np
 from mindllm.architecture.optimizer_state import further_state, state_shapes
 from mindllm.config import RunConfig, override_config
 from mindllm.train.checkpoint import Checkpoint, RankTensors
+from mindllm.train.health import Watched
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.optimizers.spikes import limits_of_step
 
@@ -101,6 +102,13 @@ class Engine(ABC):
         Of experts each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped; of a layer that
         predicts ahead fp32 ``[2]``: the sum of its losses and the number of its tokens; of pairs of answers there is one, of
         what :mod:`mindllm.finetune.preference` names.
+        """
+        return {}
+
+    def watched(self) -> Watched:
+        """What the health figures of the last step are made of, of the whole model (:mod:`mindllm.train.health`).
+
+        Every rank calls it. Empty where nothing is watched.
         """
         return {}
 

@@ -13,6 +13,7 @@ from mindspore import Parameter, Tensor, nn
 
 from mindllm.architecture.optimizer_state import is_state
 from mindllm.config import RunConfig
+from mindllm.config.monitor import LOGIT
 from mindllm.models.causal_lm import for_evaluation
 from mindllm.models.weights import (
     HostCopy,
@@ -29,10 +30,12 @@ from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.device import uses_graph_kernels
 from mindllm.train.engine.columns import FURTHER, further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
+from mindllm.train.health import Watched, by_weight, largest_of
 from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.optimizers.build import Optimizer, make_optimizer
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
+from mindllm.train.watched import Watch, logits_of, make_watch
 
 
 class SummedLoss(nn.Cell):
@@ -73,6 +76,7 @@ class ReplicaEngine(Engine):
         self._evaluation = SummedLoss(for_evaluation(self.model))
         self._evaluation.set_train(False)
         self.optimizer: Optimizer | None = None
+        self._watch: Watch | None = None
         if training:
             self._build_training()
 
@@ -82,14 +86,16 @@ class ReplicaEngine(Engine):
         self.optimizer = make_optimizer(self.model.trainable_params(), self.config)
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
+        self._watch = make_watch(self.config, self.model, self.optimizer, whole=True)
+        self._sums: tuple[Tensor, ...] = ()
         self._accumulates = several or self.parts > 1
         if not self._accumulates:
-            self._step = TrainStep(self.model, self.optimizer, clip)
+            self._step = TrainStep(self.model, self.optimizer, clip, self._watch)
         else:
             positions = self.config.global_batch_size * self.config.model.config.seq_length
             self._accumulate = AccumulateStep(self.model, self.optimizer.parameters, positions)
             self._accumulate.set_train()
-            self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, several)
+            self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, several, self._watch)
         self._step.set_train()
         self._compiled = False
         self._waited = 0.0
@@ -98,7 +104,8 @@ class ReplicaEngine(Engine):
         scalars = [Tensor(value, ms.float32) for value in (rate, scale, *self.limits_or_none(limits))]
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
             outputs = self._run(batch, *scalars)
-            loss, norm, applied, tokens = (output.asnumpy() for output in outputs)
+            loss, norm, applied, tokens = (output.asnumpy() for output in outputs[:4])
+        self._sums = outputs[4:]
         self._compiled = True
         if self.simulated:
             return StepResult(float("nan"), float("nan"), False, 0)
@@ -126,6 +133,8 @@ class ReplicaEngine(Engine):
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         loss, tokens = self._evaluation(*inputs(batch), *further_inputs(batch, training=False))
+        if self._watch is not None and self._watch.logits is not None:
+            self._watch.logits.forget()  # those of evaluated text
         loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
         return loss, int(tokens)
 
@@ -141,6 +150,17 @@ class ReplicaEngine(Engine):
     def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
         bad = self.ranks.sum([float(not _finite(value)) for value in values])
         return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
+
+    def watched(self) -> Watched:
+        watch = self._watch
+        if watch is None or self.simulated or not self._compiled:
+            return {}
+        found: dict[str, Mapping[str, float]] = {}
+        if watch.sums is not None:
+            found |= by_weight(watch.sums.kinds, watch.sums.names, self._sums[0].asnumpy())
+        if watch.logits is not None:
+            found[LOGIT] = largest_of(logits_of({item.name: item.asnumpy() for item in watch.logits.kept}), self.ranks)
+        return found
 
     def counts(self) -> Mapping[str, np.ndarray]:
         if not isinstance(self.optimizer, AdamW) or not self.optimizer.counts:

@@ -33,6 +33,7 @@ def run_state(state: RunState) -> dict[str, Any]:
         "tokenizer": state.config.processor.tokenizer.vocab_file,
         "loss_scaler": state.scaler.state(),
         "spikes": state.spikes.state(),
+        "overflows": {"steps": state.counted_steps, "overflowed": state.overflows},
         SIMULATED: state.engine.simulated,
         "identity": identity(state.config, state.total_steps),
         **({BASE: asdict(state.base)} if state.base is not None else {}),
@@ -54,6 +55,8 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     state.engine.load(checkpoint)
     state.scaler.load(checkpoint.state["loss_scaler"])
     state.spikes.load(checkpoint.state.get("spikes", {}))
+    counted = checkpoint.state.get("overflows", {})  # a checkpoint of an earlier version counts none
+    state.counted_steps, state.overflows = int(counted.get("steps", 0)), int(counted.get("overflowed", 0))
     state.step = int(checkpoint.state["step"])
     changed = differences(checkpoint.state["identity"], identity(state.config, state.total_steps))
     for key, old, new in changed:

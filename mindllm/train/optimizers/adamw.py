@@ -131,3 +131,37 @@ class FusedAdam(nn.Cell):
         return self.adam(
             weight, moment1, moment2, rate * ratio, self.beta1, self.beta2, self.eps * root, decay / ratio, gradient
         )
+
+
+last_update = ops.MultitypeFuncGraph("adamw_last_update")
+
+
+@last_update.register("Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
+def _last_update(rate, ratio, eps, factor, decay, weight, moment1, moment2):
+    """What the step with these moments has added to a weight, with the other sign; the decay was of the weight before it."""
+    rate, decay = rate * ratio * factor, decay / ratio
+    direction = moment1 / (ops.sqrt(moment2) + eps)
+    before = (weight + rate * direction) / (1.0 - rate * decay)
+    return rate * (direction + decay * before)
+
+
+class LastUpdate(nn.Cell):
+    """From the rate what :class:`AdamW` has just subtracted from every weight, by the moments: no copy of the weights is kept."""
+
+    def __init__(self, optimizer: AdamW) -> None:
+        super().__init__(auto_prefix=False)
+        self.weights, self.moments1, self.moments2 = optimizer.weights, optimizer.moments1, optimizer.moments2
+        self.beta1_power, self.beta2_power = optimizer.beta1_power, optimizer.beta2_power
+        self.one = Tensor(1.0, ms.float32)
+        self.factors = optimizer.columns[0] if len(optimizer.columns) > 1 else (self.one,) * len(self.weights)
+        self.decays = optimizer.decays
+        self.corrects, self.eps = optimizer.kernel.corrects, optimizer.kernel.eps
+        self.map = ops.HyperMap()
+
+    def construct(self, rate: Tensor) -> tuple[Tensor, ...]:
+        ratio, eps = self.one, self.one * self.eps
+        if self.corrects:
+            root = ops.sqrt(1.0 - self.beta2_power)
+            ratio, eps = root / (1.0 - self.beta1_power), root * self.eps
+        common = ops.partial(last_update, rate, ratio, eps)
+        return self.map(common, self.factors, self.decays, self.weights, self.moments1, self.moments2)

@@ -1,0 +1,36 @@
+"""Section ``monitor_config``: figures that a step cannot give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.architecture.tuners import ADALORA, GALORE, LISA
+from mindllm.config.checks import Finding
+from mindllm.config.monitor import KEYS, LOGIT, UPDATE
+from mindllm.config.run import RunConfig
+
+SECTION = "monitor_config"
+
+
+def check_monitor(config: RunConfig) -> Iterator[Finding]:
+    """What is watched, and that it can be."""
+    monitor = config.monitor_config
+    watched = monitor.watched()
+    if monitor.monitor_on and not watched:
+        yield (SECTION, "monitor_on"), f"computes nothing; write false, or one of {', '.join(KEYS.values())}: log"
+    pet = config.model.config.pet_config
+    if UPDATE in watched and pet is not None and pet.tuner.name in (ADALORA, GALORE, LISA):
+        message = f"is found from the moments of AdamW, and {pet.pet_type} updates otherwise; write null"
+        yield (SECTION, KEYS[UPDATE]), message
+    if LOGIT in watched:
+        yield from _no_logits(config)
+
+
+def _no_logits(config: RunConfig) -> Iterator[Finding]:
+    key = (SECTION, KEYS[LOGIT])
+    model, on_device = config.model.config, config.context.device_target != "CPU"
+    fused = model.use_flash_attention is not False and all(
+        spec.attention.can_be_fused for spec in model.architecture.specifications()
+    )
+    if on_device and fused:
+        yield key, "the fused kernel gives no logits; write null, or model.model_config.use_flash_attention: false"
