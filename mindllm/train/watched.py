@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
 from mindllm.config import RunConfig
 from mindllm.config.monitor import GRADIENT, LOGIT, UPDATE, WEIGHT
 from mindllm.models.attention.largest_logit import LARGEST, LOWEST
+from mindllm.models.weights import constant
 from mindllm.train.optimizers.adamw import AdamW, LastUpdate
 
 OF_WEIGHTS = (GRADIENT, WEIGHT, UPDATE)
@@ -122,8 +123,7 @@ class LogitsOfStep(nn.Cell):
         super().__init__(auto_prefix=False)
         found = [item for item in model.get_parameters() if item.name.endswith(LARGEST)]
         self.largest = ParameterTuple(found)
-        none = Tensor(LOWEST, ms.float32)
-        self.kept = ParameterTuple([Parameter(none, name=OF_STEP + item.name, requires_grad=False) for item in found])
+        self.kept = ParameterTuple([constant(OF_STEP + item.name, np.array(LOWEST, np.float32)) for item in found])
         self.map = ops.HyperMap()
 
     def forget(self) -> None:

@@ -6,8 +6,11 @@ A maximum over micro-batches and replicas is no sum, so no gradient can carry it
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn
+import numpy as np
+from mindspore import Tensor, nn
 from mindspore import ops as P
+
+from mindllm.models.weights import constant
 
 LARGEST = "largest_logit"
 LOWEST = -3e38  # before there was any; the mask adds a finite number, too
@@ -18,8 +21,7 @@ class LargestLogit(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest_logit = Parameter(Tensor(LOWEST, ms.float32), name=LARGEST, requires_grad=False)
-        self.largest_logit.is_constant = True
+        self.largest_logit = constant(LARGEST, np.array(LOWEST, np.float32))
         self.reduce_max = P.ReduceMax()
         self.maximum = P.Maximum()
         self.cast = P.Cast()
