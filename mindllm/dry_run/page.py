@@ -17,6 +17,7 @@ from mindllm.dry_run.report import about_planned
 from mindllm.dry_run.source_lines import Lines, line_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
 from mindllm.terminal.page import fill, mark
+from mindllm.terminal.ticks import round_ticks
 from mindllm.units import MIB
 
 PAGE = "memory.html"
@@ -24,7 +25,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 COLOURS = dict(zip(CATEGORIES, ("#3b6fb6", "#7aa6d8", "#8e6bbf", "#e08a3c", "#4aa37c", "#a7a7a7"), strict=True))
 SOURCE = "<th>source</th>"
 ROWS = 40
-WIDTH, HEIGHT, LEFT = 1100, 220, 60  # of a picture, in pixels
+WIDTH, HEIGHT, LEFT, RIGHT = 1100, 220, 60, 330  # of a picture, in pixels; at the right the figures of bars
 
 
 @dataclass(frozen=True)
@@ -89,23 +90,23 @@ def _overview(sections: Sequence[Section], limit: int) -> str:
         y, x = row * step, float(LEFT)
         bars.append(f'<text x="0" y="{y + 18}">{escape(section.name)}</text>')
         for category, size in by_category(section.peak).items():
-            width = size / most * (WIDTH - LEFT)
-            hint = f"{category}: {size / MIB:.0f} MB"
+            width = size / most * (WIDTH - LEFT - RIGHT)
+            hint = f"{category}: {size / MIB:,.0f} MB"
             bars.append(
                 f'<rect x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="20" fill="{COLOURS[category]}">'
                 f"<title>{hint}</title></rect>"
             )
             x += width
         figures = (
-            f"{section.used_peak // MIB} MB, with fragments {section.actual_peak // MIB}, "
-            f"workspace ≈ {section.workspace // MIB}"
+            f"{section.used_peak // MIB:,} MB, with fragments {section.actual_peak // MIB:,}, "
+            f"workspace ≈ {section.workspace // MIB:,}"
         )
-        bars.append(f'<text class="on" x="{LEFT + 8}" y="{y + 18}">{figures}</text>')
-    at = LEFT + limit / most * (WIDTH - LEFT)
+        bars.append(f'<text class="figures" text-anchor="end" x="{WIDTH}" y="{y + 18}">{figures}</text>')
+    at = LEFT + limit / most * (WIDTH - LEFT - RIGHT)
     height = len(sections) * step
     bars.append(f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height}"/>')
     bars.append(
-        f'<text class="limit" text-anchor="end" x="{at - 4:.1f}" y="{height + 14}">limit {limit // MIB} MB</text>'
+        f'<text class="limit" text-anchor="end" x="{at - 4:.1f}" y="{height + 14}">limit {limit // MIB:,} MB</text>'
     )
     return f'<div class="picture"><svg viewBox="0 0 {WIDTH} {height + 20}">{"".join(bars)}</svg></div>'
 
@@ -134,20 +135,26 @@ def _over_time(profile: Profile, limit: int | None, exact: bool) -> str:
     corners = [place(*points[0]), *(f"{place(b[0], a[1])} {place(*b)}" for a, b in steps)]
     area = f"{place(first, 0)} {' '.join(corners)} {place(last, points[-1][1])} {place(last, 0)}"
     peak_x, peak_y = place(profile.peak_time, profile.used_peak).split(",")
+    unit = MIB if exact else profile.used_peak / 100  # the height of something smaller is not that of the stage
     marks = "".join(
-        f'<text x="0" y="{HEIGHT - part * HEIGHT + 4:.0f}">{most * part / MIB:.0f}</text>'
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{HEIGHT - part * HEIGHT:.0f}" y2="{HEIGHT - part * HEIGHT:.0f}"/>'
-        for part in (0.25, 0.5, 0.75)
+        f'<text x="{LEFT - 8}" text-anchor="end" y="{HEIGHT - tick * unit / most * HEIGHT + 4:.0f}">{tick:,g}</text>'
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{(y := HEIGHT - tick * unit / most * HEIGHT):.0f}" y2="{y:.0f}"/>'
+        for tick in round_ticks(most / unit, 5)
     )
     if limit and limit <= most:
         y = HEIGHT - limit / most * HEIGHT
         marks += f'<line class="limit" x1="{LEFT}" x2="{WIDTH}" y1="{y:.0f}" y2="{y:.0f}"/>'
-    what = (
-        "" if exact else " of the largest of the smaller simulations; its shape is that of the stage, its height is not"
-    )
+        marks += f'<text class="limit" x="{LEFT + 6}" y="{y - 5:.0f}">limit {limit / MIB:,.0f} MB</text>'
+    of, what = "MB", ""
+    if not exact:
+        of, what = (
+            "% of the peak",
+            " of the largest of the smaller simulations; its shape is that of the stage, its height is not",
+        )
+    times = f'<text text-anchor="end" x="{WIDTH}" y="{HEIGHT + 20}">the operators of a step, one after another</text>'
     return (
-        f"<h3>Memory over time, MB<small>{what}</small></h3>"
-        f'<svg viewBox="0 -6 {WIDTH} {HEIGHT + 12}">{marks}<polygon class="area" points="{area}"/>'
+        f"<h3>Memory over time, {of}<small>{what}</small></h3>"
+        f'<svg viewBox="0 -12 {WIDTH} {HEIGHT + 40}"><polygon class="area" points="{area}"/>{marks}{times}'
         f'<circle cx="{peak_x}" cy="{peak_y}" r="4"><title>peak: {profile.used_peak / MIB:.1f} MB</title></circle></svg>'
     )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mindllm.strategies.judge import Judged
 from mindllm.strategies.search import Planned, pareto
 from mindllm.terminal.page import fill, mark
+from mindllm.terminal.ticks import round_ticks
 from mindllm.units import GIB
 
 WIDTH, HEIGHT, EDGE = 760, 420, 60
@@ -46,9 +47,10 @@ def _of_yaml(hand: Planned | None, limit: float) -> str:
 
 
 def _picture(judged: Sequence[Judged], front: Sequence[Judged], limit: float, hand: Planned | None) -> str:
-    memory, speed = max(max(one.memory) for one in judged), max(one.speed for one in judged)
+    memory, speed = max(limit, *(max(one.memory) for one in judged)), max(one.speed for one in judged)
     if hand:
         memory, speed = max(memory, *hand.memory), max(speed, hand.step.tokens_per_device)
+    memory, speed = 1.03 * memory, 1.05 * speed  # points on the edge of the frame would be cut
 
     def place(size: float, rate: float) -> tuple[float, float]:
         return EDGE + (WIDTH - 2 * EDGE) * size / memory, HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * rate / speed
@@ -69,13 +71,24 @@ def _picture(judged: Sequence[Judged], front: Sequence[Judged], limit: float, ha
         drawn.append(
             f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" class="hand"><title>{text}</title></rect>'
         )
-    if limit <= memory:
-        x = place(limit, 0.0)[0]
-        drawn.append(f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" class="limit"/>')
-    axes = (
-        f'<path d="M{EDGE} {EDGE}V{HEIGHT - EDGE}H{WIDTH - EDGE}" class="axis"/>'
-        f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 25}" text-anchor="end">GB of the fullest stage, up to {memory / GIB:.0f}; '
-        f"limit {limit / GIB:.4g}</text>"
-        f'<text x="{EDGE}" y="{EDGE - 15}">tokens/s/device, up to {speed:,.0f}</text>'
+    x = place(limit, 0.0)[0]
+    drawn.append(
+        f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" class="limit"/>'
+        f'<text x="{x - 5:.1f}" y="{EDGE + 14}" text-anchor="end" class="of-limit">limit {limit / GIB:.4g} GB</text>'
     )
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}">{axes}{"".join(drawn)}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}">{_axes(memory, speed, place)}{"".join(drawn)}</svg>'
+
+
+def _axes(memory: float, speed: float, place: Callable[[float, float], tuple[float, float]]) -> str:
+    """The frame with round ticks, their lines, and what is on the axes."""
+    across = [(place(tick * GIB, 0.0)[0], tick) for tick in round_ticks(memory / GIB, 8)]
+    upwards = [(place(0.0, tick)[1], tick) for tick in round_ticks(speed, 6)]
+    lines = [f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" class="grid"/>' for x, _ in across]
+    lines += [f'<path d="M{EDGE} {y:.1f}H{WIDTH - EDGE}" class="grid"/>' for y, _ in upwards]
+    texts = [f'<text x="{x:.1f}" y="{HEIGHT - EDGE + 18}" text-anchor="middle">{tick:,g}</text>' for x, tick in across]
+    texts += [f'<text x="{EDGE - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:,g}</text>' for y, tick in upwards]
+    return (
+        f'{"".join(lines)}<path d="M{EDGE} {EDGE}V{HEIGHT - EDGE}H{WIDTH - EDGE}" class="axis"/>{"".join(texts)}'
+        f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 14}" text-anchor="end">memory of the fullest stage, GB</text>'
+        f'<text x="{EDGE}" y="{EDGE - 18}">tokens/s/device</text>'
+    )

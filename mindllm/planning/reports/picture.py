@@ -26,6 +26,7 @@ TICKS = 10  # on the axes of all stretches together
 LABELLED = 1500  # operations that get the number of their micro-batch
 LONGEST = 6  # times the micro-batches after which a schedule may repeat
 REPEATED = 0.01  # of the time between two micro-batches, by which it may differ
+LIGHTEST = 0.8  # of the colours of stages: beyond that they are too pale on white
 SAME = 1e-9  # of the step: moments that are one
 FORMATS = (".png", ".svg", ".html")
 
@@ -43,7 +44,7 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
     stages, windows = evaluation.problem.stages, windows_of(evaluation.line)
     height = min(40.0, 2.2 + 0.32 * stages)
@@ -55,10 +56,15 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
         _draw_operations(axes[0, column], evaluation, window)
         _draw_memory(axes[1, column], evaluation, window)
         share = (window[1] - window[0]) / sum(end - start for start, end, _ in windows)
-        axes[1, column].xaxis.set_major_locator(MaxNLocator(max(1, round(TICKS * share))))
+        wanted = round(TICKS * share)
+        axes[1, column].xaxis.set_major_locator(
+            MaxNLocator(wanted) if wanted > 1 else FixedLocator([float(f"{sum(window[:2]) / 2:.3g}")])
+        )
+        axes[1, column].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes[0, 0].set(ylabel="stage", ylim=(stages - 0.4, -0.6))
     axes[0, 0].set_yticks(range(0, stages, max(1, stages // 16)))
     axes[1, 0].set(ylabel="memory, MB", ylim=(0, None))
+    axes[1, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes[1, -1].legend(loc="lower right", ncols=4, fontsize=7)
     _title(figure, evaluation, note)
     with atomic_path(path) as temporary:
@@ -152,11 +158,11 @@ def _draw_memory(axes: Any, evaluation: Evaluation, window: Window) -> None:
     problem = evaluation.problem
     for stage in range(problem.stages):
         times, memory = stage_memory(evaluation, stage)
-        colour = colormaps["viridis"](stage / max(1, problem.stages - 1))
+        colour = colormaps["viridis"](LIGHTEST * stage / max(1, problem.stages - 1))
         label = f"stage {stage}" if stage % max(1, problem.stages // 8) == 0 else None
         axes.step(times, memory, where="post", color=colour, linewidth=1, label=label)
     for limit in sorted({limit for limit in problem.per_stage("limit_mb") if np.isfinite(limit)}):
-        axes.axhline(limit, color="firebrick", linestyle="--", linewidth=1)
+        axes.axhline(limit, color="firebrick", linestyle="--", linewidth=1, label=f"limit {limit:,.0f} MB")
     axes.set(xlabel="time", xlim=window[:2])
     axes.grid(alpha=0.3)
 

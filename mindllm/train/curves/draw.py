@@ -51,7 +51,8 @@ def draw(runs: list[Run], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 5), constrained_layout=True)
     for index, run in enumerate(runs):
         _draw_run(axes, run, f"C{index}")
-    axes.set(xlabel="step", ylabel="loss, nats per token")
+    axes.set(title=", ".join(run.name for run in runs), xlabel="step", ylabel="loss, nats per token")
+    axes.title.set_parse_math(False)
     axes.grid(alpha=0.3)
     draw_scores(axes, runs)
     for label in axes.legend().get_texts():
@@ -140,7 +141,7 @@ def draw_experts(run: Run, path: Path) -> None:
         strip = _draw_layer(axes, layer, loads)
     for axes in places[len(layers) :]:
         axes.set_visible(False)
-    figure.colorbar(strip, ax=grid, label="of an even share")
+    figure.colorbar(strip, ax=grid, label="tokens of an expert over an even share")
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
     pyplot.close(figure)
