@@ -16,6 +16,11 @@ python -m toolkit.config_reference --check
 python -m toolkit.what_is_proved --check
 echo "== the site: no dead link, every page in its navigation"
 bash scripts/docs.sh
+echo "== a browser, in which pages are looked at"
+if ! command -v chromium chromium-browser google-chrome >/dev/null && command -v apt-get >/dev/null && (($(id -u) == 0)); then
+  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) ||
+    echo "chromium could not be installed: tests of pages in a browser are skipped" >&2
+fi
 echo "== tests"
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.tcache_count=65000}" # compiling is a tenth faster: mindllm/process/allocation.py
 pytest=(python -m pytest -n 2 --dist loadfile)
