@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from small_cluster import cluster_run
@@ -84,6 +85,12 @@ def test_every_kind_of_stage_and_of_layer_stays():
         assert {layer.recompute for layer in make_plan(small).layers} == {True, False}
     smallest = reduce_model(LARGE, mesh=min(all_meshes(LARGE), key=lambda mesh: mesh.device_num))
     assert make_plan(smallest).counts == ((1, 1, 2, 1),)
+
+
+def test_the_process_that_ranks_are_forked_from_counts_beside_them():
+    needs = needs_of(reduce_model(LARGE))
+    assert needs.total(2) - needs.single == max(3 * needs.worker, needs.ranks)
+    assert replace(needs, ranks=0).total(1) == needs.single + 2 * needs.worker
 
 
 def test_stages_alike_stand_for_each_other():
