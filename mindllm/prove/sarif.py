@@ -17,7 +17,12 @@ from mindllm.versions import __version__
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "SRCROOT"
-LEVELS = {Standing.REFUTED: "error", Standing.NOT_PROVED: "warning", Standing.EXPECTED: "note"}
+LEVELS = {
+    Standing.REFUTED: "error",
+    Standing.NOT_PROVED: "warning",
+    Standing.EXPECTED: "note",
+    Standing.PROVED: "note",  # what it tells all the same
+}
 RULES = list(QUESTIONS)
 
 
@@ -61,10 +66,8 @@ def _rules() -> Iterator[dict[str, Any]]:
 
 def _results(proof: Proof) -> Iterator[dict[str, Any]]:
     for answer in proof.answers:
-        if answer.standing is Standing.PROVED:
-            continue
         findings = answer.findings
-        if not findings and answer.standing is not Standing.EXPECTED:
+        if not findings and answer.standing not in (Standing.EXPECTED, Standing.PROVED):
             findings = (Finding(answer.says),)
         for finding in findings:
             yield _result(proof, answer, finding)

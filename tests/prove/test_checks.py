@@ -108,6 +108,14 @@ def test_uneven_stages_are_refuted_with_the_plan():
     assert answer.figures["seconds"] > even.figures["seconds"]
 
 
+def test_more_recomputation_than_memory_asks_for_is_told_and_refutes_nothing():
+    answer = answered(step_time, load_config("configs/mixtral/pretrain_mixtral_8x7b.yaml"))
+    assert answer.standing is Standing.PROVED
+    assert "above the best plan" in answer.says
+    (finding,) = answer.findings
+    assert "select_recompute [" in finding.advice
+
+
 def test_a_search_that_finds_nothing_is_said(monkeypatch):
     def nothing(*_):
         raise CheckFailed("nothing fits")
