@@ -55,6 +55,7 @@ class TasksWhileTraining:
         self.manager = find_tasks(tasks, options)
         device = config.context.device_target
         self.model = build_tuned_model(config.model.config.merged, device)
+        self._used = False  # by a compiled graph
         tokenizer = run_tokenizer(config)
         self.generator = Generator(
             self.model, config.model.config.merged, tokenizer, device_target=device, shares_prefixes=True
@@ -66,7 +67,8 @@ class TasksWhileTraining:
         from mindllm.evaluate.model import EvaluatedModel
         from mindllm.evaluate.run import evaluate_tasks
 
-        assign(model_weights(self.model), weights)
+        assign(model_weights(self.model), weights, in_place=self._used)
+        self._used = True
         self.generator.forget()
         answers = Answers(directory if self.ranks.count > 1 else None, self.ranks)
         model = EvaluatedModel(

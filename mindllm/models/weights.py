@@ -162,15 +162,20 @@ def signatures(parameters: Mapping[str, Parameter]) -> dict[str, tuple[tuple[int
     return {name: (copy.shape, copy.dtype) for name, copy in copies.items()}
 
 
-def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike]) -> None:
+def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike], in_place: bool = False) -> None:
     """Copies ``arrays``, or what becomes one when its turn comes, into the parameters of the same names.
 
     Shapes must be those of :func:`signatures`; values are rounded to the dtypes of the parameters. A source that is read anew
     for everybody who asks (``reads_anew``) is not copied where it has the dtype of its parameter.
+
+    ``in_place``: a compiled graph has used the parameters. Such a graph keeps their memory: of ``set_data`` it sees what it reads
+    first and not the moments that it updates, and of two graphs one sees nothing (MindSpore 2.10 on a CPU).
     """
     for name, parameter in parameters.items():
         array = np.asarray(arrays[name])
-        if getattr(arrays[name], "reads_anew", False) and array.dtype == NUMPY_DTYPES.get(parameter.dtype):
+        if in_place:
+            parameter.copy_(Tensor(np.array(array), parameter.dtype))
+        elif getattr(arrays[name], "reads_anew", False) and array.dtype == NUMPY_DTYPES.get(parameter.dtype):
             parameter.set_data(Tensor.from_numpy(array) if array.dtype.kind == "f" else Tensor(array))
         else:
             parameter.set_data(Tensor(np.array(array), parameter.dtype))

@@ -129,7 +129,7 @@ class LogitsOfStep(nn.Cell):
     def forget(self) -> None:
         """Begins anew, between two steps."""
         for item in self.largest:
-            item.set_data(Tensor(LOWEST, ms.float32))
+            item.copy_(Tensor(LOWEST, ms.float32))
 
     def construct(self, after: Tensor) -> Tensor:
         return ops.depend(after, self.map(keep_and_clear, self.kept, self.largest))

@@ -65,7 +65,7 @@ def test_scores_of_a_step_are_there_for_who_writes_it_and_gone_at_the_next(monke
 
 def test_a_summary_has_the_scores(state):
     state.scores = {"arc_easy/acc": 0.5, "gone": float("nan")}
-    state.mtp_loss, state.preference, state.against_proof, state.expert_loads = None, {}, {}, ()
+    state.mtp_loss, state.preference, state.against_proof, state.expert_loads, state.health = None, {}, {}, (), {}
     event = scalar_event(2, scalars_of(state, record(2)))
     shown = {value.tag: value.scalar_value for value in event.summary.value}
     assert (shown["arc_easy/acc"], shown["loss"], "gone" in shown) == (0.5, 2.0, False)

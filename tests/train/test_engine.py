@@ -170,3 +170,21 @@ def test_the_norm_of_a_million_gradients_is_exact():
     exact = np.sqrt(sum(np.square(gradient.astype(np.float64)).sum() for gradient in gradients))
     found = LocalNorm()(tuple(map(Tensor, gradients))).asnumpy()
     assert float(found) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_state_that_is_loaded_after_steps_is_the_state_of_the_next_one(parts):
+    """A step of two graphs has weights that both read: each must see what was loaded, and so must the graph that evaluates."""
+    keys = (f"--runner_config.batch_size={4 // parts}", f"--runner_config.gradient_accumulation_steps={parts}")
+    used, fresh = engine(*keys), engine(*keys)
+    begun = {name: weight.asnumpy().copy() for name, weight in {**used.weights, **used.optimizer_state}.items()}
+    for seed in range(2):
+        used.step(batch(seed), 1e-2, 1.0)
+        used.evaluate(batch(9))
+    used.load_state(begun)
+    assert used.evaluate(batch(9)) == fresh.evaluate(batch(9))
+    for seed in (5, 6):
+        assert used.step(batch(seed), 1e-2, 1.0) == fresh.step(batch(seed), 1e-2, 1.0)
+        assert used.evaluate(batch(9)) == fresh.evaluate(batch(9))
+    for name, weight in weights(fresh).items():
+        np.testing.assert_array_equal(weights(used)[name], weight, err_msg=name)

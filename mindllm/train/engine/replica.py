@@ -77,6 +77,7 @@ class ReplicaEngine(Engine):
         self._evaluation.set_train(False)
         self.optimizer: Optimizer | None = None
         self._watch: Watch | None = None
+        self._used = False  # by a compiled graph
         if training:
             self._build_training()
 
@@ -101,6 +102,7 @@ class ReplicaEngine(Engine):
         self._waited = 0.0
 
     def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
+        self._used = True
         scalars = [Tensor(value, ms.float32) for value in (rate, scale, *self.limits_or_none(limits))]
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
             outputs = self._run(batch, *scalars)
@@ -132,6 +134,7 @@ class ReplicaEngine(Engine):
         return self._step(rate, scale, *limits)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
+        self._used = True
         loss, tokens = self._evaluation(*inputs(batch), *further_inputs(batch, training=False))
         if self._watch is not None and self._watch.logits is not None:
             self._watch.logits.forget()  # those of evaluated text
@@ -178,7 +181,7 @@ class ReplicaEngine(Engine):
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         parameters = {**self.frozen, **self.weights, **self.optimizer_state}
-        assign({name: item for name, item in parameters.items() if name in arrays}, arrays)
+        assign({name: item for name, item in parameters.items() if name in arrays}, arrays, in_place=self._used)
 
 
 def _finite(tensor: Tensor) -> bool:
