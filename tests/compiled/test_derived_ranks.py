@@ -67,12 +67,32 @@ def test_a_number_that_is_none_of_ranks_is_not_derived():
         derived(MESH, 1, compiled)
 
 
+def test_experts_cut_the_replicas_that_share_them_into_groups():
+    assert sample_of(Mesh(data_parallel=16, expert_parallel=8), 0) == (0, 8, 1, 15)
+    assert sample_of(Mesh(data_parallel=4, model_parallel=2, expert_parallel=8, expert_model_parallel=1), 0) == (
+        0,
+        2,
+        1,
+        7,
+    )
+    assert sample_of(Mesh(data_parallel=6, expert_parallel=4), 0) == (0, 1, 5)  # one view cuts across the other
+
+
+EXPERTS = {"expert_num": 8, "num_experts_chosen": 2, "capacity_factor": 1.5}
+CLUSTERS = {
+    "stages": ({"dp": 4, "pp": 2, "micro": 2}, (0, 1, 3, 4, 5, 7), (2, 6)),
+    "groups of experts": ({"dp": 8, "expert_parallel": 4, "model": EXPERTS}, (0, 1, 4, 7), (2, 3, 5, 6)),
+}
+
+
 @pytest.mark.slow
-def test_a_derived_rank_is_the_one_that_the_compiler_makes(tmp_path):
-    config = cluster_run(dp=4, pp=2, micro=2, parallel={"enable_parallel_optimizer": True})
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_derived_rank_is_the_one_that_the_compiler_makes(name, tmp_path):
+    keys, ranks, derived_ranks = CLUSTERS[name]
+    config = cluster_run(**keys, parallel={"enable_parallel_optimizer": True})
     with subject.RankCompilation(config, tmp_path, every_rank=False) as compilation:
         few = compilation.graphs()
-    assert (compilation.ranks, compilation.derived, compilation.refused) == ((0, 1, 3, 4, 5, 7), (2, 6), {})
+    assert (compilation.ranks, compilation.derived, compilation.refused) == (ranks, derived_ranks, {})
     with subject.RankCompilation(config, tmp_path) as compilation:
         every = compilation.graphs()
     assert [_facts(graph) for graph in few] == [_facts(graph) for graph in every]

@@ -1,13 +1,16 @@
 """Ranks of a stage out of a few that were compiled, where their graphs are proved to differ in nothing but numbers of ranks.
 
-Of each stage the first rank is compiled, its neighbour along every axis, and the last rank. What a number in the graph gains
-along an axis (a rank in a group, the peer of a Send, the offset of a slice) is what the neighbour has more than the first rank.
-The last rank is what proves the rule: predicted from the first one, it must be the compiled one, node by node, parameter by
-parameter. A stage where it is not, or where anything else differs between the ranks, is compiled as a whole.
+Of each stage the first rank is compiled, its neighbour along every axis, and the last rank. Axes are those of dense parts and of
+experts at once: where 16 replicas share experts by 8, a rank is in one of 2 groups, and one of 8 in it. What a number in the
+graph gains along an axis (a rank in a group, the peer of a Send, the offset of a slice) is what the neighbour has more than the
+first rank. The last rank is what proves the rule: predicted from the first one, it must be the compiled one, node by node,
+parameter by parameter. A stage where it is not, or where anything else differs between the ranks, is compiled as a whole.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +36,8 @@ NAMES_OF_GROUP = ("group", "group_back")
 RANKS_OF_NAME, RANKS_TEXT = "group_rank_ids", "group_ranks"
 NUMBER_OF_NAME = re.compile(r"^\d+-\d+")  # size and hash of the ranks; an operator's name may follow
 IDENTITIES = frozenset({"unique_id", "forward_unique_id", "forward_comm_node_unique_id"})
+FUSED_WITH = "related_fusion_key"  # reduce_scatter_2-16453000547691086251_1: the exchange, its group, which message
+NAME_OF_GROUP = re.compile(r"\d+-\d+")
 
 
 class NotDerivable(Exception):
@@ -42,8 +47,25 @@ class NotDerivable(Exception):
 def sample_of(mesh: Mesh, stage: int) -> tuple[int, ...]:
     """The ranks of a stage that are compiled: the first, its neighbour along every axis that has several, the last."""
     first = stage * mesh.stage_device_num
-    neighbours = [mesh.ranks_along(axis, first)[1] for axis, size in mesh.axes.items() if size > 1]
+    neighbours = [first + step for step, _ in _steps(mesh)]
     return tuple(dict.fromkeys((first, *neighbours, first + mesh.stage_device_num - 1)))
+
+
+def _steps(mesh: Mesh) -> list[tuple[int, int]]:
+    """Axes with several ranks inside a stage, the outermost first: how far apart neighbours are, and how many there are.
+
+    They are the coarsest that both views of the devices are made of; those of dense parts where one view cuts across the other.
+    """
+    views = [_distances(axes) for axes in (mesh.axes, mesh.expert_axes)]
+    distances = sorted({*views[0], *views[1]})
+    if any(outer % inner for inner, outer in itertools.pairwise(distances)):
+        distances = sorted(views[0])
+    return [(inner, outer // inner) for inner, outer in itertools.pairwise(distances)][::-1]
+
+
+def _distances(axes: Mapping[str, int]) -> set[int]:
+    """How far apart neighbours along each axis are, and how many ranks there are; ``axes`` from the outermost on."""
+    return {1, *itertools.accumulate([*axes.values()][::-1], operator.mul)}
 
 
 def derived(mesh: Mesh, stage: int, compiled: Mapping[int, CompiledGraph]) -> dict[int, CompiledGraph]:
@@ -68,19 +90,15 @@ class _Rule:
         self.names = names
         self.first = sample[0]
         self.constants = _constants(self.first)
-        self.axes = [axis for axis, size in mesh.axes.items() if size > 1]
-        self.mesh = mesh
-        neighbours = [next(graph for graph in sample if graph.rank == self._along(axis)[1]) for axis in self.axes]
+        self.steps = _steps(mesh)
+        neighbours = [next(graph for graph in sample if graph.rank == self.first.rank + step) for step, _ in self.steps]
         for graph in sample:
             _require_same_structure(self.first, graph)
         self.leaves = list(zip(_leaves(self.first), *map(_leaves, neighbours), strict=True))
 
-    def _along(self, axis: str) -> tuple[int, ...]:
-        return self.mesh.ranks_along(axis, self.first.rank)
-
     def predict(self, rank: int) -> CompiledGraph:
         """The graph of a rank of the stage."""
-        steps = [self.mesh.ranks_along(axis, rank).index(rank) for axis in self.axes]
+        steps = [(rank - self.first.rank) // step % size for step, size in self.steps]
         predicted = iter([self._leaf(leaf, steps) for leaf in self.leaves])
         functions = tuple(self._function(function, predicted) for function in self.first.functions)
         parameters = {
@@ -254,10 +272,14 @@ def _type(kind: ValueType, number: Callable[[Hashable], int]) -> Hashable:
 
 
 def _primal(node: Node, number: Callable[[Hashable], int]) -> Hashable:
-    return tuple(
-        (name, number((name.endswith("comm_node_unique_id"), value)) if name in IDENTITIES else repr(value))
-        for name, value in sorted(node.primal.items())
-    )
+    def known(name: str, value: Any) -> Hashable:
+        if name in IDENTITIES:
+            return number((name.endswith("comm_node_unique_id"), value))
+        if name == FUSED_WITH:
+            return NAME_OF_GROUP.sub(lambda found: str(number((FUSED_WITH, found.group()))), str(value))
+        return repr(value)
+
+    return tuple((name, known(name, value)) for name, value in sorted(node.primal.items()))
 
 
 def _require_same_structure(one: CompiledGraph, other: CompiledGraph) -> None:
