@@ -67,6 +67,7 @@ def _use(name: str, text: str, old: str) -> Verb:
 
 
 FETCHED = "what there is here; a model directory from a hub"
+TIMED = "how long a step takes; where a recorded one differs"
 YAMLS = "YAML of MindFormers into ours; a schema for editors"
 SEEN = "text into an indexed corpus; the samples of a run"
 JUDGED = "loss on held-out data; scores on tasks such as mmlu"
@@ -85,7 +86,14 @@ TABLE = (
     _tool("configure", "plan", "from a network and devices to a proved run", "mindllm configure"),
     _tool("search", "plan", "find the fastest strategy that fits the devices", "python -m toolkit.tune"),
     _tool("plan", "plan", "stages, chunks and recomputation to a proven bound", "python -m toolkit.pipeline_balance"),
-    _tool("time", "plan", "how long a step takes, and where the time goes", "python -m toolkit.step_time"),
+    _tool(
+        "time",
+        "plan",
+        "how long a step takes, and where the time goes",
+        "python -m toolkit.step_time",
+        with_next=TIMED,
+    ),
+    _tool("profile", "plan", "where a recorded step differs from the predicted", "mindllm profile"),
     _tool("models", "prepare", "models with YAMLs here, and what directories hold", "mindllm models", False, FETCHED),
     _tool("fetch", "prepare", "download a model directory from a hub", "mindllm fetch", takes_keys=False),
     _tool(

@@ -224,7 +224,7 @@ class TimedWork:
             if isinstance(one, Operator):
                 name = label or one.kind
                 compute[name] = compute.get(name, 0.0) + operator_seconds(one, self.device)
-            elif seconds := self._exchange(one):
+            elif seconds := self.exchange_seconds(one):
                 exchanged[one.op] = exchanged.get(one.op, 0.0) + seconds
         waits = len(work) * self.device.efficiency.host.value - sum(compute.values()) - sum(exchanged.values())
         return Pass({**compute, HOST: waits} if waits > 0 else compute, exchanged)
@@ -238,7 +238,9 @@ class TimedWork:
         if share is None:
             return found
         summed = sum(
-            self._exchange(one) for one in work if isinstance(one, Exchange) and one.op in SUMS and one.axis == "tp"
+            self.exchange_seconds(one)
+            for one in work
+            if isinstance(one, Exchange) and one.op in SUMS and one.axis == "tp"
         )
         weights = sum(
             operator_seconds(one, self.device) for one in work if isinstance(one, Operator) and _of_columns(one)
@@ -259,7 +261,8 @@ class TimedWork:
             waits = max(waits, late)
         return Pass(one.compute, {**one.exchanged, COPIES: waits}) if waits > 0 else one
 
-    def _exchange(self, one: Exchange) -> float:
+    def exchange_seconds(self, one: Exchange) -> float:
+        """Return the seconds of an exchange that nothing hides."""
         return exchange_seconds(one.op, one.bytes, self.groups[one.axis], self.device)
 
     def _send(self) -> float:
@@ -269,7 +272,7 @@ class TimedWork:
         return exchange_seconds("Send", size, self.groups["pp"], self.device)
 
     def _end(self, stage: int, update: StageUpdate) -> StageEnd:
-        exchanged = sum(self._exchange(one) for one in update.exchanges if isinstance(one, Exchange))
+        exchanged = sum(self.exchange_seconds(one) for one in update.exchanges if isinstance(one, Exchange))
         room = sum(one.seconds for one in self.backward[stage :: self.work.workload.plan.stages])
         hidden = min(exchanged * self.device.overlap.value, room)
         waits, behind = self._table() if stage == 0 else (0.0, 0.0)
@@ -285,7 +288,7 @@ class TimedWork:
         """
         if self.work.table is None:
             return 0.0, 0.0
-        seconds = self._exchange(self.work.table)
+        seconds = self.exchange_seconds(self.work.table)
         ways = [sum(one.seconds for one in passes[:-1]) for passes in (self.forward, self.backward)]
         waits = sum(max(0.0, seconds - way) for way in ways)
         return waits, 2 * seconds - waits

@@ -185,6 +185,7 @@ def test_what_help_says_of_the_library_is_true():
 @pytest.mark.parametrize("verb", [verb for verb in TABLE if verb.takes_keys], ids=lambda verb: verb.name)
 def test_shorthands_reach_the_configuration_of_every_verb(verb, capsys, tmp_path):
     subjects = {"convert": [str(writer(tmp_path)(LEGACY))], "prove": [str(ROOT / TINY)]}
+    subjects["profile"] = [str(ROOT / TINY), str(tmp_path)]
     subject = subjects.get(verb.name, ["--config", str(ROOT / TINY)])
     before = ["summary"] if verb.name == "inspect" else []
     for shorthand, wrong in (("batch_size", "0"), ("device_target", "Abacus")):

@@ -55,7 +55,7 @@ def read_kernels(path: Path) -> tuple[list[Kernel], Counter[str]]:
             seconds = math.inf
         if not math.isfinite(seconds):
             raise UserError(f"{file}:{line}: {DURATION} must be a number (value {shortened(row[DURATION])})")
-        found = _operator(row)
+        found = operator_of(row)
         if isinstance(found, Operator) and seconds > 0:
             times[found].append(seconds)
         else:
@@ -80,9 +80,11 @@ def _rows(file: Path) -> Iterator[tuple[int, Row]]:
     yield from enumerate(rows, 2)
 
 
-def _operator(row: Row) -> Operator | str:
-    """What a row ran, or why it cannot be told."""
+def operator_of(row: Row) -> Operator | str:
+    """Return what a row of ``kernel_details.csv`` ran, or why it cannot be told."""
     kind = row[TYPE]
+    if any(name not in row for name in DESCRIBED):
+        return f"{kind}: no shapes; profile with profiler_level: 1"
     shapes, results = _shapes(row[SHAPES]), _shapes(row[RESULTS])
     dtypes, result_dtypes = _dtypes(row[DTYPES]), _dtypes(row[RESULT_DTYPES])
     if any("FRACTAL" in part or "NZ" in part for part in row.get(FORMATS, "").split(";")):

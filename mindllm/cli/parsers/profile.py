@@ -1,0 +1,49 @@
+"""The options of ``mindllm profile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindllm.cli.registry import spelled
+from mindllm.command import CommandParser, output_file, positive
+from mindllm.timing.shipped import DEFAULT, shipped_devices
+
+EXAMPLES = """example:
+  %(prog)s run.yaml output/profile
+  %(prog)s run.yaml output/profile --device my_device.yaml --page profile.html
+  %(prog)s run.yaml output/profile/rank_0 --steps 4 --calibrate my_device.yaml
+"""
+
+
+def make_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(
+        prog=spelled("profile"),
+        takes_keys=True,
+        description="Where a recorded step differs from the predicted one: kernels by shape, exchanges, bubbles, gaps of the "
+        "host, ranks, data; and what each is worth. Reads step_trace_time.csv, kernel_details.csv and communication.json of "
+        "MindSpore's profiler. Further options change keys of the configuration, as with run_llm.py.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("run", metavar="YAML", help="the run that was recorded, or a Hugging Face directory")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="the recording of a rank, or above those of several"
+    )
+    parser.add_argument(
+        "--device",
+        default=DEFAULT,
+        metavar="FILE",
+        help=f"a YAML, or one of {', '.join(shipped_devices())} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help="steps of a recording whose files do not tell them apart (default: as profile_start_step and profile_stop_step say)",
+    )
+    parser.add_argument("--page", type=output_file, metavar="FILE", help="the same as a page (HTML)")
+    parser.add_argument(
+        "--calibrate", type=output_file, metavar="FILE", help="the device as it was recorded, for --device"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
+    return parser

@@ -1,0 +1,89 @@
+"""Which directories below a given one hold a recording, of which rank; and their records."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mindllm.errors import UserError
+from mindllm.profiles.ascend_files import STEPS_FILE, read_ascend
+from mindllm.profiles.recorded import RankRecord
+
+DEEPEST = 6
+MOST = 4096  # directories of ranks; a run with more is looked at in parts
+RANK_DIRECTORY = re.compile(r"rank[_-]?(\d{1,6})$")
+RANK_FILE = re.compile(r"profiler_info_(\d{1,6})\.json$")
+"""What MindSpore writes into the directory above ``ASCEND_PROFILER_OUTPUT``."""
+
+
+def read_recording(directory: Path, steps: int = 1) -> tuple[list[RankRecord], list[str]]:
+    """Read what a profiler left of one or several ranks.
+
+    Args:
+        directory: of one rank's files, or above those of several.
+        steps: of a recording whose files do not tell its steps apart.
+
+    Returns:
+        A record for each rank, and what must be said of them.
+
+    Raises:
+        UserError: no file of a profiler is there, or one of them is of another form.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory}: not a directory; give that of a profile, such as output/profile")
+    by_rank: dict[int, list[Path]] = {}
+    notes = []
+    unnamed = 0
+    for found in _below(directory):
+        rank = rank_of(found, directory)
+        if rank is None:
+            rank, unnamed = unnamed, unnamed + 1
+            notes.append(f"{found}: its rank is not said; taken for rank {rank}")
+        by_rank.setdefault(rank, []).append(found)
+    records = []
+    for rank, places in sorted(by_rank.items()):
+        latest = max(places, key=lambda place: ((place / STEPS_FILE).stat().st_mtime, str(place)))
+        if len(places) > 1:
+            notes.append(f"rank {rank}: {len(places)} recordings; the latest is read, {latest}")
+        records.append(read_ascend(latest, rank, steps))
+        notes += records[-1].notes
+    if not records:
+        raise UserError(
+            f"{directory}: has no {STEPS_FILE}, here or below; give what MindSpore's profiler wrote on devices (profile: true)"
+        )
+    return records, notes
+
+
+def _below(directory: Path) -> Iterator[Path]:
+    """The directories with the steps of a recording, in order of their names; links are not followed."""
+    found = 0
+    depth = len(directory.parts)
+    for place, inside, files in os.walk(directory):
+        inside.sort()
+        if len(Path(place).parts) - depth >= DEEPEST:
+            inside.clear()
+        if STEPS_FILE in files:
+            found += 1
+            if found > MOST:
+                raise UserError(f"{directory}: more than {MOST} recordings below; give a directory with fewer")
+            yield Path(place)
+
+
+def rank_of(place: Path, top: Path) -> int | None:
+    """Return whose recording it is: by MindSpore's ``profiler_info_N.json`` beside it, or by a directory ``rank_N``."""
+    for beside in (place, place.parent):
+        for file in sorted(beside.glob("profiler_info_*.json")):
+            if named := RANK_FILE.search(file.name):
+                return int(named[1])
+    for name in reversed(place.relative_to(top.parent).parts):
+        if named := RANK_DIRECTORY.search(name):
+            return int(named[1])
+    return None
+
+
+def left_out(records: Sequence[RankRecord], devices: int) -> str:
+    """Return which ranks of a run were not recorded; empty: all were."""
+    missing = devices - len(records)
+    return f"{missing} of {devices} ranks were not recorded: they are taken to be as predicted" if missing else ""
