@@ -67,7 +67,7 @@ def kernels_of(records: Sequence[RankRecord]) -> list[Kernel]:
 def _links(device: Device, report: ProfileReport) -> tuple[Device, bool]:
     """Fit the links to the exchanges of passes and of replicas, each kind and axis as one, by how much longer they take."""
     predicted = report.comparison.predicted
-    exchanges, measured, known = _exchanges(predicted), [], []
+    exchanges, measured, known, weights = _exchanges(predicted), [], [], []
     for stage in report.comparison.stages:
         for terms in stage.terms:
             for (cause, key), term in terms.items():
@@ -78,6 +78,7 @@ def _links(device: Device, report: ProfileReport) -> tuple[Device, bool]:
                     whole = sum(exchange_seconds(one.op, one.bytes, predicted.timed.groups[one.axis], predicted.step.device)
                                 for one in own)  # fmt: skip
                     known.append(own)
+                    weights.append(took)
                     measured.append(whole * took / before)
     if not known:
         return device, False
@@ -91,7 +92,7 @@ def _links(device: Device, report: ProfileReport) -> tuple[Device, bool]:
             for own in known
         ])  # fmt: skip
 
-    spread = np.full(len(known), SPREAD)
+    spread = SPREAD / np.sqrt(np.array(weights) / np.mean(weights))  # as kernels do, one counts by its time
     source = f"measured: {len(known)} kinds of exchanges of a profile"
     return fitted(device, names, seconds, np.array(measured), source, spread).device, True
 
