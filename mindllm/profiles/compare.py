@@ -15,8 +15,9 @@ import numpy as np
 
 from mindllm.errors import UserError
 from mindllm.profiles.predicted import Change, PredictedStep, Spent
-from mindllm.profiles.ranks import Key, Term, terms_of
+from mindllm.profiles.ranks import terms_of
 from mindllm.profiles.recorded import SENT, RankRecord
+from mindllm.profiles.terms import Key, Term
 from mindllm.timing.step import StepTime
 
 LEAST = 0.005  # of the predicted step, from which on a difference is told
@@ -87,12 +88,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The recorded step, the predicted one, the causes, and what they leave."""
+    """The recorded step, the predicted one, the causes, and what they leave.
+
+    Attributes:
+        findings: differences of at least 0.5% of the predicted step, the most valuable first.
+        unexplained: seconds of the recorded step beyond the predicted one with all causes.
+        small: what the smaller differences are worth together.
+    """
 
     measured: float
     step: StepTime
     findings: tuple[Finding, ...]
     unexplained: float
+    small: float
     stages: tuple[StageRecord, ...]
     predicted: PredictedStep
 
@@ -121,7 +129,7 @@ def compare(step: StepTime, records: Sequence[RankRecord]) -> Comparison:
         late = imbalance(stage)
         if late is not None:
             change = predicted.spread(predicted.everything, stage.stage, late.seconds)
-            parts["imbalance", late.group].append(Part(late, stage.stage, late.seconds, change))  # type: ignore[index]
+            parts["imbalance", late.about].append(Part(late, stage.stage, late.seconds, change))
     delay = _delay(stages, predicted)
     every = [one.change for found in parts.values() for one in found]
     whole, waits = predicted.seconds(every, delay)
@@ -129,7 +137,15 @@ def compare(step: StepTime, records: Sequence[RankRecord]) -> Comparison:
     findings += _bubbles(predicted, stages, every, delay, whole, waits)
     measured = max(one.parts.seconds for one in records)
     told = sorted(findings, key=lambda one: (one.consequence, -abs(one.worth), -abs(one.seconds)))
-    return Comparison(measured, step, tuple(told), measured - whole, tuple(stages), predicted)
+    return Comparison(
+        measured,
+        step,
+        tuple(told),
+        measured - whole,
+        _small(predicted, parts, every, delay, whole),
+        tuple(stages),
+        predicted,
+    )
 
 
 def _stages(predicted: PredictedStep, records: Sequence[RankRecord]) -> list[StageRecord]:
@@ -176,15 +192,15 @@ def imbalance(stage: StageRecord) -> Term | None:
     rank = stage.records[slowest].rank
     usual_rank = next(one.rank for one, spent in zip(stage.records, sums, strict=True) if spent == usual)
     what = f"rank {rank} takes longer than rank {usual_rank}"
-    return Term("waits for ranks", what, sums[slowest] - usual, rank, {"rank": rank, "most of it": why})
+    return Term("imbalance", what, sums[slowest] - usual, None, {"rank": rank, "most of it": why}, about=rank)
 
 
 def _change(predicted: PredictedStep, key: Key, term: Term, stage: int, seconds: float) -> Change:
     """Return where in the step a cause acts."""
     spent: Spent | None = None
-    if key[0] in ("kernel", "work"):
-        spent = predicted.operators.get(term.group)
-    elif key[0] == "exchange":
+    if key[0] in ("kernel", "work") and term.group in predicted.operators:
+        spent = predicted.operators[term.group]
+    elif key[0] in ("exchange", "work"):
         spent = predicted.exchanges.get(term.group)  # type: ignore[call-overload]
     elif key[0] == "exposed":
         spent = _hidden(predicted, stage)
@@ -217,6 +233,18 @@ def _delay(stages: Sequence[StageRecord], predicted: PredictedStep) -> float:
     return float(np.median(each)) - predicted.timed.send if each else 0.0
 
 
+def _told(predicted: PredictedStep, own: Sequence[Part]) -> bool:
+    return max(abs(one.seconds) for one in own) >= LEAST * predicted.step.seconds
+
+
+def _small(
+    predicted: PredictedStep, parts: Mapping[Key, Sequence[Part]], every: Sequence[Change], delay: float, whole: float
+) -> float:
+    """Return what the causes are worth together that are too small to be told."""
+    large = [one.change for own in parts.values() if _told(predicted, own) for one in own]
+    return whole - predicted.seconds(large, delay)[0] if len(large) < len(every) else 0.0
+
+
 def _findings(
     predicted: PredictedStep, parts: Mapping[Key, Sequence[Part]], every: Sequence[Change], delay: float, whole: float
 ) -> list[Finding]:
@@ -224,7 +252,7 @@ def _findings(
     found = []
     for key, own in parts.items():
         largest = max(own, key=lambda one: abs(one.seconds))
-        if abs(largest.seconds) < least:
+        if not _told(predicted, own):
             continue
         mine = {id(one.change) for one in own}
         without = predicted.seconds([one for one in every if id(one) not in mine], delay)[0]

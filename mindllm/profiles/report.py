@@ -92,6 +92,7 @@ class ProfileReport(Result):
             "findings": [
                 {**vars(one), "share": one.worth / found.measured, "look": LOOK[one.cause]} for one in self.findings
             ],
+            "small": found.small,
             "unexplained": found.unexplained,
             "ranks": list(self._ranks()),
             "not_counted": list(found.step.uncounted),
@@ -126,8 +127,11 @@ class ProfileReport(Result):
 
     def remainder(self) -> str:
         """Return what the causes leave, in a line."""
-        left, whole = self.comparison.unexplained, self.comparison.measured
-        return f"not explained: {left:+.4f} s ({left / whole:+.1%})"
+        found = self.comparison
+        return (
+            f"differences below {LEAST:.1%} of the step: {found.small:+.4f} s together; not explained: "
+            f"{found.unexplained:+.4f} s ({found.unexplained / found.measured:+.1%})"
+        )
 
     def causes(self) -> Table:
         """Return a line for each difference."""
@@ -174,12 +178,16 @@ def told(one: Finding) -> str:
     """Return what a finding is about, with layers and operators where they are known."""
     detail = one.detail
     more = []
-    if operators := detail.get("operators"):
+    if operators := detail.get("cells") or detail.get("operators"):
         more.append(", ".join(operators[:3]))  # type: ignore[index]
     if layers := detail.get("layers"):
         more.append(f"layers {', '.join(map(str, layers))}")  # type: ignore[call-overload]
-    if median := detail.get("median"):
-        more.append(f"{detail['runs']:.0f} of {1e6 * median:.0f} us, predicted {1e6 * detail['roofline']:.0f}")  # type: ignore[operator]
+    if shapes := detail.get("shapes"):
+        first, others = shapes[0], len(shapes) - 1  # type: ignore[index,arg-type]
+        also = f", and {others} more shape{'s' * (others > 1)}" if others else ""
+        more.append(
+            f"{first['runs']:.0f} of {1e6 * first['median']:.0f} us, predicted {1e6 * first['roofline']:.0f}{also}"
+        )
     if "predicted_runs" in detail:
         more.append(f"{detail['runs']:.0f} kernels, predicted {detail['predicted_runs']:.0f}")
     if why := detail.get("most of it"):

@@ -39,6 +39,7 @@ class Plants:
 
     Attributes:
         kernels: factor by the name of an operator (forward, backward and repeated).
+        layers: those in which they are slow; empty: all.
         exchanges: factor by kind and axis.
         hidden: share of what replicas hide that is hidden.
         ranks: factor of all kernels by rank.
@@ -49,6 +50,7 @@ class Plants:
     """
 
     kernels: dict[str, float] = field(default_factory=dict)
+    layers: tuple[int, ...] = ()
     exchanges: dict[tuple[str, str], float] = field(default_factory=dict)
     hidden: float = 1.0
     ranks: dict[int, float] = field(default_factory=dict)
@@ -80,9 +82,12 @@ class Maker:
                 start += count
         return found
 
-    def factor(self, one):
+    def factor(self, one, layers=()):
+        """The mean over some layers; of exchanges and what is in no layer, the one there is."""
         if isinstance(one, Operator):
-            return self.plants.kernels.get(one.name.removesuffix(".weight"), 1.0)
+            slow, chosen = self.plants.kernels.get(one.name.removesuffix(".weight"), 1.0), self.plants.layers
+            share = sum(layer in chosen for layer in layers) / len(layers) if chosen and layers else 1.0
+            return 1.0 + share * (slow - 1.0)
         return self.plants.exchanges.get((one.op, one.axis), 1.0)
 
     def work(self, place):
@@ -106,16 +111,14 @@ class Maker:
         own = self.timed.durations
         for place in range(self.places):
             stage = place % self.stages
-            computed = np.zeros(2)
-            for which, _, count, one in self.work(place):
+            for which, part, count, one in self.work(place):
+                layers = () if isinstance(part, str) else self.layers[place]
                 if isinstance(one, Operator):
-                    computed[which] += count * operator_seconds(one, self.step.device) * self.factor(one)
                     durations[which, place] += (
-                        count * operator_seconds(one, self.step.device) * self.factor(one) * self.slowest[stage]
+                        count * operator_seconds(one, self.step.device) * self.factor(one, layers) * self.slowest[stage]
                     )
                 else:
                     durations[which, place] += count * self.exchange(one)
-        durations *= 1.0
         shares = own[:, :].reshape(2, -1, self.stages).sum((0, 1)) * self.runs
         for stage in range(self.stages):
             durations[:, stage :: self.stages] += own[:, stage :: self.stages] * self.plants.host / shares[stage]
@@ -209,10 +212,13 @@ class Maker:
 
     def row(self, one, which, layer, numbers, factor):
         numbers[one.kind] += 1
-        scope = f"layers.{layer}" if isinstance(layer, int) else layer
-        seconds = operator_seconds(one, self.step.device) * self.factor(one) * factor
+        scope = f"layers-CellList/{layer}-DecoderLayer" if isinstance(layer, int) else f"{layer}-Cell"
+        cells = "/".join(f"{cell}-Cell" for cell in one.name.removesuffix(".weight").split(".")[:-1])
+        slow = self.factor(one, (layer,) if isinstance(layer, int) else ())
+        seconds = operator_seconds(one, self.step.device) * slow * factor
         dtype = DTYPES[one.dtype]
-        name = f"{'Gradients' if which else 'Default'}/network/model.{scope}.{one.name}/op{numbers[one.kind]}"
+        top = "Gradients" if which else "Default"
+        name = f"{top}/network-CausalLM/model-Decoder/{scope}/{cells}/Op-op{numbers[one.kind]}"
         if one.kind == MATRIX:
             rows, inner, columns = map(round, one.sizes)
             batch = round(one.flops / (2 * rows * inner * columns))

@@ -1,12 +1,19 @@
 """Every slow-down that is planted in a profile is found, with its size; nothing else is."""
 
 import pytest
+from conftest import KEYS, YAML
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from profile_maker import Maker, Plants
 
+from mindllm.config import load_config
 from mindllm.profiles.compare import compare
 from mindllm.profiles.directories import read_recording
+from mindllm.timing.configured import workload_of
+from mindllm.timing.step import step_time
 
 NEAR = 0.1  # of a planted size
+MATRICES = ("feed_forward.w1.matmul", "feed_forward.w2.matmul", "attention.wo.matmul", "lm_head.matmul")
 SLOW = "feed_forward.w2.matmul"
 
 
@@ -55,9 +62,11 @@ def test_what_is_planted_is_found_with_its_size(step, tmp_path, cause):
 def test_a_slow_kernel_is_named_with_its_shape_and_operator(step, tmp_path):
     _, comparison = found(step, PLANTS["kernel"], tmp_path)
     first = comparison.findings[0]
-    assert first.what == 'MatMulV3 "4096,6912;6912,5120" bfloat16'
+    assert first.what == "MatMulV3 4096,6912;6912,5120 bfloat16"
     assert SLOW in first.detail["operators"]
-    assert first.detail["median"] == pytest.approx(1.5 * first.detail["roofline"], rel=0.01)
+    assert first.detail["cells"] == ["feed_forward.w2"], "of this shape is the gradient of w1's input, too"
+    slowest = first.detail["shapes"][0]
+    assert slowest["median"] == pytest.approx(1.5 * slowest["roofline"], rel=0.01)
 
 
 def test_a_slow_rank_is_named_and_what_the_others_wait_for_is_not_counted_twice(step, tmp_path):
@@ -90,3 +99,50 @@ def test_several_plants_add_up_to_the_difference(step, tmp_path):
     assert causes(comparison) == {"kernel", "exchange", "host", "begin"}
     whole = sum(one.worth for one in comparison.findings if not one.consequence)
     assert whole == pytest.approx(maker.seconds - step.seconds, rel=NEAR)
+
+
+def test_a_kernel_that_is_slow_in_some_layers_is_named_with_these_and_its_cell(step, tmp_path):
+    maker, comparison = found(step, Plants(kernels={SLOW: 3.0}, layers=(1, 3)), tmp_path, {0, 4})
+    assert causes(comparison) == {"kernel"}
+    assert worth(comparison, "kernel") == pytest.approx(maker.seconds - step.seconds, rel=NEAR)
+    assert {one.where for one in comparison.findings if not one.consequence} == {"stage 0, 1"}
+    for one in comparison.findings:
+        if one.cause == "kernel":
+            assert one.detail["layers"] in ([1], [3]), "of the stage where it is largest"
+            assert one.detail["cells"] == ["feed_forward.w2"]
+
+
+def test_stages_with_other_layers_than_the_yaml_says(step, tmp_path):
+    other = load_config(YAML, [*KEYS, "--model.model_config.offset=[1,-1]"])
+    maker = Maker(step_time(workload_of(other), step.device))
+    records, _ = read_recording(maker.write(tmp_path))
+    comparison = compare(step, records)
+    assert {"work"} <= causes(comparison) <= {"work", "exchange", "exposed"}, "replicas exchange other parameters"
+    assert comparison.measured == pytest.approx(maker.seconds, rel=1e-4)
+    bubble = next(one for one in comparison.findings if one.cause == "bubble")
+    change = maker.waits - [comparison.predicted.parts(stage)["bubble"] for stage in (0, 1)]
+    assert bubble.seconds == pytest.approx(max(change, key=abs), rel=NEAR)
+    assert bubble.worth > 0.01 * step.seconds, "even stages would gain"
+    assert abs(comparison.unexplained) < 0.01 * step.seconds
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_planted_is_found_and_nothing_else(step, tmp_path_factory, data):
+    chosen = data.draw(st.sets(st.sampled_from(("kernel", "exchange", "host", "begin", "data")), max_size=4))
+    plants = Plants(
+        kernels={data.draw(st.sampled_from(MATRICES)): data.draw(st.floats(1.5, 4))} if "kernel" in chosen else {},
+        exchanges={("AllReduce", "tp"): data.draw(st.floats(1.3, 4))} if "exchange" in chosen else {},
+        host=data.draw(st.floats(0.05, 1)) if "host" in chosen else 0.0,
+        begins=data.draw(st.floats(0.2, 2)) if "begin" in chosen else 0.0,
+        fetches=data.draw(st.floats(0.05, 1)) if "data" in chosen else 0.0,
+    )
+    ranks = data.draw(st.sampled_from((None, {0, 4}, {3, 5, 6})))
+    maker, comparison = found(step, plants, tmp_path_factory.mktemp("profile"), ranks)
+    assert causes(comparison) == chosen
+    whole = sum(one.worth for one in comparison.findings if not one.consequence)
+    assert whole == pytest.approx(maker.seconds - step.seconds, rel=NEAR, abs=1e-3 * step.seconds)
+    assert abs(comparison.unexplained) < 1e-3 * maker.seconds
+    alone = {cause: worth(comparison, cause) for cause in chosen & {"begin", "data"}}
+    planted = {"begin": plants.begins - maker.overhead, "data": plants.fetches}
+    assert alone == pytest.approx({cause: planted[cause] for cause in alone}, rel=NEAR)
