@@ -165,6 +165,23 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
+def profile(directory: Path) -> Path:
+    """A recorded step of eight ranks that is slower than predicted for several reasons."""
+    sys.path.insert(0, str(ROOT / "tests" / "profiles"))
+    from profile_maker import Maker, Plants, small_run
+
+    from mindllm.cli.profile import main
+    from mindllm.timing.configured import workload_of
+    from mindllm.timing.device import DEFAULT, read_device
+    from mindllm.timing.step import step_time
+
+    yaml, keys, config = small_run()
+    plants = Plants({"feed_forward.w2.matmul": 1.5}, exchanges={("AllReduce", "tp"): 2.0}, host=0.1, ranks={5: 1.2})
+    recording = Maker(step_time(workload_of(config), read_device(DEFAULT)), plants).write(directory / "recording")
+    main([yaml, str(recording), *keys, "--page", str(directory / "profile.html")])
+    return directory / "profile.html"
+
+
 PAGES: Mapping[str, Callable[[Path], Path]] = {
     "proof": proof,
     "memory": memory,
@@ -172,6 +189,7 @@ PAGES: Mapping[str, Callable[[Path], Path]] = {
     "schedule": schedule,
     "strategies": strategies,
     "graph": graph,
+    "profile": profile,
     "wrong_answers": wrong_answers,
 }
 

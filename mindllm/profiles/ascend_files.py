@@ -7,6 +7,7 @@ no file of a device was at hand. Times in CSVs are microseconds, in ``communicat
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from mindllm.errors import UserError, shortened
 from mindllm.outside import read_json, read_rows
-from mindllm.profiles.recorded import RECEIVED, SENT, Collective, Kernel, Ran, RankRecord, StepParts
+from mindllm.profiles.recorded import RECEIVED, SENT, Collective, Kernel, LinkRate, Ran, RankRecord, StepParts
 from mindllm.timing.measured.kernel_file import COLUMNS, CORE, DURATION, SHAPES, TYPE, operator_of
 
 STEPS_FILE, KERNELS_FILE, EXCHANGES_FILE = "step_trace_time.csv", "kernel_details.csv", "communication.json"
@@ -28,6 +29,8 @@ TOTAL = "Total"
 EXCHANGE_CORES = ("HCCL", "COMMUNICATION")
 MICROSECOND, MILLISECOND, MEGABYTE = 1e-6, 1e-3, 1e6
 LONGEST = 1e15  # microseconds; more is no time
+MATRIX_FILE = "communication_matrix.json"
+WHOLE_RUN, TRANSPORT, RATE, GIGABYTE = "-total@", "Transport Type", "Bandwidth(GB/s)", 1e9
 OPS = {
     "allreduce": "AllReduce",
     "allgather": "AllGather",
@@ -70,6 +73,8 @@ def read_ascend(directory: Path, rank: int, steps: int = 1) -> RankRecord:
     kept, parts = (names[1:], rows[1:]) if len(rows) > 1 else (names, rows)
     apart, share = (len(rows), len(parts)) if len(rows) > 1 else (steps, steps)
     mean = StepParts(**{one.name: sum(getattr(row, one.name) for row in parts) / share for one in fields(StepParts)})
+    if not mean.seconds > 0:
+        raise UserError(f"{directory / STEPS_FILE}: its steps take no time; profile one whole step at least")
     kernels, exchanges = _kernels(directory / KERNELS_FILE), _exchanges(directory / EXCHANGES_FILE)
     if exchanges is None and kernels is not None:
         exchanges = _exchange_kernels(directory / KERNELS_FILE)
@@ -79,7 +84,7 @@ def read_ascend(directory: Path, rank: int, steps: int = 1) -> RankRecord:
         rank, directory, mean, share,
         kernels.of(kept, apart) if kernels else None,
         exchanges.of(kept, apart) if exchanges else None,
-        tuple(notes),
+        tuple(notes), tuple(_links(directory / MATRIX_FILE)),
     )  # fmt: skip
 
 
@@ -99,7 +104,7 @@ def _parts(file: Path, line: int, row: Mapping[str, str]) -> StepParts:
 
 
 def _kernels(file: Path) -> _Rows | None:
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
     found: dict[str, list[Any]] = {}
     for line, row in _rows(file, COLUMNS):
@@ -137,20 +142,38 @@ def _group(name: str) -> str:
 
 def _exchanges(file: Path) -> _Rows | None:
     """``communication.json``: steps, in each exchanges between two ranks and of groups, by their names."""
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
-    try:
-        tree = read_json(file)
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}") from None
     found: dict[str, list[Any]] = {}
-    for step, kinds in _mapping(file, "", tree).items():
+    for step, kinds in _mapping(file, "", _json(file)).items():
         own = found.setdefault(str(step).removeprefix("step"), [])
         for kind, operations in _mapping(file, step, kinds).items():
             for name, told in _mapping(file, f"{step}: {kind}", operations).items():
                 if not name.startswith(TOTAL):
                     own.append(_exchange(file, name, _mapping(file, name, told)))
     return _Rows(found)
+
+
+def _links(file: Path) -> Iterator[LinkRate]:
+    """``communication_matrix.json``: of every kind and group, what its exchanges reached over each link, the totals alone."""
+    if not os.path.lexists(file):
+        return
+    for step, kinds in _mapping(file, "", _json(file)).items():
+        for kind, groups in _mapping(file, step, kinds).items():
+            for name, links in _mapping(file, f"{step}: {kind}", groups).items():
+                if WHOLE_RUN not in name:
+                    continue
+                for link, told in _mapping(file, name, links).items():
+                    one = _mapping(file, f"{name}: {link}", told)
+                    rate = GIGABYTE * _number(file, f"{name}: {link}: {RATE}", one.get(RATE, 0.0))
+                    yield LinkRate(kind_of(name), _group(name), link, str(one.get(TRANSPORT, "")), rate)
+
+
+def _json(file: Path) -> Any:
+    try:
+        return read_json(file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
 
 
 def _exchange(file: Path, name: str, told: Mapping[str, Any]) -> Collective:

@@ -21,6 +21,7 @@ from mindllm.profiles.terms import Key, Term
 from mindllm.timing.step import StepTime
 
 LEAST = 0.005  # of the predicted step, from which on a difference is told
+MOST = 100  # differences that are told one by one
 LOCAL = ("kernel", "work", "unknown", "not in kernels", "data", "begin", "host")
 """Causes that a rank has by itself; of others it may be that another rank is late."""
 
@@ -204,7 +205,7 @@ def _change(predicted: PredictedStep, key: Key, term: Term, stage: int, seconds:
         spent = predicted.exchanges.get(term.group)  # type: ignore[call-overload]
     elif key[0] == "exposed":
         spent = _hidden(predicted, stage)
-    elif key[0] in ("begin", "data") or (key[0] == "unknown" and term.runs < predicted.runs):
+    elif key[0] in ("begin", "data") or (key[0] == "host" and seconds < 0) or term.runs < predicted.runs:
         spent = Spent.nothing(predicted.stages, predicted.places)
     return predicted.spread(spent if spent is not None else predicted.everything, stage, seconds)
 
@@ -233,15 +234,18 @@ def _delay(stages: Sequence[StageRecord], predicted: PredictedStep) -> float:
     return float(np.median(each)) - predicted.timed.send if each else 0.0
 
 
-def _told(predicted: PredictedStep, own: Sequence[Part]) -> bool:
-    return max(abs(one.seconds) for one in own) >= LEAST * predicted.step.seconds
+def _told(predicted: PredictedStep, parts: Mapping[Key, Sequence[Part]]) -> list[Key]:
+    """Return the causes that are told: the largest, none below the least."""
+    sizes = {key: max(abs(one.seconds) for one in own) for key, own in parts.items()}
+    told = [key for key, seconds in sizes.items() if seconds >= LEAST * predicted.step.seconds]
+    return sorted(told, key=lambda key: -sizes[key])[:MOST]
 
 
 def _small(
     predicted: PredictedStep, parts: Mapping[Key, Sequence[Part]], every: Sequence[Change], delay: float, whole: float
 ) -> float:
     """Return what the causes are worth together that are too small to be told."""
-    large = [one.change for own in parts.values() if _told(predicted, own) for one in own]
+    large = [one.change for key in _told(predicted, parts) for one in parts[key]]
     return whole - predicted.seconds(large, delay)[0] if len(large) < len(every) else 0.0
 
 
@@ -250,10 +254,9 @@ def _findings(
 ) -> list[Finding]:
     least = LEAST * predicted.step.seconds
     found = []
-    for key, own in parts.items():
+    for key in _told(predicted, parts):
+        own = parts[key]
         largest = max(own, key=lambda one: abs(one.seconds))
-        if not _told(predicted, own):
-            continue
         mine = {id(one.change) for one in own}
         without = predicted.seconds([one for one in every if id(one) not in mine], delay)[0]
         where = "" if predicted.stages == 1 else f"stage {', '.join(str(one.stage) for one in own)}"

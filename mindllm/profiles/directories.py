@@ -10,9 +10,11 @@ from pathlib import Path
 from mindllm.errors import UserError
 from mindllm.profiles.ascend_files import STEPS_FILE, read_ascend
 from mindllm.profiles.recorded import RankRecord
+from mindllm.profiles.trace_records import read_trace
 
 DEEPEST = 6
 MOST = 4096  # directories of ranks; a run with more is looked at in parts
+TRACE, KINETO = "trace_view.json", (".pt.trace.json", ".pt.trace.json.gz")
 RANK_DIRECTORY = re.compile(r"rank[_-]?(\d{1,6})$")
 RANK_FILE = re.compile(r"profiler_info_(\d{1,6})\.json$")
 """What MindSpore writes into the directory above ``ASCEND_PROFILER_OUTPUT``."""
@@ -31,44 +33,58 @@ def read_recording(directory: Path, steps: int = 1) -> tuple[list[RankRecord], l
     Raises:
         UserError: no file of a profiler is there, or one of them is of another form.
     """
+    if directory.is_file():
+        record = read_trace(directory, rank_of(directory, directory.parent), steps)
+        return [record], list(record.notes)
     if not directory.is_dir():
-        raise UserError(f"{directory}: not a directory; give that of a profile, such as output/profile")
+        raise UserError(f"{directory}: neither a directory nor a trace; give that of a profile, such as output/profile")
     by_rank: dict[int, list[Path]] = {}
     notes = []
     unnamed = 0
     for found in _below(directory):
-        rank = rank_of(found, directory)
+        rank = rank_of(found.parent, directory)
         if rank is None:
             rank, unnamed = unnamed, unnamed + 1
             notes.append(f"{found}: its rank is not said; taken for rank {rank}")
         by_rank.setdefault(rank, []).append(found)
     records = []
-    for rank, places in sorted(by_rank.items()):
-        latest = max(places, key=lambda place: ((place / STEPS_FILE).stat().st_mtime, str(place)))
-        if len(places) > 1:
-            notes.append(f"rank {rank}: {len(places)} recordings; the latest is read, {latest}")
-        records.append(read_ascend(latest, rank, steps))
+    for rank, files in sorted(by_rank.items()):
+        latest = max(files, key=lambda file: (file.lstat().st_mtime, str(file)))
+        if len(files) > 1:
+            notes.append(f"rank {rank}: {len(files)} recordings; the latest is read, {latest.parent}")
+        of_devices = latest.name == STEPS_FILE
+        records.append(read_ascend(latest.parent, rank, steps) if of_devices else read_trace(latest, rank, steps))
         notes += records[-1].notes
     if not records:
         raise UserError(
-            f"{directory}: has no {STEPS_FILE}, here or below; give what MindSpore's profiler wrote on devices (profile: true)"
+            f"{directory}: has no {STEPS_FILE} and no trace, here or below; give what MindSpore's profiler (profile: true) "
+            "or torch.profiler wrote"
         )
     return records, notes
 
 
+def _recording(files: Sequence[str]) -> Iterator[str]:
+    """The files by which recordings are told: of a device its steps; without them, MindSpore's trace; Kineto's traces."""
+    if STEPS_FILE in files:
+        yield STEPS_FILE
+    elif TRACE in files:
+        yield TRACE
+    yield from sorted(name for name in files if name.endswith(KINETO))
+
+
 def _below(directory: Path) -> Iterator[Path]:
-    """The directories with the steps of a recording, in order of their names; links are not followed."""
+    """The first file of every recording, in order of their names; links are not followed."""
     found = 0
     depth = len(directory.parts)
     for place, inside, files in os.walk(directory):
         inside.sort()
         if len(Path(place).parts) - depth >= DEEPEST:
             inside.clear()
-        if STEPS_FILE in files:
+        for name in _recording(files):
             found += 1
             if found > MOST:
                 raise UserError(f"{directory}: more than {MOST} recordings below; give a directory with fewer")
-            yield Path(place)
+            yield Path(place) / name
 
 
 def rank_of(place: Path, top: Path) -> int | None:

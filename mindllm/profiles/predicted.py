@@ -162,7 +162,7 @@ class PredictedStep:
         line = PassTimes(
             plan.stages, plan.chunks, own.micro_batches, tuple(forward), tuple(backward), max(0.0, own.delay + delay)
         ).simulated()
-        ends = np.maximum(np.array([end.seconds for end in self.step.ends]) + once, 0.0)
-        overhead = self.step.device.step_overhead.value
+        overhead = self.step.device.step_overhead.value  # a change may be that it is less
+        ends = np.maximum(np.array([end.seconds for end in self.step.ends]) + once, -overhead)
         seconds = line.makespan * self.accumulation + float(ends.max()) + overhead
         return seconds, seconds - line.busy() * self.accumulation - ends - overhead

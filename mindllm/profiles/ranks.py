@@ -8,8 +8,9 @@ free       = the beginning of the step + gaps that the host leaves, beyond what 
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 from mindllm.profiles.exchange_axes import axes_of_groups
 from mindllm.profiles.kernel_terms import kernel_terms
@@ -67,7 +68,9 @@ def _exchanges(
     transit: dict[Hashable, float] = defaultdict(float)
     counts: dict[Hashable, float] = defaultdict(float)
     waited = 0.0
+    groups_of: dict[Hashable, set[tuple[str, str]]] = defaultdict(set)
     for name, key in axes_of_groups(groups, share, stage, predicted).items():
+        groups_of[key].add(name)
         counts[key] += share * len(groups[name])
         transit[key] += share * sum(one.seconds - one.waited for one in groups[name])
         waited += share * sum(one.waited for one in groups[name])
@@ -78,6 +81,7 @@ def _exchanges(
             assert isinstance(key, tuple)
             what = f"{key[0]} over {key[1]}" if own else f"{key[0]} that is not predicted"
             detail: dict[str, object] = {"measured": transit[key], "predicted": before}
+            detail |= slow_link(record, groups_of[key])
             if own is not None and own.passes.any() and counts[key] != own.counts[stage]:
                 runs, expects = counts[key], float(own.counts[stage])
                 more = before * (runs / expects - 1) if expects else transit[key]
@@ -90,3 +94,13 @@ def _exchanges(
     measured = sum(transit.values()) + waited
     hidden = measured + received - parts.exposed
     found["exposed", ""] = Term("exposed", "exchanges that nothing hides", expected["hidden"] - hidden)
+
+
+def slow_link(record: RankRecord, groups: Collection[tuple[str, str]]) -> dict[str, object]:
+    """Return the slowest link of some groups beside the median of all of theirs; empty: links are not recorded."""
+    links = [one for one in record.links if (one.op, one.group) in groups and one.rate > 0]
+    if not links:
+        return {}
+    slowest = min(links, key=lambda one: one.rate)
+    rates = {"rate": slowest.rate, "median": statistics.median(one.rate for one in links)}
+    return {"slowest_link": {"link": slowest.link, "transport": slowest.transport, **rates}}

@@ -52,6 +52,25 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class LinkRate:
+    """What exchanges of a kind reached over one link between two ranks, in bytes a second.
+
+    Attributes:
+        op: of the exchanges.
+        group: name of the group of ranks.
+        link: the two ranks of the group, as ``0-3``.
+        transport: HCCS, RDMA, ...
+        rate: over all of them.
+    """
+
+    op: str
+    group: str
+    link: str
+    transport: str
+    rate: float
+
+
+@dataclass(frozen=True)
 class StepParts:
     """Where a recorded step went, in seconds; the step is ``computing + exposed + free``.
 
@@ -90,6 +109,7 @@ class RankRecord:
     Attributes:
         steps: that the mean is of.
         kernels, collectives: that ran; None: the recording does not say.
+        links: what exchanges reached, link by link; empty: not recorded.
         notes: what was not found, or not read, and why.
     """
 
@@ -100,3 +120,4 @@ class RankRecord:
     kernels: Ran[Kernel] | None
     collectives: Ran[Collective] | None
     notes: tuple[str, ...] = ()
+    links: tuple[LinkRate, ...] = ()

@@ -43,7 +43,7 @@ PARTS = ("computing", "exposed", "bubble", "free")
 FASTER = {"kernel": "kernel faster", "exchange": "exchange faster", "exposed": "exchange better hidden",
           "host": "fewer host gaps", "bubble": "smaller bubble", "send": "send faster"}  # fmt: skip
 NOT_OF_A_DEVICE = (
-    "files are read in the form of MindSpore 2.10's writers and CANN's documentation; no file of a device was at hand"
+    "files of devices are read as MindSpore's writers, CANN's documentation and Kineto's have them; none was at hand"
 )
 
 
@@ -187,6 +187,11 @@ def told(one: Finding) -> str:
         also = f", and {others} more shape{'s' * (others > 1)}" if others else ""
         more.append(
             f"{first['runs']:.0f} of {1e6 * first['median']:.0f} us, predicted {1e6 * first['roofline']:.0f}{also}"
+        )
+    if link := detail.get("slowest_link"):
+        more.append(
+            f"slowest link {link['link']} {link['transport']} {link['rate'] / 1e9:.1f} GB/s, "  # type: ignore[index]
+            f"median {link['median'] / 1e9:.1f}"  # type: ignore[index]
         )
     if "predicted_runs" in detail:
         more.append(f"{detail['runs']:.0f} kernels, predicted {detail['predicted_runs']:.0f}")

@@ -9,9 +9,11 @@ import csv
 import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from mindllm.config import load_config
 from mindllm.timing.costs.exchanges import legs
 from mindllm.timing.costs.layer import FLASH_BACKWARD
 from mindllm.timing.costs.operators import operator_seconds
@@ -20,6 +22,14 @@ from mindllm.timing.pass_times import PassTimes
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import step_work
 
+YAML = str(Path(__file__).parents[2] / "configs/llama2/pretrain_llama2_13b.yaml")
+KEYS = [
+    "--model.model_config.num_layers=4",
+    "--parallel_config.data_parallel=2",
+    "--parallel_config.model_parallel=2",
+    "--parallel_config.pipeline_stage=2",
+    "--parallel_config.micro_batch_num=4",
+]
 STEPS = 3
 US, MS = 1e6, 1e3
 KERNELS = (
@@ -191,6 +201,7 @@ class Maker:
                     start += spent
         tree = {f"step{step}": self.by_kind(exchanges, stage) for step in range(STEPS)}
         (place / "communication.json").write_text(json.dumps(tree))
+        (place / "communication_matrix.json").write_text(json.dumps(self.matrix(exchanges)))
 
     def kernels(self, stage, rank):
         """Rows of a step and their sum."""
@@ -280,6 +291,24 @@ class Maker:
     def sent(self, one):
         return sum(leg.bytes for leg in legs(one.op, one.bytes, self.timed.groups[one.axis], self.step.device))
 
+    def matrix(self, exchanges):
+        """Links between ranks of a group, of which the second is slow."""
+        found = {}
+        for name in {each[0].split("__")[0] + "@" + each[0].split("@")[1] for each in exchanges}:
+            kind, group = name.removeprefix("hcom_").lower().split("@")
+            links = {"0-1": 20.0, "0-2": 5.0, "0-3": 20.0}
+            entry = {
+                link: {
+                    "Transport Type": "HCCS",
+                    "Transit Size(MB)": 1.0,
+                    "Transit Time(ms)": 1.0,
+                    "Bandwidth(GB/s)": rate,
+                }
+                for link, rate in links.items()
+            }
+            found |= {f"{kind}-{which}@{group}": entry for which in ("top1", "bottom1", "total")}
+        return {f"step{step}": {"p2p": {}, "collective": found} for step in range(STEPS)}
+
     def by_kind(self, exchanges, stage):
         entry = {
             name: {
@@ -314,3 +343,8 @@ class Maker:
 
 def axis_number(axis):
     return {"tp": 11, "dp": 22, "cp": 33, "ep": 44, "etp": 55, "replica": 66, "all": 77}[axis]
+
+
+def small_run():
+    """A YAML, the keys that make it eight ranks in two stages, and the run."""
+    return YAML, KEYS, load_config(YAML, KEYS)

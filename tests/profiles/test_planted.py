@@ -1,14 +1,14 @@
 """Every slow-down that is planted in a profile is found, with its size; nothing else is."""
 
 import pytest
-from conftest import KEYS, YAML
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from profile_maker import Maker, Plants
+from profile_maker import KEYS, YAML, Maker, Plants
 
 from mindllm.config import load_config
 from mindllm.profiles.compare import compare
 from mindllm.profiles.directories import read_recording
+from mindllm.profiles.report import told
 from mindllm.timing.configured import workload_of
 from mindllm.timing.step import step_time
 
@@ -67,6 +67,15 @@ def test_a_slow_kernel_is_named_with_its_shape_and_operator(step, tmp_path):
     assert first.detail["cells"] == ["feed_forward.w2"], "of this shape is the gradient of w1's input, too"
     slowest = first.detail["shapes"][0]
     assert slowest["median"] == pytest.approx(1.5 * slowest["roofline"], rel=0.01)
+
+
+def test_a_slow_exchange_is_named_with_its_slowest_link(step, tmp_path):
+    _, comparison = found(step, PLANTS["exchange"], tmp_path)
+    first = comparison.findings[0]
+    assert (first.what, first.where) == ("AllReduce over tp", "stage 0, 1")
+    assert first.detail["measured"] == pytest.approx(3 * first.detail["predicted"], rel=0.01)
+    assert first.detail["slowest_link"] == {"link": "0-2", "transport": "HCCS", "rate": 5e9, "median": 20e9}
+    assert "slowest link 0-2 HCCS 5.0 GB/s, median 20.0" in told(first)
 
 
 def test_a_slow_rank_is_named_and_what_the_others_wait_for_is_not_counted_twice(step, tmp_path):

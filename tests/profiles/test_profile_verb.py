@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from conftest import KEYS, YAML
-from profile_maker import Maker, Plants
+from profile_maker import KEYS, YAML, Maker, Plants
 
 from mindllm.cli.profile import main
 from mindllm.profiles.calibrated import calibrated
@@ -27,7 +26,7 @@ def test_one_command_says_where_a_step_differs(step, tmp_path, capsys):
     out, _ = capsys.readouterr()
     assert "host gaps" in out
     assert "kernel slower: look at" in out
-    assert "no file of a device was at hand" in out
+    assert "files of devices are read as" in out
     text = page.read_text(encoding="utf-8")
     assert "What each difference is worth" in text
     assert "host gaps" in text

@@ -21,13 +21,14 @@ def make_parser() -> CommandParser:
         prog=spelled("profile"),
         takes_keys=True,
         description="Where a recorded step differs from the predicted one: kernels by shape, exchanges, bubbles, gaps of the "
-        "host, ranks, data; and what each is worth. Reads step_trace_time.csv, kernel_details.csv and communication.json of "
-        "MindSpore's profiler. Further options change keys of the configuration, as with run_llm.py.",
+        "host, ranks, data; and what each is worth. Reads what MindSpore's profiler leaves (step_trace_time.csv, "
+        "kernel_details.csv, communication.json, communication_matrix.json, trace_view.json) and traces of Kineto. Further "
+        "options change keys of the configuration, as with run_llm.py.",
         epilog=EXAMPLES,
     )
     parser.add_argument("run", metavar="YAML", help="the run that was recorded, or a Hugging Face directory")
     parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="the recording of a rank, or above those of several"
+        "directory", type=Path, metavar="DIR", help="the recording of a rank, or above those of several; or a trace"
     )
     parser.add_argument(
         "--device",
