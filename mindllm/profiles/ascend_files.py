@@ -19,7 +19,7 @@ from mindllm.profiles.recorded import RECEIVED, SENT, Collective, Kernel, LinkRa
 from mindllm.timing.measured.kernel_file import COLUMNS, CORE, DURATION, SHAPES, TYPE, operator_of
 
 STEPS_FILE, KERNELS_FILE, EXCHANGES_FILE = "step_trace_time.csv", "kernel_details.csv", "communication.json"
-STEP, STEP_ID, NAME = "Step", "Step ID", "Name"
+STEP, STEP_ID, NAME, WAIT = "Step", "Step ID", "Name", "Wait Time(us)"
 COMPUTING, EXPOSED, FREE = "Computing", "Communication(Not Overlapped)", "Free"
 OVERLAPPED, BUBBLE, PREPARING = "Overlapped", "Bubble", "Preparing"
 TIMES, BANDWIDTHS = "Communication Time Info", "Communication Bandwidth Info"
@@ -110,7 +110,8 @@ def _kernels(file: Path) -> _Rows | None:
     for line, row in _rows(file, COLUMNS):
         if not _is_exchange(row):
             seconds = _time(file, line, row, DURATION)
-            kernel = Kernel(row.get(NAME, ""), row[TYPE], seconds, operator_of(row), row.get(SHAPES, ""))
+            waited = _time(file, line, row, WAIT, optional=True)
+            kernel = Kernel(row.get(NAME, ""), row[TYPE], seconds, operator_of(row), row.get(SHAPES, ""), waited)
             found.setdefault(row.get(STEP_ID, ""), []).append(kernel)
     return _Rows(found)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from mindllm.errors import shortened
 from mindllm.profiles.predicted import VECTORS, PredictedStep, signature
 from mindllm.profiles.recorded import Kernel, Ran
 from mindllm.profiles.terms import Term
@@ -21,6 +22,7 @@ from mindllm.timing.costs.work import Operator
 
 BATCHES = ("GetNext", "InitDataSetQueue")
 """Types of kernels that wait for the next batch."""
+TEXT = 200  # characters of a name or a row of shapes that are shown
 LAYER = re.compile(r"layers?(?:-\w+)?[./](\d{1,5})(?:-\w+)?[./](.*)")
 OPERATOR = re.compile(r"-op\d+")
 
@@ -53,7 +55,11 @@ def kernel_terms(recorded: Ran[Kernel], stage: int, predicted: PredictedStep) ->
             groups[kind, key].append(Alike(ran, kernels, operator_seconds(ran, device)))
             continue
         spent, runs = share * sum(one.seconds for one in kernels), share * len(kernels)
-        cause, what = ("data", f"{kind}: waiting for the next batch") if kind in BATCHES else ("unknown", str(ran))
+        cause, what = (
+            ("data", f"{kind}: waiting for the next batch")
+            if kind in BATCHES
+            else ("unknown", shortened(str(ran), TEXT))
+        )
         yield Term(cause, what, spent, runs=runs, about=what)  # type: ignore[arg-type]
     for (kind, key), alike in groups.items():
         yield _slower(kind, key, alike, share, predicted)
@@ -90,7 +96,7 @@ def _slower(kind: str, key: Hashable, alike: Sequence[Alike], share: float, pred
         ],
         "dtype": alike[0].ran.dtype, "operators": operators_of(group, predicted), **slow_in(alike),
     }  # fmt: skip
-    what = f"{kind} {ordered[0].kernels[0].shapes.strip(chr(34))} {alike[0].ran.dtype}"
+    what = shortened(f"{kind} {ordered[0].kernels[0].shapes.strip(chr(34))} {alike[0].ran.dtype}", TEXT)
     return Term("kernel", what, share * sum(one.beyond for one in alike), group, detail, about=(kind, key))
 
 

@@ -9,13 +9,14 @@ free       = the beginning of the step + gaps that the host leaves, beyond what 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping
 
+from mindllm.errors import shortened
 from mindllm.profiles.exchange_axes import axes_of_groups
 from mindllm.profiles.kernel_terms import kernel_terms
 from mindllm.profiles.predicted import PredictedStep
-from mindllm.profiles.recorded import RECEIVED, SENT, Collective, RankRecord
+from mindllm.profiles.recorded import RECEIVED, SENT, Collective, Kernel, Ran, RankRecord
 from mindllm.profiles.terms import Key, Term
 
 
@@ -37,6 +38,8 @@ def terms_of(record: RankRecord, stage: int, predicted: PredictedStep) -> dict[K
                 "not in kernels", "computing beside the kernels recorded", computing - counted
             )
     _free(found, record.parts.begins, free, expected["free"])
+    if record.kernels is not None:
+        found["host", ""].detail = gaps_before(record.kernels)
     _exchanges(found, record, stage, predicted, expected)
     return found
 
@@ -79,7 +82,7 @@ def _exchanges(
         before = own.of_stage(stage, predicted.runs) if own else 0.0
         if before or transit[key]:
             assert isinstance(key, tuple)
-            what = f"{key[0]} over {key[1]}" if own else f"{key[0]} that is not predicted"
+            what = f"{key[0]} over {key[1]}" if own else f"{shortened(key[0])} that is not predicted"
             detail: dict[str, object] = {"measured": transit[key], "predicted": before}
             detail |= slow_link(record, groups_of[key])
             if own is not None and own.passes.any() and counts[key] != own.counts[stage]:
@@ -103,4 +106,15 @@ def slow_link(record: RankRecord, groups: Collection[tuple[str, str]]) -> dict[s
         return {}
     slowest = min(links, key=lambda one: one.rate)
     rates = {"rate": slowest.rate, "median": statistics.median(one.rate for one in links)}
-    return {"slowest_link": {"link": slowest.link, "transport": slowest.transport, **rates}}
+    return {"slowest_link": {"link": shortened(slowest.link), "transport": shortened(slowest.transport), **rates}}
+
+
+def gaps_before(kernels: Ran[Kernel]) -> dict[str, object]:
+    """Return seconds of a step in which a stream had nothing, by the types of kernels that came next, the most first.
+
+    Waiting for exchanges is among them, so it tells where to look and is no part of any sum.
+    """
+    waits: Counter[str] = Counter()
+    for one in kernels.each:
+        waits[shortened(one.type)] += one.waited / kernels.steps  # type: ignore[assignment]
+    return {"gaps_before": {kind: seconds for kind, seconds in waits.most_common(3) if seconds > 0}}

@@ -23,6 +23,7 @@ class Kernel:
         seconds: that it took.
         ran: the operator by its shapes, or why it cannot be told.
         shapes: of its operands, as recorded.
+        waited: seconds in which its stream had nothing before it.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Kernel:
     seconds: float
     ran: Operator | str
     shapes: str = ""
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)

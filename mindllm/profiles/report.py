@@ -195,6 +195,8 @@ def told(one: Finding) -> str:
         )
     if "predicted_runs" in detail:
         more.append(f"{detail['runs']:.0f} kernels, predicted {detail['predicted_runs']:.0f}")
+    if gaps := detail.get("gaps_before"):
+        more.append("before " + ", ".join(f"{kind} {seconds:.4f} s" for kind, seconds in gaps.items()))  # type: ignore[attr-defined]
     if why := detail.get("most of it"):
         more.append("; ".join(f"{what} {seconds:+.4f} s" for what, seconds in why.items()))  # type: ignore[attr-defined]
     return one.what + (f": {'; '.join(more)}" if more else "")

@@ -60,6 +60,7 @@ CALLS = "calls others"
 TYPES = {"c10::BFloat16": "bfloat16", "c10::Half": "float16", "float": "float32"}
 BYTES = {"c10::BFloat16": 2, "c10::Half": 2, "float": 4, "double": 8, "long int": 8, "int": 4, "bool": 1}
 LARGEST = 2**40  # numbers of a tensor
+MOST_DIMENSIONS = 8  # of any tensor that an operator of a training step takes
 DIMENSIONS = 4  # of queries and keys
 
 
@@ -204,9 +205,13 @@ def _shapes(given: Any) -> list[tuple[int, ...]]:
     """The shapes of operands; what is none is a number."""
     found = []
     for shape in given if isinstance(given, list) else ():
-        sizes = tuple(size for size in shape if isinstance(size, int) and size >= 0) if isinstance(shape, list) else ()
+        sizes = tuple(size for size in shape if isinstance(size, int) and size >= 0) if _is_shape(shape) else ()
         found.append(sizes if math.prod(sizes) <= LARGEST else ())
     return found
+
+
+def _is_shape(given: Any) -> bool:
+    return isinstance(given, list) and len(given) <= MOST_DIMENSIONS
 
 
 def work_of(name: str, shapes: Sequence[tuple[int, ...]], types: Sequence[str]) -> Operator | str:

@@ -52,7 +52,7 @@ PLANTS = {
 
 @pytest.mark.parametrize("cause", PLANTS)
 def test_what_is_planted_is_found_with_its_size(step, tmp_path, cause):
-    maker, comparison = found(step, PLANTS[cause], tmp_path)
+    maker, comparison = found(step, PLANTS[cause], tmp_path, {0, 1, 4})
     assert maker.seconds > 1.02 * step.seconds, "it is worth something"
     assert causes(comparison) == {cause}
     assert worth(comparison, cause) == pytest.approx(maker.seconds - step.seconds, rel=NEAR)
@@ -76,6 +76,17 @@ def test_a_slow_exchange_is_named_with_its_slowest_link(step, tmp_path):
     assert first.detail["measured"] == pytest.approx(3 * first.detail["predicted"], rel=0.01)
     assert first.detail["slowest_link"] == {"link": "0-2", "transport": "HCCS", "rate": 5e9, "median": 20e9}
     assert "slowest link 0-2 HCCS 5.0 GB/s, median 20.0" in told(first)
+
+
+def test_host_gaps_are_told_with_the_kernels_behind_them(step, tmp_path):
+    _, comparison = found(step, PLANTS["host"], tmp_path)
+    assert comparison.findings[0].detail["gaps_before"] == {"RmsNorm": pytest.approx(0.3, rel=0.01)}
+    assert "before RmsNorm 0.3000 s" in told(comparison.findings[0])
+
+
+def test_kernels_that_take_now_longer_now_less_are_nothing_found(step, tmp_path):
+    _, comparison = found(step, Plants(jitter=0.05), tmp_path)
+    assert comparison.findings == ()
 
 
 def test_a_slow_rank_is_named_and_what_the_others_wait_for_is_not_counted_twice(step, tmp_path):
@@ -135,7 +146,7 @@ def test_stages_with_other_layers_than_the_yaml_says(step, tmp_path):
     assert abs(comparison.unexplained) < 0.01 * step.seconds
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_planted_is_found_and_nothing_else(step, tmp_path_factory, data):
     chosen = data.draw(st.sets(st.sampled_from(("kernel", "exchange", "host", "begin", "data")), max_size=4))

@@ -17,7 +17,7 @@ from mindllm.profiles.directories import read_recording
 from mindllm.profiles.kernel_terms import scope_of
 from mindllm.profiles.report import ProfileReport
 
-FILES = ("step_trace_time.csv", "kernel_details.csv", "communication.json")
+FILES = ("step_trace_time.csv", "kernel_details.csv", "communication.json", "communication_matrix.json")
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +191,10 @@ def test_whatever_a_cell_holds_it_is_read_or_refused(step, tmp_path_factory, dat
     else:
         exchange["Communication Bandwidth Info"] = data.draw(odd)
     (place / "communication.json").write_text(json.dumps({"step1": {"collective": {name: exchange}}}))
+    links = data.draw(odd | st.just({"0-1": {"Bandwidth(GB/s)": data.draw(odd)}}))
+    (place / "communication_matrix.json").write_text(
+        json.dumps({"step1": {"collective": {"allreduce-total@g": links}}})
+    )
     said = read_or_refused(step, place)
     assert len(said) < 20_000
 
@@ -203,6 +207,28 @@ def read_or_refused(step, place):
         return str(error) if str(place) in str(error) else str(error) * 20_000
     report = ProfileReport(compare(step, records), tuple(notes))
     return str(report) + json.dumps(report.to_dict(), allow_nan=False)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_a_trace_holds_it_is_read_or_refused(step, tmp_path_factory, data):
+    odd = st.sampled_from(
+        [None, -1, 0, 1, 1e308, float("nan"), "7", "x", [], {}, True, 10**30, [[64, 32], [32, 16]], [[-1], "a"]]
+    )
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 90}
+    event["args"] = {"External id": 1, "Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
+    events = [
+        event,
+        {**event, "cat": "kernel", "name": "k"},
+        {**event, "cat": "user_annotation", "name": "ProfilerStep#1"},
+    ]
+    for one in events:
+        inside = one if data.draw(st.booleans()) else one["args"] if isinstance(one["args"], dict) else one
+        inside[data.draw(st.sampled_from(list(inside)))] = data.draw(odd)
+    place = tmp_path_factory.mktemp("odd")
+    tree = data.draw(st.just({"traceEvents": events, "distributedInfo": data.draw(odd)}) | st.just(events) | odd)
+    (place / "odd.pt.trace.json").write_text(json.dumps(tree))
+    assert len(read_or_refused(step, place)) < 20_000
 
 
 def test_names_tell_kinds_and_layers():
