@@ -146,14 +146,44 @@ def test_stages_with_other_layers_than_the_yaml_says(step, tmp_path):
     assert abs(comparison.unexplained) < 0.01 * step.seconds
 
 
+FORMS = {
+    "one device": {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 1, "micro_batch_num": 1},
+    "sequence parallel": {"model_parallel": 4, "pipeline_stage": 1, "micro_batch_num": 1, "use_seq_parallel": "true"},
+    "four stages": {"data_parallel": 1, "pipeline_stage": 4, "micro_batch_num": 8},
+}
+MORE = {
+    "two chunks": ["--parallel.pipeline_config.pipeline_interleave=true", "--model.model_config.pp_interleave_num=2"],
+    "recomputed": ["--recompute_config.recompute=true"],
+}
+
+
+@pytest.mark.parametrize("form", [*FORMS, *MORE])
+def test_of_other_forms_a_kernel_is_found_and_nothing_else(step, tmp_path, form):
+    keys = [f"--parallel_config.{name}={value}" for name, value in FORMS.get(form, {}).items()]
+    other = step_time(workload_of(load_config(YAML, [*KEYS, *keys, *MORE.get(form, [])])), step.device)
+    one_of_each = set(range(0, other.workload.strategy.device_num, other.workload.strategy.stage_device_num))
+    assert found(other, Plants(), tmp_path / "as predicted", one_of_each)[1].findings == ()
+    maker, comparison = found(other, Plants(kernels={SLOW: 2.0}), tmp_path / "slow", one_of_each)
+    assert causes(comparison) == {"kernel"}
+    assert worth(comparison, "kernel") == pytest.approx(maker.seconds - other.seconds, rel=NEAR)
+
+
+def test_experts_are_exchanged_as_predicted(step, tmp_path):
+    experts = step_time(workload_of(load_config("configs/mixtral/pretrain_mixtral_8x7b.yaml")), step.device)
+    _, comparison = found(experts, Plants(), tmp_path, {0})
+    assert comparison.findings == ()
+    assert abs(comparison.unexplained) < 1e-4 * experts.seconds
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_planted_is_found_and_nothing_else(step, tmp_path_factory, data):
-    chosen = data.draw(st.sets(st.sampled_from(("kernel", "exchange", "host", "begin", "data")), max_size=4))
+    chosen = data.draw(st.sets(st.sampled_from(("kernel", "exchange", "exposed", "host", "begin", "data")), max_size=4))
     plants = Plants(
         kernels={data.draw(st.sampled_from(MATRICES)): data.draw(st.floats(1.5, 4))} if "kernel" in chosen else {},
         exchanges={("AllReduce", "tp"): data.draw(st.floats(1.3, 4))} if "exchange" in chosen else {},
         host=data.draw(st.floats(0.05, 1)) if "host" in chosen else 0.0,
+        hidden=0.0 if "exposed" in chosen else 1.0,
         begins=data.draw(st.floats(0.2, 2)) if "begin" in chosen else 0.0,
         fetches=data.draw(st.floats(0.05, 1)) if "data" in chosen else 0.0,
     )
