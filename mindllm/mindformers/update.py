@@ -37,7 +37,9 @@ SCHEDULES = {  # their names and those of Hugging Face, which they take too
     "polynomial": "PolynomialWithWarmUpLR",
     "WarmUpStableDecayLR": "WarmUpStableDecayLR",
 }
-POLYNOMIAL_END = 1e-7
+SMALL_END = 1e-7
+STABLE = "WarmUpStableDecayLR"
+DECAY = "lr_schedule.decay_ratio"
 SCALE = "runner_wrapper.scale_sense"
 
 
@@ -110,10 +112,11 @@ def _schedule(reading: Reading) -> None:
             reading.idle(end, "the rate stays what it is")
         else:
             reading.use(end)
-    elif kind == "PolynomialWithWarmUpLR":
-        reading.left_out(end, end, POLYNOMIAL_END, "left out: the default of MindFormers")
+    elif kind in ("PolynomialWithWarmUpLR", STABLE):
+        reading.left_out(end, end, SMALL_END, "left out: the default of MindFormers")
     _only_of(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
-    _only_of(reading, "lr_schedule.decay_ratio", kind, "WarmUpStableDecayLR")
+    _only_of(reading, "lr_schedule.decay_ratio", kind, STABLE)
+    _decay_start(reading, kind)
 
 
 def _warm_up(reading: Reading) -> None:
@@ -128,6 +131,28 @@ def _warm_up(reading: Reading) -> None:
             reading.idle(ratio, "empty")
     elif reading.has(ratio):
         reading.idle(ratio, "empty")
+
+
+def _decay_start(reading: Reading, kind: str) -> None:
+    """Where their decay begins: a step, or a part of all steps, which wins. Ours has a length, as a part of all steps."""
+    ratio, steps, total = (f"lr_schedule.{key}" for key in ("decay_start_ratio", "decay_start_steps", "total_steps"))
+    given = [key for key in (ratio, steps) if reading.has(key)]
+    if kind != STABLE:
+        for key in given:
+            _only_of(reading, key, kind, STABLE)
+        return
+    length, part, begin = reading.number(total, -1), reading.get(ratio), reading.get(steps)
+    for key in given:
+        if reading.get(key) is None or (key == steps and part is not None):
+            reading.idle(key, "empty" if reading.get(key) is None else f"{ratio} is given too, and wins")
+    if part is not None:
+        start = reading.number(ratio, 0.0)
+        decay = 1.0 - (int(start * length) / length if length > 0 else start)
+        reading.translate(ratio, DECAY, decay, "" if length > 0 else "the decay begins at the next whole step")
+    elif begin is not None and length > 0:
+        reading.translate(steps, DECAY, 1.0 - reading.number(steps, 0) / length)
+    elif begin is not None:
+        reading.refuse(steps, f"a decay is a part of all steps here; write {ratio}, or {total}")
 
 
 def _only_of(reading: Reading, key: str, kind: str, owner: str, usual: tuple[float, ...] = ()) -> None:

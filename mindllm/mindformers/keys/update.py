@@ -47,8 +47,8 @@ UPDATE: Table = {
     "lr_schedule.power": used(),
     "lr_schedule.num_cycles": decided("lr_schedule.num_cycles"),
     "lr_schedule.decay_ratio": decided("lr_schedule.decay_ratio"),
-    "lr_schedule.decay_start_steps": refused("a decay is given as decay_ratio here"),
-    "lr_schedule.decay_start_ratio": refused("a decay is given as decay_ratio here"),
+    "lr_schedule.decay_start_steps": decided("lr_schedule.decay_ratio"),
+    "lr_schedule.decay_start_ratio": decided("lr_schedule.decay_ratio"),
     "lr_schedule.decay_steps": refused("schedules decay to the end of the run here"),
     "lr_schedule.auto_register": refused("code beside the YAML is never run"),
     "runner_wrapper.type": only(
