@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Strict, Tag, model_validator
@@ -10,6 +11,19 @@ from pydantic_core import PydanticCustomError
 from mindllm.config.section import Fraction, List, PositiveInt, Section
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+Patterns = Annotated[
+    List[str],
+    Field(min_length=1, description="Weights of the group, by shell patterns over their names (`*tok_embeddings*`)."),
+]
+
+
+class DecayGroup(Section):
+    """Weights with a decay of their own."""
+
+    params: Patterns
+    weight_decay: float = Field(ge=0, description="Their decay, of norms and biases too.")
 
 
 class OptimizerConfig(Section):
@@ -25,6 +39,22 @@ class OptimizerConfig(Section):
     )
     eps: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(default=0.1, ge=0, description="Decay of matrices; norms and biases are not decayed.")
+    weight_decay_groups: List[DecayGroup] = Field(
+        default=(),
+        description="Weights with a decay of their own; the first group with a pattern that matches decides.",
+    )
+
+    def decay_of(self, name: str, dimensions: int) -> float:
+        """The decay of a weight with so many ``dimensions``."""
+        for group in self.weight_decay_groups:
+            if matches(name, group.params):
+                return group.weight_decay
+        return self.weight_decay if dimensions > 1 else 0.0
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether one of the shell patterns matches the whole name of a weight."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class Schedule(Section):

@@ -149,10 +149,19 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
     smallest_norm = sizes["hidden_size"] * BYTES // KILOBYTE + 1
     return {
         "optimizer.eps": STABLE_EPSILON,
-        "optimizer.weight_decay": config.optimizer.weight_decay and max(config.optimizer.weight_decay, SMALLEST_DECAY),
+        "optimizer.weight_decay": _visible(config.optimizer.weight_decay),
+        "optimizer.weight_decay_groups": [
+            {**group.model_dump(), "weight_decay": _visible(group.weight_decay)}
+            for group in config.optimizer.weight_decay_groups
+        ],
         "runner_wrapper.max_grad_norm": min(config.runner_wrapper.max_grad_norm, LARGEST_NORM),
         **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
     }
+
+
+def _visible(decay: float) -> float:
+    """A decay that is seen in a few steps, if there is any."""
+    return decay and max(decay, SMALLEST_DECAY)
 
 
 def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ ROUNDING = 1e-6
 def update_problems(
     config: RunConfig, updates: int, rate: float, norm: float, before: Mapping, after: Mapping
 ) -> Iterator[str]:
-    """Yield where an update is not that of AdamW with the YAML's clipping, betas, epsilon and decay of matrices alone.
+    """Yield where an update is not that of AdamW with the YAML's clipping, betas, epsilon and decays.
 
     Args:
         config: the run; that of adapters and other tuners has updates of its own, and is not looked at.
@@ -65,7 +65,7 @@ class _Part:
         if not _largest(second - self.new[2]) <= TOLERANCE * _largest(second):
             yield f"{SECOND}{name}: not the mean of squared gradients"
         left1, left2 = (1 - beta1**updates, 1 - beta2**updates) if self.optimizer.bias_correction else (1.0, 1.0)
-        decay = self.optimizer.weight_decay if self.old[0].ndim > 1 else 0.0
+        decay = self.optimizer.decay_of(name, self.old[0].ndim)
         root = np.sqrt(self.new[2] / left2) + self.optimizer.eps
         change = rate * (self.new[1] / left1 / root + decay * self.old[0])
         error = _largest(self.old[0] - change - self.new[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from mindllm.config.checks import MODEL, Finding
@@ -22,7 +23,7 @@ from mindllm.config.checks.monitor import check_monitor
 from mindllm.config.checks.preference import check_preference
 from mindllm.config.checks.tuning import check_tuning
 from mindllm.config.model_keys import llama_intermediate_size
-from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
+from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule, matches
 from mindllm.config.pretrained import check_family, check_pretrained
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
@@ -85,6 +86,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_data,
         check_generation,
         check_schedule,
+        check_weight_groups,
         check_loss_scale,
         check_profile,
         check_callbacks,
@@ -168,6 +170,24 @@ def check_schedule(config: RunConfig) -> Iterator[Finding]:
             f"longer than the schedule of {total} steps (value {schedule.warmup_steps}); write warmup_ratio instead"
         )
         yield ("lr_schedule", "warmup_steps"), message
+
+
+def check_weight_groups(config: RunConfig) -> Iterator[Finding]:
+    """Patterns of weights that match none."""
+    names = list(config.model.config.architecture.trained_shapes())
+    for number, group in enumerate(config.optimizer.weight_decay_groups):
+        yield from _unmatched(("optimizer", "weight_decay_groups", number, "params"), group.params, names)
+
+
+def _unmatched(path: KeyPath, patterns: tuple[str, ...], names: list[str]) -> Iterator[Finding]:
+    """A layer may have any number: smaller models of a run have fewer layers."""
+    for pattern in patterns:
+        of_layers = re.sub(r"\blayers\.\d+", "layers.*", pattern)
+        if not any(matches(name, (of_layers,)) for name in names):
+            yield (
+                path,
+                f"matches no weight that is trained (value '{pattern}'); they are called {names[0]} or {names[-1]}",
+            )
 
 
 def check_loss_scale(config: RunConfig) -> Iterator[Finding]:

@@ -75,8 +75,7 @@ class AdamW(nn.Cell):
         self.moments2 = self.weights.clone(prefix=MOMENTS[1], init="zeros")
         self.beta1_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[0], requires_grad=False)
         self.beta2_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[1], requires_grad=False)
-        some, none = Tensor(config.weight_decay, ms.float32), Tensor(0.0, ms.float32)
-        self.decays = tuple(some if weight.ndim > 1 else none for weight in weights)
+        self.decays = decays_of(weights, config)
         rates = [pet.rate_factor(weight.name, weight.ndim) for weight in weights] if pet is not None else []
         own = set(rates) - {1.0}
         self.update = update_at_own_rate if own else update
@@ -102,6 +101,13 @@ class AdamW(nn.Cell):
         ops.assign(self.beta1_power, power1)
         ops.assign(self.beta2_power, power2)
         return power1
+
+
+def decays_of(weights: Sequence[Parameter], config: OptimizerConfig) -> tuple[Tensor, ...]:
+    """The decay of every weight, fp32 scalars; equal ones are one constant of the graph."""
+    found = [config.decay_of(weight.name, weight.ndim) for weight in weights]
+    shared = {decay: Tensor(decay, ms.float32) for decay in found}
+    return tuple(shared[decay] for decay in found)
 
 
 class FusedAdam(nn.Cell):

@@ -180,7 +180,8 @@ class GaLoreAdamW(nn.Cell):
         self.steps = Parameter(Tensor(0.0, ms.float32), name=STEPS_IN_INTERVAL, requires_grad=False)
         self.gap, self.scale = float(pet.galore_update_proj_gap), pet.galore_scale
         self.beta1, self.beta2 = config.betas
-        self.eps, self.decay, self.corrects = config.eps, config.weight_decay, config.bias_correction
+        self.eps, self.corrects = config.eps, config.bias_correction
+        self.decays = tuple(config.decay_of(item.name, item.ndim) for item in weights)
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
         """One step with ``coefficient * gradients``."""
@@ -227,7 +228,7 @@ class GaLoreAdamW(nn.Cell):
         back = self.matrices[number].back(weight, step, projection)
         done = ops.depend(done, ops.assign(before1, moment1))
         done = ops.depend(done, ops.assign(before2, moment2))
-        moved = weight - rate * (self.scale * back + self.decay * weight)
+        moved = weight - rate * (self.scale * back + self.decays[number] * weight)
         return ops.depend(done, ops.assign(weight, moved))
 
     def refreshed(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

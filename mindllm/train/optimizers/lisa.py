@@ -20,7 +20,7 @@ from mindspore import ops as P
 from mindllm.architecture.optimizer_state import INTERVAL, LAYER_POWERS, MOMENTS, STEPS_IN_INTERVAL
 from mindllm.config import OptimizerConfig
 from mindllm.config.tuning import PetConfig
-from mindllm.train.optimizers.adamw import AdamW, FusedAdam
+from mindllm.train.optimizers.adamw import AdamW, FusedAdam, decays_of
 
 INTERVALS = 4096  # after so many of them the same draws come again
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -115,8 +115,7 @@ class LisaAdamW(nn.Cell):
         self.moments2 = self.weights.clone(prefix=MOMENTS[1], init="zeros")
         self.power1 = Parameter(Tensor(1.0, ms.float32), name=LAYER_POWERS[0], requires_grad=False)
         self.power2 = Parameter(Tensor(1.0, ms.float32), name=LAYER_POWERS[1], requires_grad=False)
-        some, none = Tensor(config.weight_decay, ms.float32), Tensor(0.0, ms.float32)
-        self.decays = tuple(some if weight.ndim > 1 else none for weight in self.weights)
+        self.decays = decays_of(self.weights, config)
         self.beta1, self.beta2 = config.betas
         self.length = float(pet.lisa_step_interval)
         self.kernel = FusedAdam(config)
