@@ -122,6 +122,55 @@ class StableDecaySchedule(DecayingSchedule):
     decay_ratio: Fraction = Field(default=0.1, description="Part of all steps that the final decay takes.")
 
 
+class GroupedSchedule(Section):
+    """What makes a schedule that of a group of weights."""
+
+    params: Patterns
+
+
+class ConstantGroup(GroupedSchedule, ConstantSchedule):
+    """A group whose rate is constant after the warm-up."""
+
+
+class LinearGroup(GroupedSchedule, LinearSchedule):
+    """A group with a linear decay."""
+
+
+class CosineGroup(GroupedSchedule, CosineSchedule):
+    """A group with half a cosine."""
+
+
+class CosineRestartsGroup(GroupedSchedule, CosineRestartsSchedule):
+    """A group with several half cosines."""
+
+
+class PolynomialGroup(GroupedSchedule, PolynomialSchedule):
+    """A group with a polynomial decay."""
+
+
+class StableDecayGroup(GroupedSchedule, StableDecaySchedule):
+    """A group whose rate is constant, then decays."""
+
+
+LrGroup = Annotated[
+    ConstantGroup | LinearGroup | CosineGroup | CosineRestartsGroup | PolynomialGroup | StableDecayGroup,
+    Field(discriminator="type"),
+]
+
+
+class GroupedLrSchedule(Section):
+    """Section ``grouped_lr_schedule``: weights with a learning rate of their own; all others follow ``lr_schedule``."""
+
+    grouped: List[LrGroup] = Field(
+        default=(), description="Groups of weights; the first one with a pattern that matches decides."
+    )
+
+    def group_of(self, name: str) -> int:
+        """The number of a weight's rate: 0 that of ``lr_schedule``, then those of the groups in their order."""
+        numbers = (number for number, group in enumerate(self.grouped, 1) if matches(name, group.params))
+        return next(numbers, 0)
+
+
 LrSchedule = Annotated[
     ConstantSchedule
     | LinearSchedule

@@ -14,7 +14,7 @@ from mindllm.config.dataset import EvalDatasetConfig, PreferenceDataLoader, Proc
 from mindllm.config.generation import EvaluationConfig, GenerationConfig
 from mindllm.config.model import ModelSection
 from mindllm.config.monitor import MonitorConfig
-from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
+from mindllm.config.optimizer import GroupedLrSchedule, LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
 from mindllm.config.preference import PreferenceConfig
 from mindllm.config.reading.document import KeyPath, Origin, Problem, child, closest_origin
@@ -103,6 +103,9 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The update.")
     lr_schedule: LrSchedule | None = Field(
         default=None, description="Learning rate over the steps; its keys depend on `type`. Required to train."
+    )
+    grouped_lr_schedule: GroupedLrSchedule = Field(
+        default_factory=GroupedLrSchedule, description="Learning rates of groups of weights."
     )
     runner_wrapper: RunnerWrapperConfig = Field(
         default_factory=RunnerWrapperConfig, description="Loss scale and gradient clipping."

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindllm.errors import nearest
+from mindllm.mindformers.groups import translate_groups
 from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.keys.update import WATCHERS
 from mindllm.mindformers.reading import Reading
@@ -47,6 +48,7 @@ def translate_update(reading: Reading) -> None:
     """Sections ``optimizer``, ``lr_schedule``, ``runner_wrapper`` and ``callbacks``."""
     _optimizer(reading)
     _schedule(reading)
+    translate_groups(reading, _schedule)
     _loss_scale(reading)
     _callbacks(reading)
 
@@ -70,7 +72,7 @@ def _optimizer(reading: Reading) -> None:
     _or_default(reading, "optimizer.weight_decay", 0.0, 0.1)
     if reading.has("optimizer.learning_rate"):
         rate = reading.get("optimizer.learning_rate")
-        if reading.has("lr_schedule.learning_rate"):
+        if reading.has("lr_schedule.learning_rate") or reading.has("grouped_lr_schedule.default"):
             reading.idle("optimizer.learning_rate", "lr_schedule.learning_rate decides")
         else:
             reading.translate("optimizer.learning_rate", "lr_schedule.learning_rate", rate)

@@ -177,6 +177,10 @@ def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:
         "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH * copies),
         "runner_config.train_steps": TRAIN_STEPS,
         **({} if warmup is None else {"lr_schedule.warmup_steps": min(warmup, TRAIN_STEPS)}),
+        "grouped_lr_schedule.grouped": [
+            group.model_dump() | ({"warmup_steps": min(group.warmup_steps, TRAIN_STEPS)} if group.warmup_steps else {})
+            for group in config.grouped_lr_schedule.grouped
+        ],
         "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
         "parallel_config.micro_batch_num": _micro_batches(config, parts),
     }

@@ -35,7 +35,7 @@ from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.job.restart import begin, checkpoint_to_resume
 from mindllm.train.job.resume import restore
 from mindllm.train.optimizers.loss_scale import LossScaler
-from mindllm.train.optimizers.schedule import learning_rates
+from mindllm.train.optimizers.schedule import group_learning_rates, learning_rates
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
@@ -61,6 +61,7 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     total_steps = data.total_steps
     assert config.lr_schedule is not None  # or loading had refused it
     rates = learning_rates(config.lr_schedule, total_steps)
+    group_rates = group_learning_rates(config.grouped_lr_schedule.grouped, total_steps)
     evaluator = data.evaluator(evaluation_rows(config, execution)) if config.do_eval else None
     store = make_store(config, peers, ranks.simulated)
     store.recover()
@@ -97,7 +98,9 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     if proved.line:
         logger.info("%s", proved.line)
     callbacks = make_callbacks(config, store, evaluator, ranks, [*_evaluations(config, ranks), *_monitors(proved)])
-    Trainer(state, data.train_stream(), rates, callbacks, peak_of(config.context.device_target), ranks).run()
+    Trainer(
+        state, data.train_stream(), rates, callbacks, peak_of(config.context.device_target), ranks, group_rates
+    ).run()
     if ranks.is_first and not ranks.simulated:
         export(state, store, data.tokenizer)
     ranks.meet()

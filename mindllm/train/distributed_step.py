@@ -79,9 +79,11 @@ class ReusedOptimizer(nn.Cell):
 
 
 class DistributedStep(nn.Cell):
-    """``(*columns, rate, scale, *limits) -> (mean loss, norm, applied, tokens)``, as ``step.TrainStep``; columns are those of
+    """``(*columns, rate, scale, *limits, *group_rates) -> (mean loss, norm, applied, tokens)``, as ``step.TrainStep``.
+
+    Columns are those of
     :func:`mindllm.parallel.context.input_columns`, ``[batch, seq]``; limits those of
-    :func:`mindllm.train.optimizers.spikes.limits_of_step`.
+    :func:`mindllm.train.optimizers.spikes.limits_of_step`; group rates the learning rates of groups of weights.
 
     In a pipeline the loss is real on the last stage only; the norm and its finiteness are the same everywhere.
 
@@ -96,6 +98,7 @@ class DistributedStep(nn.Cell):
             in the accumulators.
         norm: of all gradients.
         limits: of norm and loss that the step is given: none, of the norm, or of both.
+        groups: of weights with a learning rate of their own.
         loss_first: the update waits for the loss. Where that is computed again for the backward pass, gradients do not wait
             for it, and nothing else would keep the update from changing the weights it reads.
         watch: what the health figures are made of, an output behind the others.
@@ -115,11 +118,12 @@ class DistributedStep(nn.Cell):
         sharded_optimizer: bool,
         norm: nn.Cell,
         limits: int = 0,
+        groups: int = 0,
         loss_first: bool = False,
         watch: nn.Cell | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
-        self.limits = limits
+        self.limits, self.groups = limits, groups
         self.network = SeededLoss(parallel.network)
         self.gradient = ops.value_and_grad(self.network, None, weights)
         self.first_updated = len(weights) - len(optimizer.parameters)
@@ -142,13 +146,16 @@ class DistributedStep(nn.Cell):
             self.update.watch.logits.forget()
 
     def construct(self, *inputs):
-        after = len(inputs) - self.limits
-        columns, rate, scale, limits = inputs[: after - 2], inputs[after - 2], inputs[after - 1], inputs[after:]
+        grouped = len(inputs) - self.groups
+        after = grouped - self.limits
+        columns, rate, scale, limits = inputs[: after - 2], inputs[after - 2], inputs[after - 1], inputs[after:grouped]
         seed = scale / self.positions
         loss, gradients = self.gradient(seed, *columns)
         tokens = self.tokens(columns[2])
         if self.loss_first:
             rate = ops.depend(rate, loss)
+        if self.groups:
+            rate = self.rates(rate, inputs[grouped:])
         if self.reads_accumulators:
             gradients = self.map(accumulated, self.accu_grads, gradients)
         loss = loss / (seed * tokens)
@@ -162,6 +169,13 @@ class DistributedStep(nn.Cell):
             used = ops.depend(used, gradients[0]) if self.first_updated else used
             loss = ops.depend(loss, self.map(ops.partial(clear_accumulated, used), self.accu_grads))
         return (loss, norm, updated[1], tokens, *updated[2:])
+
+    def rates(self, rate: Tensor, of_groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """That of weights without a group, then those of groups; all wait for what the first one waits for."""
+        found: tuple[Tensor, ...] = (rate,)
+        for one in of_groups:
+            found = (*found, ops.depend(one, rate))
+        return found
 
 
 class DistributedLoss(nn.Cell):
@@ -229,6 +243,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
         sharded_optimizer=config.parallel.enable_parallel_optimizer,
         norm=_norm(config, owned, cuts),
         limits=len(limits_of_step(config)),
+        groups=len(config.grouped_lr_schedule.grouped),
         loss_first=config.model.config.loss_chunks > 1 and parallel.plan.stages == 1,
         watch=make_watch(config, parallel.model, optimizer, whole=False),
     )
@@ -261,10 +276,12 @@ def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
 
 
 def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:
-    """A batch of the shapes a rank is given; for training also the rate, the loss scale and the limits of a step."""
+    """A batch of the shapes a rank is given; for training also the rate, the loss scale, the limits of a step and the rates of
+    groups of weights.
+    """
     shape = (config.global_batch_size // input_slices(config), config.model.config.seq_length)
     ids = Tensor(np.zeros(shape, np.int32))
-    values = (1e-4, 1.0, *(1.0 for _ in limits_of_step(config)))
+    values = (1e-4, 1.0, *(1.0 for _ in limits_of_step(config)), *(1e-4 for _ in config.grouped_lr_schedule.grouped))
     scalars = [Tensor(value, ms.float32) for value in values] if training else []
     columns = dict.fromkeys(input_columns(config), ids) | {"loss_mask": Tensor(np.ones(shape, np.float32))}
     return [*columns.values(), *scalars]

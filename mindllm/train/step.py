@@ -173,7 +173,9 @@ class ApplyGradients(nn.Cell):
         self.max_grad_norm = max_grad_norm
 
     def construct(self, gradients, unscale, rate, loss=None, norm_limit=None, loss_limit=None):
-        """``unscale`` turns a gradient into that of the mean loss per token. Returns (norm, whether it was applied, …)."""
+        """``unscale`` turns a gradient into that of the mean loss per token; ``rate``: one, or first that of weights without a
+        group, then those of the groups. Returns (norm, whether it was applied, …).
+        """
         if self.prepare is not None:
             gradients = self.prepare(gradients, unscale)
         of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
@@ -198,7 +200,8 @@ class TrainStep(nn.Cell):
     """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, applied, tokens)``.
 
     Like the cells it is made of, it passes on to the model what keeps documents apart and what dropout is drawn by, where the
-    batch has it. A step with limits is given them last. ``watch`` adds an output, that of :class:`ApplyGradients`.
+    batch has it. A step with limits is given them behind those, and last the learning rates of groups of weights. ``watch`` adds
+    an output, that of :class:`ApplyGradients`.
     """
 
     def __init__(
@@ -220,13 +223,15 @@ class TrainStep(nn.Cell):
         random=None,
         norm_limit=None,
         loss_limit=None,
+        *group_rates,
     ):
         loss, tokens, gradients = self.forward_backward(
             input_ids, labels, loss_mask, scale, segment_starts, position_ids, random
         )
         nominal = float(input_ids.shape[0] * input_ids.shape[1])
         loss = loss / tokens
-        updated = self.update(gradients, nominal / (scale * tokens), rate, loss, norm_limit, loss_limit)
+        rates = (rate, *group_rates) if group_rates else rate
+        updated = self.update(gradients, nominal / (scale * tokens), rates, loss, norm_limit, loss_limit)
         return (loss, updated[0], updated[1], tokens, *updated[2:])
 
 
@@ -277,13 +282,14 @@ class ApplyAccumulated(nn.Cell):
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm(), watch)
         self.map = ops.HyperMap()
 
-    def construct(self, rate, scale, norm_limit=None, loss_limit=None):
+    def construct(self, rate, scale, norm_limit=None, loss_limit=None, *group_rates):
         loss, tokens, gradients = self.loss * 1.0, self.tokens * 1.0, self.gradients
         if self.sum_over_ranks is not None:
             loss, tokens, gradients = self.sum_over_ranks(loss, tokens, gradients)
         loss = loss / tokens
         unscale = self.positions / (scale * tokens)
-        updated = self.update(gradients, unscale, rate, loss, norm_limit, loss_limit)
+        rates = (rate, *group_rates) if group_rates else rate
+        updated = self.update(gradients, unscale, rates, loss, norm_limit, loss_limit)
         loss = ops.depend(loss, updated[0])
         if len(updated) > 2:
             loss = ops.depend(loss, updated[2])

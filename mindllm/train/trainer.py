@@ -132,7 +132,9 @@ class Trainer:
         callbacks: Sequence[Callback],
         peak: Peak,
         ranks: Ranks = ALONE,
+        group_rates: Callable[[int], tuple[float, ...]] | None = None,
     ) -> None:
+        self.group_rates = group_rates or (lambda step: ())
         self.state = state
         self.stream = stream
         self.learning_rate = learning_rate
@@ -174,7 +176,7 @@ class Trainer:
         start = time.perf_counter()
         self.sound = False
         limits = state.spikes.limits()
-        result = state.engine.step(batch, rate, scale, limits)
+        result = state.engine.step(batch, rate, scale, limits, self.group_rates(state.step))
         seconds = time.perf_counter() - start
         self.signals.step_done()
         state.batch = batch

@@ -109,7 +109,7 @@ def suspected(
 def _executed(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Reference, step: int) -> _Side:
     task, recorder = reference.tasks[step], Recorder()
     cluster = build_cluster(config, list(graphs), reference.given(step), observer=recorder)
-    done = cluster.step(columns_read(config, task.batch), task.rate, task.scale)
+    done = cluster.step(columns_read(config, task.batch), task.rate, task.scale, group_rates=task.group_rates)
     tolerance = TOLERANCES[config.model.config.compute_dtype]
     found = compare(reference.results[step], reference.states[step], done, cluster, tolerance)
     return _Side(cluster, recorder, done, found)
@@ -171,7 +171,8 @@ def _kept(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Referen
     """What ranks keep otherwise than they should when the steps before ``step`` have gone by; empty where nothing."""
     cluster = build_cluster(config, list(graphs), reference.given(0))
     for task in reference.tasks[:step]:
-        cluster.step(columns_read(config, task.batch), task.rate, task.scale, task.spoiled)
+        columns = columns_read(config, task.batch)
+        cluster.step(columns, task.rate, task.scale, task.spoiled, group_rates=task.group_rates)
     tolerance, given = TOLERANCES[config.model.config.compute_dtype], reference.given(step)
     wrong = [
         f"{name} on rank {machine.rank}"

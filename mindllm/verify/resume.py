@@ -37,13 +37,14 @@ def _problems(config: RunConfig, graphs: list[CompiledGraph], reference: Referen
     first, *_, last = reference.tasks
     wanted = reference.results[-1].loss
     trained = build_cluster(config, graphs, reference.initial)
-    trained.step(first.batch, first.rate, first.scale)
+    trained.step(first.batch, first.rate, first.scale, group_rates=first.group_rates)
     with temporary_directory("mindllm_resume_") as directory:
         path = CheckpointStore(Path(directory), keep_checkpoint_max=1).save(1, trained.local_state(), {"step": 1})
         del trained
         checkpoint = load_checkpoint(path)
         resumed = build_cluster(config, graphs, {**checkpoint.weights, **checkpoint.optimizer})
-        losses = {"its own layout": resumed.step(last.batch, last.rate, last.scale).loss}
+        done = resumed.step(last.batch, last.rate, last.scale, group_rates=last.group_rates)
+        losses = {"its own layout": done.loss}
         del resumed
         device = SingleDevice(single_device(config))
         device.engine.load(checkpoint)

@@ -7,9 +7,10 @@ an update without Adam's part, which the new moments give, is the decay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,15 @@ TINY = 1e-30
 
 
 class Updates:
-    """One optimizer step of a single device: weights and state ``before`` and ``after`` it, at a learning ``rate``.
+    """One optimizer step of a single device: weights and state ``before`` and ``after`` it, at the learning rate of each.
 
     Weights whose moments are projected (GaLore) are left out: their update does not follow from moments alone.
     """
 
-    def __init__(self, optimizer: OptimizerConfig, rate: float, before: Arrays, after: Arrays) -> None:
-        self.epsilon, self.rate, self.corrects = optimizer.eps, rate, optimizer.bias_correction
+    def __init__(
+        self, optimizer: OptimizerConfig, rate_of: Callable[[str], float], before: Arrays, after: Arrays
+    ) -> None:
+        self.epsilon, self.rate_of, self.corrects = optimizer.eps, rate_of, optimizer.bias_correction
         moments = {name: after.get(f"{MOMENT_PREFIXES[0]}{name}") for name in before}
         weights = [
             name for name, moment in moments.items() if moment is not None and moment.shape == before[name].shape
@@ -63,7 +66,7 @@ class Updates:
         powers = LAYER_POWERS if LAYER_POWERS[0] in after and is_of_layer(name) else POWERS
         left = [1 - float(after[power]) if self.corrects else 1.0 for power in powers]
         first, second = (moment / part for moment, part in zip(moments, left, strict=True))
-        decayed = (old - new) / self.rate - first / (np.sqrt(second) + self.epsilon)
+        decayed = (old - new) / self.rate_of(name) - first / (np.sqrt(second) + self.epsilon)
         return float(np.sum(decayed * old) / np.sum(old * old))
 
     def decay_errors(self, cluster: Cluster, before: Sequence[Arrays]) -> Iterator[str]:
@@ -133,10 +136,12 @@ def train_cluster(
     for number, task in enumerate(reference.tasks):
         weights = [machine.values() for machine in cluster.machines]
         with enlarged_logits(cluster, task.enlarged):
-            found = cluster.step(columns_read(config, task.batch), task.rate, task.scale, task.spoiled)
+            columns = columns_read(config, task.batch)
+            found = cluster.step(columns, task.rate, task.scale, task.spoiled, group_rates=task.group_rates)
         comparison = compare(reference.results[number], reference.states[number], found, cluster, tolerance)
         if not task.overflows:
-            updates = Updates(config.optimizer, task.rate, reference.before(number), reference.states[number])
+            rate_of = partial(task.rate_of, config)
+            updates = Updates(config.optimizer, rate_of, reference.before(number), reference.states[number])
             further = (
                 *updates.decay_errors(cluster, weights),
                 *count_errors(cluster, reference.counts[number] if reference.counts else {}, tolerance.moments),
@@ -181,7 +186,8 @@ def own_problems(config: RunConfig, reference: Reference, step: int) -> Iterator
     """Where the single device itself does not do the update that the YAML asks for."""
     done = sum(not task.overflows for task in reference.tasks[: step + 1])
     task, norm = reference.tasks[step], reference.results[step].global_norm
-    for problem in update_problems(config, done, task.rate, norm, reference.before(step), reference.states[step]):
+    rate_of, before, after = partial(task.rate_of, config), reference.before(step), reference.states[step]
+    for problem in update_problems(config, done, rate_of, norm, before, after):
         yield f"{problem} (on a single device, too)"
 
 
@@ -207,4 +213,5 @@ def build_cluster(
 
     stages, limits = mesh_of(config).pipeline_stage, len(limits_of_step(config))
     watches = bool(sums_of(config.monitor_config.watched()))
-    return Cluster(graphs, stages, input_slices(config), state, mindspore_kernels, observer, limits, watches)
+    groups = len(config.grouped_lr_schedule.grouped)
+    return Cluster(graphs, stages, input_slices(config), state, mindspore_kernels, observer, limits, watches, groups)

@@ -36,7 +36,7 @@ infinite in fp32.
 
 @dataclass(frozen=True)
 class Task:
-    """One optimizer step to be done on both sides: a global batch, a rate, a loss scale.
+    """One optimizer step to be done on both sides: a global batch, a rate, a loss scale, the rates of groups of weights.
 
     ``spoiled`` is the rank of the cluster (-1: the last one) on which alone a gradient overflows, whatever the scale. Logits are
     ``enlarged`` for this step alone.
@@ -47,6 +47,11 @@ class Task:
     scale: float
     spoiled: int | None = None
     enlarged: float = 1.0
+    group_rates: tuple[float, ...] = ()
+
+    def rate_of(self, config: RunConfig, name: str) -> float:
+        """The learning rate of a weight."""
+        return (self.rate, *self.group_rates)[config.grouped_lr_schedule.group_of(name)]
 
     @property
     def overflows(self) -> bool:
@@ -61,7 +66,10 @@ OVERFLOWS = ((OVERFLOWING_SCALE, None), (LOSS_SCALE, 0), (LOSS_SCALE, -1))
 def tasks(config: RunConfig, steps: int, seed: int) -> list[Task]:
     """``steps`` steps, and behind the first one others that overflow: weights must stay, accumulators must be cleared."""
     kinds: list[tuple[float, int | None]] = [(LOSS_SCALE, None), *OVERFLOWS, *[(OTHER_SCALE, None)] * (steps - 1)]
-    work = [Task(batch(config, seed + number), LEARNING_RATE, *kind) for number, kind in enumerate(kinds)]
+    rates = tuple(LEARNING_RATE / (2 + number) for number in range(len(config.grouped_lr_schedule.grouped)))
+    work = [
+        Task(batch(config, seed + number), LEARNING_RATE, *kind, group_rates=rates) for number, kind in enumerate(kinds)
+    ]
     if config.is_preference_tuning or config.model.config.compute_dtype != "float32":
         return work  # such a loss is next to zero where logits are large; such gradients would overflow on all ranks
     first = next(number for number, task in enumerate(work) if task.spoiled is not None)
@@ -146,7 +154,7 @@ class SingleDevice:
         begins = norm.asnumpy().copy()
         if task.enlarged != 1:
             _write(norm, begins * task.enlarged)
-        result = self.engine.step(task.batch, task.rate, scale)
+        result = self.engine.step(task.batch, task.rate, scale, group_rates=task.group_rates)
         if task.enlarged != 1:
             _write(norm, begins)  # the step was skipped
         return result

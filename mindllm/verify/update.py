@@ -6,7 +6,7 @@ clipped, and it gives the second moment and the weight anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -23,14 +23,14 @@ ROUNDING = 1e-6
 
 
 def update_problems(
-    config: RunConfig, updates: int, rate: float, norm: float, before: Mapping, after: Mapping
+    config: RunConfig, updates: int, rate_of: Callable[[str], float], norm: float, before: Mapping, after: Mapping
 ) -> Iterator[str]:
     """Yield where an update is not that of AdamW with the YAML's clipping, betas, epsilon and decays.
 
     Args:
         config: the run; that of adapters and other tuners has updates of its own, and is not looked at.
         updates: that were done, this one included.
-        rate: its learning rate.
+        rate_of: the learning rate of a weight.
         norm: of the step's gradients, as the step told it.
         before: weights and state before the step, by name.
         after: the same after it.
@@ -45,7 +45,7 @@ def update_problems(
     if not abs(applied - norm * clipped) <= TOLERANCE * norm * clipped:
         yield f"gradients were applied with the norm {applied:.6g}; of {norm:.6g}, clipping leaves {norm * clipped:.6g}"
     for name, part in parts.items():
-        yield from part.problems(name, updates, rate)
+        yield from part.problems(name, updates, rate_of(name))
 
 
 class _Part:

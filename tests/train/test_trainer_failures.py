@@ -34,7 +34,7 @@ class Counting:
     def __init__(self, failing=0, overflow=False):
         self.weight, self.failing, self.overflow = np.zeros(2, np.float32), failing, overflow
 
-    def step(self, batch, rate, scale, limits):
+    def step(self, batch, rate, scale, limits, group_rates):
         if self.weight[0] + 1 == self.failing:
             raise ValueError("the device is gone")
         self.weight += 1

@@ -26,4 +26,4 @@ def test_the_decay_is_what_moments_do_not_explain(corrects, decay):
         **{f"{prefix}w": moment for prefix, moment in zip(MOMENT_PREFIXES, (first, second), strict=True)},
         **{name: np.float32(power) for name, power in zip(POWERS, powers, strict=True)},
     }
-    assert Updates(optimizer, RATE, {"w": old}, after).decays["w"] == pytest.approx(decay, abs=1e-4)
+    assert Updates(optimizer, lambda name: RATE, {"w": old}, after).decays["w"] == pytest.approx(decay, abs=1e-4)

@@ -58,7 +58,7 @@ def update(clips: bool = True, corrects: bool = True, decays_norms: bool = False
     ],
 )
 def test_an_update_is_that_of_the_yaml(mistake, begins):
-    problems = list(update_problems(run(), UPDATES, RATE, *update(**mistake)))
+    problems = list(update_problems(run(), UPDATES, lambda name: RATE, *update(**mistake)))
     assert len(problems) == len(begins)
     assert all(problem.startswith(begin) for problem, begin in zip(problems, begins, strict=True))
 

@@ -105,6 +105,7 @@ class Cluster:
         mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
         limits: how many limits of norm and loss the step is given.
         watches: whether it gives back sums for the health figures, too (:mod:`mindllm.train.watched`).
+        groups: how many groups of weights with a learning rate of their own.
 
     ``returned`` has by rank what its last step gave back: loss, norm, whether all is finite, tokens.
     """
@@ -119,8 +120,9 @@ class Cluster:
         observer: Observer | None = None,
         limits: int = 0,
         watches: bool = False,
+        groups: int = 0,
     ) -> None:
-        self.limits, self.watches = limits, watches
+        self.limits, self.watches, self.groups = limits, watches, groups
         self.stage_devices = len(graphs) // stages
         self.slices = slices
         self.returned: dict[int, tuple[Any, ...]] = {}
@@ -135,8 +137,10 @@ class Cluster:
         scale: float,
         spoiled: int | None = None,
         limits: Sequence[float] = (),
+        group_rates: Sequence[float] = (),
     ) -> ClusterStep:
-        """One optimizer step on a global batch ``[batch, seq]``; ``limits`` of norm and loss where the step is given such.
+        """One optimizer step on a global batch ``[batch, seq]``; ``limits`` of norm and loss, and learning rates of groups of
+        weights, where the step is given such: by default none, and ``rate``.
 
         With ``spoiled``, one element of one weight's gradient overflows on that rank (-1: the last one), and nowhere else.
 
@@ -144,7 +148,8 @@ class Cluster:
             Deadlock: ranks that wait for each other.
             RunFailed: the rank to spoil computes no gradient of a weight; a rank whose compiled step has lost a result.
         """
-        scalars = tuple(map(np.float32, (rate, scale, *(limits or [np.inf] * self.limits))))
+        further = (*(limits or [np.inf] * self.limits), *(group_rates or [rate] * self.groups))
+        scalars = tuple(map(np.float32, (rate, scale, *further)))
         inputs = {
             machine.rank: (*rows_of(batch, machine.rank, self.stage_devices, self.slices), *scalars)
             for machine in self.machines

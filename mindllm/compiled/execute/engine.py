@@ -164,7 +164,10 @@ class LockstepEngine(Engine):
             limits = len(limits_of_step(config))
             slices, weights = input_slices(config), initial_weights(config)
             watches = bool(sums_of(config.monitor_config.watched()))
-            self._cluster = Cluster(graphs, self._stages, slices, weights, limits=limits, watches=watches)
+            groups = len(config.grouped_lr_schedule.grouped)
+            self._cluster = Cluster(
+                graphs, self._stages, slices, weights, limits=limits, watches=watches, groups=groups
+            )
         else:
             self._evaluation = self._loss_cluster()
 
@@ -187,9 +190,12 @@ class LockstepEngine(Engine):
         }
         return LossCluster(graphs, self._stages, input_slices(config), unknown)
 
-    def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
+    def step(
+        self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = (), group_rates: Sequence[float] = ()
+    ) -> StepResult:
         assert self._cluster is not None
-        step = self._cluster.step(completed(batch, self._columns), rate, scale, limits=self.limits_or_none(limits))
+        columns, group_rates = completed(batch, self._columns), self.rates_of_groups(rate, group_rates)
+        step = self._cluster.step(columns, rate, scale, limits=self.limits_or_none(limits), group_rates=group_rates)
         return StepResult.of(step.loss, step.norms[0], not step.overflows[0], step.tokens[0])
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from mindllm.architecture.tuners import GALORE, LISA
 from mindllm.config.checks import MODEL, Finding
 from mindllm.config.checks.context_parallel import check_context_parallel
 from mindllm.config.checks.experts import check_experts
@@ -23,12 +24,14 @@ from mindllm.config.checks.monitor import check_monitor
 from mindllm.config.checks.preference import check_preference
 from mindllm.config.checks.tuning import check_tuning
 from mindllm.config.model_keys import llama_intermediate_size
-from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule, matches
+from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, Schedule, StableDecaySchedule, matches
 from mindllm.config.pretrained import check_family, check_pretrained
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
 GENERATION: KeyPath = ("generation",)
+GROUPS: KeyPath = ("grouped_lr_schedule", "grouped")
+TRAINING = ("train", "finetune")
 SECTION = "swap_config"
 FILES_OF = {
     "BlendedMegatronDatasetDataLoader": "the prefix of indexed files (prefix.bin, prefix.idx)",
@@ -147,29 +150,39 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_schedule(config: RunConfig) -> Iterator[Finding]:
-    """Rates and lengths of the learning rate schedule."""
-    schedule, runner = config.lr_schedule, config.runner_config
-    peak = schedule.learning_rate if schedule else None
-    if peak is None and config.run_mode in ("train", "finetune"):
+    """Rates and lengths of the learning rate schedules: that of the run, and those of groups."""
+    schedule = config.lr_schedule
+    if (schedule is None or schedule.learning_rate is None) and config.run_mode in TRAINING:
         missing = ("lr_schedule", "learning_rate") if schedule else ("lr_schedule",)
         yield missing, f"this key is required: run_mode {config.run_mode} needs a learning rate"
-    if schedule is None or peak is None:
+    if schedule is not None:
+        yield from _schedule(("lr_schedule",), schedule, config)
+    for number, group in enumerate(config.grouped_lr_schedule.grouped):
+        path = (*GROUPS, number)
+        if group.learning_rate is None:
+            yield (*path, "learning_rate"), "this key is required: a group has a rate of its own"
+        yield from _schedule(path, group, config)
+
+
+def _schedule(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[Finding]:
+    peak = schedule.learning_rate
+    if peak is None:
         return
     if schedule.warmup_lr_init > peak:
-        yield ("lr_schedule", "warmup_lr_init"), f"above learning_rate {peak} (value {schedule.warmup_lr_init})"
+        yield (*path, "warmup_lr_init"), f"above learning_rate {peak} (value {schedule.warmup_lr_init})"
     if isinstance(schedule, DecayingSchedule) and schedule.lr_end > peak:
-        yield ("lr_schedule", "lr_end"), f"above learning_rate {peak} (value {schedule.lr_end})"
+        yield (*path, "lr_end"), f"above learning_rate {peak} (value {schedule.lr_end})"
     if isinstance(schedule, StableDecaySchedule) and schedule.decay_ratio + (schedule.warmup_ratio or 0.0) > 1.0:
         message = f"together with warmup_ratio {schedule.warmup_ratio} more than the run (value {schedule.decay_ratio})"
-        yield ("lr_schedule", "decay_ratio"), message
+        yield (*path, "decay_ratio"), message
     if schedule.total_steps == 0:
-        yield ("lr_schedule", "total_steps"), "must be -1 (the length of the run) or at least 1 (value 0)"
-    total = schedule.total_steps if schedule.total_steps > 0 else runner.train_steps
+        yield (*path, "total_steps"), "must be -1 (the length of the run) or at least 1 (value 0)"
+    total = schedule.total_steps if schedule.total_steps > 0 else config.runner_config.train_steps
     if total is not None and schedule.warmup_steps is not None and schedule.warmup_steps > total:
         message = (
             f"longer than the schedule of {total} steps (value {schedule.warmup_steps}); write warmup_ratio instead"
         )
-        yield ("lr_schedule", "warmup_steps"), message
+        yield (*path, "warmup_steps"), message
 
 
 def check_weight_groups(config: RunConfig) -> Iterator[Finding]:
@@ -177,6 +190,11 @@ def check_weight_groups(config: RunConfig) -> Iterator[Finding]:
     names = list(config.model.config.architecture.trained_shapes())
     for number, group in enumerate(config.optimizer.weight_decay_groups):
         yield from _unmatched(("optimizer", "weight_decay_groups", number, "params"), group.params, names)
+    pet = config.model.config.pet_config
+    for number, rates in enumerate(config.grouped_lr_schedule.grouped):
+        yield from _unmatched((*GROUPS, number, "params"), rates.params, names)
+    if config.grouped_lr_schedule.grouped and pet is not None and pet.pet_type in (GALORE, LISA):
+        yield GROUPS, f"pet_type {pet.pet_type} has one learning rate for all weights; remove the groups"
 
 
 def _unmatched(path: KeyPath, patterns: tuple[str, ...], names: list[str]) -> Iterator[Finding]:

@@ -92,8 +92,13 @@ def fields_at(root: type[Section], path: KeyPath, data: Any = None) -> list[Fiel
 
 
 def places_of(root: type[Section], key: str) -> list[str]:
-    """Dotted paths of all sections' keys that are called ``key``."""
-    return sorted({".".join(path) for path, _, _ in walk(root) if path[-1] == key})
+    """Dotted paths of all sections' keys that are called ``key``; those of lists where there are no others."""
+    paths = {path for path, _, _ in walk(root) if path[-1] == key}
+    lists = {
+        path for path, info, _ in walk(root) if get_origin(info.annotation) is tuple and sections_in(info.annotation)
+    }
+    outside = {path for path in paths if not any(path[: len(one)] == one for one in lists)}
+    return sorted(".".join(path) for path in outside or paths)
 
 
 def walk(root: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo, type[Section]]]:

@@ -57,7 +57,7 @@ RUN: Table = {
     "layer_decay": idle("layer_scale is off, and this is a part of it"),
     "lr_scale": only(False, None, reason="off", otherwise="the learning rate is the one of lr_schedule here"),
     "lr_scale_factor": idle("lr_scale is off, and this is a part of it"),
-    "grouped_lr_schedule.*": refused("all parameters follow one learning rate here"),
+    "grouped_lr_schedule.*": decided("lr_schedule, grouped_lr_schedule.grouped"),
     "profile": used(),
     "profile_start_step": decided("profile_start_step"),
     "profile_stop_step": decided("profile_stop_step"),

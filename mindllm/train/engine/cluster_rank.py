@@ -78,9 +78,12 @@ class ClusterRankEngine(Engine):
             if value is not None:
                 self._put(name, value)
 
-    def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
+    def step(
+        self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = (), group_rates: Sequence[float] = ()
+    ) -> StepResult:
         assert self._step is not None
-        scalars = [Tensor(value, ms.float32) for value in (rate, scale, *self.limits_or_none(limits))]
+        further = (*self.limits_or_none(limits), *self.rates_of_groups(rate, group_rates))
+        scalars = [Tensor(value, ms.float32) for value in (rate, scale, *further)]
         loss, norm, applied, tokens, *self._sums = self._step(*inputs(batch, self._columns), *scalars)
         loss, norm, applied, tokens = (output.asnumpy() for output in (loss, norm, applied, tokens))
         if self.simulated:

@@ -66,16 +66,23 @@ class Engine(ABC):
         self.ranks = ranks
 
     @abstractmethod
-    def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
+    def step(
+        self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = (), group_rates: Sequence[float] = ()
+    ) -> StepResult:
         """One optimizer step on this process's rows of a global batch: the columns of ``BatchStream.batch``.
 
         The first one compiles. A norm that is not finite leaves weights and optimizer state as they are, and so does one, or a
         loss, past its limit: ``limits`` are those of :func:`mindllm.train.optimizers.spikes.limits_of_step`, none by default.
+        ``group_rates`` are the learning rates of groups of weights, by default ``rate``.
         """
 
     def limits_or_none(self, limits: Sequence[float]) -> tuple[float, ...]:
         """A value for every limit that the compiled step is given; infinity where there is none."""
         return tuple(limits) or (math.inf,) * len(limits_of_step(self.config))
+
+    def rates_of_groups(self, rate: float, group_rates: Sequence[float]) -> tuple[float, ...]:
+        """A learning rate for every group of weights; ``rate`` where none are given."""
+        return tuple(group_rates) or (rate,) * len(self.config.grouped_lr_schedule.grouped)
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[float, int]:

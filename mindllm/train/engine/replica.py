@@ -37,6 +37,8 @@ from mindllm.train.optimizers.build import Optimizer, make_optimizer
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
 from mindllm.train.watched import Watch, logits_of, make_watch
 
+LIMITS = 2  # of norm and loss
+
 
 class SummedLoss(nn.Cell):
     """Forward only: ``[batch, seq]`` inputs -> summed loss and number of tokens."""
@@ -101,11 +103,14 @@ class ReplicaEngine(Engine):
         self._compiled = False
         self._waited = 0.0
 
-    def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
+    def step(
+        self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = (), group_rates: Sequence[float] = ()
+    ) -> StepResult:
         self._used = True
-        scalars = [Tensor(value, ms.float32) for value in (rate, scale, *self.limits_or_none(limits))]
+        scalars = [Tensor(value, ms.float32) for value in (rate, scale)]
+        last = self._last_inputs(self.limits_or_none(limits), self.rates_of_groups(rate, group_rates))
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
-            outputs = self._run(batch, *scalars)
+            outputs = self._run(batch, *scalars, *last)
             loss, norm, applied, tokens = (output.asnumpy() for output in outputs[:4])
         self._sums = outputs[4:]
         self._compiled = True
@@ -113,25 +118,32 @@ class ReplicaEngine(Engine):
             return StepResult(float("nan"), float("nan"), False, 0)
         return StepResult.of(loss, norm, applied, tokens, self._waited)
 
-    def _run(self, batch: Batch, rate: Tensor, scale: Tensor, *limits: Tensor) -> tuple[Tensor, ...]:
+    def _last_inputs(self, limits: Sequence[float], group_rates: Sequence[float]) -> tuple[Tensor | None, ...]:
+        """Limits of norm and loss, and behind them learning rates of groups: nothing, or ``LIMITS`` and more."""
+        found: list[Tensor | None] = [Tensor(value, ms.float32) for value in limits]
+        if group_rates:
+            found += [None] * (LIMITS - len(found))
+        return (*found, *(Tensor(value, ms.float32) for value in group_rates))
+
+    def _run(self, batch: Batch, rate: Tensor, scale: Tensor, *last: Tensor | None) -> tuple[Tensor, ...]:
         """The graphs of a step.
 
         Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
         """
         if not self._accumulates:
             further = further_inputs(batch)
-            if limits:
-                further = (*further, *[None] * (FURTHER - len(further)), *limits)
+            if last:
+                further = (*further, *[None] * (FURTHER - len(further)), *last)
             return self._step(*inputs(batch), rate, scale, *further)
         for part in parts(batch, self.parts):
             self._accumulate(*inputs(part), scale, *further_inputs(part))
         if self.ranks.count > 1:
             if not self._compiled:
-                self._step.compile(rate, scale, *limits)
+                self._step.compile(rate, scale, *last)
             start = time.perf_counter()
             self.ranks.meet()
             self._waited = time.perf_counter() - start
-        return self._step(rate, scale, *limits)
+        return self._step(rate, scale, *last)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         self._used = True

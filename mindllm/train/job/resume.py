@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def identity(config: RunConfig, total_steps: int) -> dict[str, Any]:
     """The keys that decide the losses of a run: with all of them equal, a resumed run repeats the uninterrupted one."""
     tree = config.model_dump(mode="json")
-    sections = ("model", "optimizer", "lr_schedule", "runner_wrapper", "train_dataset")
+    sections = ("model", "optimizer", "lr_schedule", "grouped_lr_schedule", "runner_wrapper", "train_dataset")
     chosen = {name: tree[name] for name in sections}
     return {**chosen, "seed": config.seed, "global_batch_size": config.global_batch_size, "total_steps": total_steps}
 

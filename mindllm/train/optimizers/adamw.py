@@ -14,6 +14,7 @@ from mindspore import ops as P
 
 from mindllm.architecture.optimizer_state import MOMENTS, POWERS
 from mindllm.config import OptimizerConfig
+from mindllm.config.optimizer import GroupedLrSchedule
 from mindllm.config.tuning import PetConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads
@@ -22,6 +23,9 @@ update = ops.MultitypeFuncGraph("adamw_update")
 
 
 update_at_own_rate = ops.MultitypeFuncGraph("adamw_update_at_own_rate")
+
+
+update_by_group = ops.MultitypeFuncGraph("adamw_update_by_group")
 
 
 @update.register("Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
@@ -40,12 +44,20 @@ def _update_at_own_rate(
     return kernel(weight, moment1, moment2, rate * factor, correction1, correction2, decay, gradient * coefficient)
 
 
+@update_by_group.register(
+    "Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor"
+)
+def _update_by_group(kernel, correction1, correction2, coefficient, rate, decay, weight, moment1, moment2, gradient):
+    """The same where every weight has a rate."""
+    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
+
+
 class AdamW(nn.Cell):
     """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas.
 
     Among the parameters may be counters of the tokens of experts, which have gradients and are no weights: those of a step are
     kept as ``load.*``, and biases that keep experts balanced change by ``bias_rate`` towards experts with fewer tokens. ``pet``
-    may give weights learning rates of their own.
+    may multiply the learning rates of weights; with ``groups`` weights have the rates of their groups.
 
     Attributes:
         updated: which of the parameters are weights.
@@ -61,6 +73,7 @@ class AdamW(nn.Cell):
         pet: PetConfig | None = None,
         prepare: nn.Cell | None = None,
         finish: nn.Cell | None = None,
+        groups: GroupedLrSchedule | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.prepare, self.finish = prepare, finish
@@ -82,17 +95,22 @@ class AdamW(nn.Cell):
         self.columns: tuple[tuple[Tensor, ...], ...] = (self.decays,)
         if own:
             self.columns = (tuple(Tensor(rate, ms.float32) for rate in rates), self.decays)
+        self.grouped = groups is not None and bool(groups.grouped)
+        if groups is not None and groups.grouped:
+            self.group_of = tuple(groups.group_of(weight.name) for weight in weights)
+            self.factors = tuple(rates) or (1.0,) * len(weights)
         self.beta1, self.beta2 = config.betas
         self.kernel = FusedAdam(config)
         self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
-        """One step with ``coefficient * gradients``; ``rate`` and ``coefficient`` are fp32 scalars."""
+        """One step with ``coefficient * gradients``; ``rate`` and ``coefficient`` are fp32 scalars, with groups there is a tuple
+        of rates: that of weights without a group, then those of the groups.
+        """
         power1 = self.beta1_power * self.beta1
         power2 = self.beta2_power * self.beta2
-        common = ops.partial(self.update, self.kernel, rate, 1.0 - power1, 1.0 - power2, coefficient)
         of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
-        done = self.map(common, *self.columns, self.weights, self.moments1, self.moments2, of_weights)
+        done = self.updates(of_weights, coefficient, rate, 1.0 - power1, 1.0 - power2)
         power1 = ops.depend(power1, done)
         if self.counts:
             power1 = ops.depend(power1, self.expert_loads(gradients, coefficient, power1))
@@ -101,6 +119,25 @@ class AdamW(nn.Cell):
         ops.assign(self.beta1_power, power1)
         ops.assign(self.beta2_power, power2)
         return power1
+
+    def updates(
+        self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate, correction1: Tensor, correction2: Tensor
+    ):
+        """The update of every weight."""
+        if self.grouped:
+            common = ops.partial(update_by_group, self.kernel, correction1, correction2, coefficient)
+            return self.map(
+                common, self.rates(rate), self.decays, self.weights, self.moments1, self.moments2, gradients
+            )
+        common = ops.partial(self.update, self.kernel, rate, correction1, correction2, coefficient)
+        return self.map(common, *self.columns, self.weights, self.moments1, self.moments2, gradients)
+
+    def rates(self, of_groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The rate of every weight."""
+        found: tuple[Tensor, ...] = ()
+        for group, factor in zip(self.group_of, self.factors):  # noqa: B905 - compiled, which knows no other zip
+            found = (*found, of_groups[group] if factor == 1.0 else of_groups[group] * factor)
+        return found
 
 
 def decays_of(weights: Sequence[Parameter], config: OptimizerConfig) -> tuple[Tensor, ...]:

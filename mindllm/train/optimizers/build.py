@@ -35,7 +35,8 @@ def make_optimizer(
     model, pet = config.model.config, config.model.config.pet_config
     if pet is not None and (make := OPTIMIZERS.get(pet.tuner.name)):
         return make(parameters, config, pet, cuts, rank)
-    return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet)
+    rates = config.grouped_lr_schedule
+    return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, groups=rates)
 
 
 def _galore(
@@ -65,7 +66,8 @@ def _adalora(
     penalty = OrthogonalPenalty(parameters, groups, pet.adalora_orth_reg_weight, whole, rank)
     several = cuts is not None and shares_weights(config, cuts)
     allocation = AdaLoraRankAllocator(weights, groups, pet, steps, whole, rank, several)
-    return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, penalty, allocation)
+    rates = config.grouped_lr_schedule
+    return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, penalty, allocation, rates)
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {ADALORA: _adalora, GALORE: _galore, LISA: _lisa}
