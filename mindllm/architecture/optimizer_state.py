@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mindllm.architecture.adapters import VALUES, A, B
@@ -13,11 +13,15 @@ from mindllm.architecture.tuners import ADALORA, GALORE, LISA, Tuning
 MOMENTS = ("adam_m", "adam_v")
 MOMENT_PREFIXES = tuple(f"{moment}." for moment in MOMENTS)
 """What stands before the name of a weight in those of its moments."""
+MUON, MUON_MOMENT = "Muon", "muon_m"
+"""The optimizer of this name keeps one moment of every matrix of layers, and AdamW's two of other weights."""
+FIRST_MOMENTS = (MOMENT_PREFIXES[0], f"{MUON_MOMENT}.")
+"""Every weight that is updated has state whose name begins with one of these."""
 POWERS = ("beta1_power", "beta2_power")
 IMPORTANCE, UNCERTAINTY, KEPT_RANKS, STEPS_TAKEN = "importance", "uncertainty", "kept_ranks", "steps_taken"
 PROJECTION, INTERVAL, STEPS_IN_INTERVAL = "projection", "interval", "steps_in_interval"
 LAYER_POWERS = ("layer_beta1_power", "layer_beta2_power")
-PREFIXES = tuple(f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION))
+PREFIXES = tuple(f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION, MUON_MOMENT))
 SCALARS = (*POWERS, STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)
 """Names of state that is one number, the same on every rank."""
 
@@ -48,10 +52,28 @@ def _triplets(architecture: Architecture) -> Iterator[Triplets]:
             )
 
 
-def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, all fp32, of the state that every run has, from those of the weights it updates."""
-    moments = {f"{prefix}{name}": shape for prefix in MOMENT_PREFIXES for name, shape in weights.items()}
+def state_shapes(weights: Mapping[str, tuple[int, ...]], optimizer: str = "") -> dict[str, tuple[int, ...]]:
+    """Shapes by name, all fp32, of the state that every run of an ``optimizer`` (``optimizer.type``) has, from those of the
+    weights it updates.
+    """
+    alone = {name for name, shape in weights.items() if optimizer == MUON and is_orthogonalised(name, shape)}
+    moments = {
+        f"{prefix}{name}": shape
+        for prefix in (*MOMENT_PREFIXES, f"{MUON_MOMENT}.")
+        for name, shape in weights.items()
+        if (name in alone) == (prefix not in MOMENT_PREFIXES)
+    }
     return {**moments, **dict.fromkeys(POWERS, ())}
+
+
+def is_orthogonalised(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether Muon updates a weight: all matrices in layers, so neither embedding nor head."""
+    return is_of_layer(name) and len(shape) == 2
+
+
+def updated_weights(names: Iterable[str]) -> list[str]:
+    """The weights of which there is a first moment among ``names``, in their order."""
+    return [name.removeprefix(prefix) for name in names for prefix in FIRST_MOMENTS if name.startswith(prefix)]
 
 
 def further_state(architecture: Architecture) -> Shapes:

@@ -13,6 +13,9 @@ from mindllm.config.section import Fraction, List, PositiveInt, Section
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+Coefficients = Annotated[tuple[float, float, float], Strict(False)]
+JORDAN = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Jordan et al. (2024): steep at zero, so that five steps are enough."""
 Patterns = Annotated[
     List[str],
     Field(min_length=1, description="Weights of the group, by shell patterns over their names (`*tok_embeddings*`)."),
@@ -29,7 +32,11 @@ class DecayGroup(Section):
 class OptimizerConfig(Section):
     """Section ``optimizer``. The learning rate has one place: ``lr_schedule.learning_rate``."""
 
-    type: Literal["AdamW"] = Field(default="AdamW", description="AdamW with decoupled weight decay.")
+    type: Literal["AdamW", "Muon"] = Field(
+        default="AdamW",
+        description="AdamW: with decoupled weight decay; Muon: momentum of the matrices of layers, made orthogonal, and AdamW of "
+        "all other weights (embedding, head, norms, biases).",
+    )
     bias_correction: bool = Field(
         default=True,
         description="Divides the moments by what they miss in the first steps; false: MindSpore's `AdamWeightDecay`.",
@@ -39,10 +46,28 @@ class OptimizerConfig(Section):
     )
     eps: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(default=0.1, ge=0, description="Decay of matrices; norms and biases are not decayed.")
+    momentum: Beta = Field(default=0.95, description="`type: Muon`: decay of the momentum of matrices.")
+    nesterov: bool = Field(default=True, description="In it: Nesterov's form of the momentum.")
+    matched_adamw_rms: float = Field(
+        default=0.2, gt=0, description="In it: root mean square of a step's entries, near that of AdamW's steps."
+    )
+    ns_steps: PositiveInt = Field(default=5, description="In it: Newton-Schulz steps.")
+    ns_coefficients: List[Coefficients] = Field(
+        default=(JORDAN,),
+        min_length=1,
+        description="In it: `a, b, c` of every Newton-Schulz step, which maps a singular value `s` to `a s + b s³ + c s⁵`; the "
+        "last ones are repeated.",
+    )
     weight_decay_groups: List[DecayGroup] = Field(
         default=(),
         description="Weights with a decay of their own; the first group with a pattern that matches decides.",
     )
+
+    @property
+    def newton_schulz(self) -> tuple[tuple[float, float, float], ...]:
+        """The coefficients of every Newton-Schulz step."""
+        repeated = (self.ns_coefficients[-1],) * self.ns_steps
+        return (*self.ns_coefficients, *repeated)[: self.ns_steps]
 
     def decay_of(self, name: str, dimensions: int) -> float:
         """The decay of a weight with so many ``dimensions``."""

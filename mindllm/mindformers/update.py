@@ -14,6 +14,21 @@ from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.keys.update import WATCHERS
 from mindllm.mindformers.reading import Reading
 
+MUON = "Muon"
+OF_MUON = (
+    "adamw_betas",
+    "adamw_eps",
+    "matched_adamw_rms",
+    "momentum",
+    "nesterov",
+    "qk_clip_enabled",
+    "qk_clip_threshold",
+)
+CLIPS, THRESHOLD = "optimizer.qk_clip_enabled", "optimizer.qk_clip_threshold"
+NO_CLIP = (
+    "MindFormers' Muon also scales queries and keys whose logits pass qk_clip_threshold (100 unless it is written), and takes "
+    "their matrices apart into what is rotated and what is not; write --optimizer.qk_clip_enabled=false for Muon without both"
+)
 CORRECTED = ("AdamW", "FusedAdamW")
 UNCORRECTED = (
     "FP32StateAdamWeightDecay",
@@ -63,13 +78,45 @@ def _optimizer(reading: Reading) -> None:
         reading.translate("optimizer.type", "optimizer.type", "AdamW", reason)
     elif kind in CORRECTED:
         reading.translate("optimizer.type", "optimizer.type", "AdamW")
+    elif kind == MUON:
+        _muon(reading)
+        return
     else:
-        hint = nearest(kind, (*CORRECTED, *UNCORRECTED))
+        hint = nearest(kind, (*CORRECTED, *UNCORRECTED, MUON))
         reading.refuse("optimizer.type", f"this optimizer is not here yet{hint}")
         return
+    for key in OF_MUON:
+        if reading.has(f"optimizer.{key}"):
+            reading.idle(f"optimizer.{key}", "a key of Muon")
     _betas(reading)
     _or_default(reading, "optimizer.eps", THEIR_EPS.get(kind, 1e-6), 1e-8)
     _or_default(reading, "optimizer.weight_decay", 0.0, 0.1)
+    _own_rate(reading)
+
+
+def _muon(reading: Reading) -> None:
+    """Muon, whose AdamW has keys of its own; without qk-clip, which theirs always does."""
+    if reading.get(CLIPS, True) is False:
+        reading.use("optimizer.type")
+        reading.idle(CLIPS, "off")
+    else:
+        reading.refuse("optimizer.type", NO_CLIP)
+        if reading.has(CLIPS):
+            reading.refuse(CLIPS, NO_CLIP)
+    if reading.has(THRESHOLD):
+        reading.idle(THRESHOLD, "a part of qk-clip")
+    for theirs, ours, usual in (("adamw_betas", "betas", [0.95, 0.95]), ("adamw_eps", "eps", 1e-8)):
+        if reading.get(f"optimizer.{theirs}") is not None:
+            reading.translate(f"optimizer.{theirs}", f"optimizer.{ours}")
+        else:
+            reading.left_out(f"optimizer.{theirs}", f"optimizer.{ours}", usual, "left out: the default of MindFormers")
+    for key in ("matched_adamw_rms", "momentum", "nesterov", "weight_decay"):
+        if reading.has(f"optimizer.{key}"):
+            reading.use(f"optimizer.{key}")
+    _own_rate(reading)
+
+
+def _own_rate(reading: Reading) -> None:
     if reading.has("optimizer.learning_rate"):
         rate = reading.get("optimizer.learning_rate")
         if reading.has("lr_schedule.learning_rate") or reading.has("grouped_lr_schedule.default"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindllm.architecture.optimizer_state import MUON
 from mindllm.axes import CONTEXT, keys_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
@@ -35,6 +36,9 @@ def workload_of(config: RunConfig) -> Workload:
         kind = config.train_dataset.data_loader.type
         message = f"the time of the reference beside the model is not modelled (value {kind})"
         raise config.error("train_dataset.data_loader.type", message)
+    if config.optimizer.type == MUON:
+        message = f"the time of its products and exchanges is not modelled (value {MUON})"
+        raise config.error("optimizer.type", f"{message}; write AdamW")
     optimizer = config.parallel.parallel_optimizer_config
     for name, plain in (("gradient_accumulation_shard", False), ("optimizer_weight_shard_size", -1)):
         if config.parallel.enable_parallel_optimizer and getattr(optimizer, name) != plain:

@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.architecture.experts import ExpertsSpec
+from mindllm.architecture.optimizer_state import MUON
 from mindllm.config import RunConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
@@ -213,7 +214,8 @@ def built_alike(config: RunConfig, rank: int) -> Hashable:
     has_own_groups = any(
         isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped for spec in architecture.layers
     )
-    if (pet is not None and pet.tuner.name in OPTIMIZERS) or has_own_groups or config.parallel.strategy_ckpt_save_file:
+    of_ranks = config.optimizer.type == MUON or (pet is not None and pet.tuner.name in OPTIMIZERS)
+    if of_ranks or has_own_groups or config.parallel.strategy_ckpt_save_file:
         return rank
     uses_embedding_twice = architecture.head.tied or any(spec.is_mtp for spec in architecture.layers)
     mesh = mesh_of(config)
@@ -230,7 +232,8 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     weights = ParameterTuple(parallel.network.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
     pet = config.model.config.pet_config
-    cuts = weight_cuts(parallel.model, config) if pet is not None and pet.tuner.whole_gradients else None
+    exchanges = config.optimizer.type == MUON or (pet is not None and pet.tuner.whole_gradients)
+    cuts = weight_cuts(parallel.model, config) if exchanges else None
     optimizer = make_optimizer(owned, config, cuts, rank)
     wrapper = config.runner_wrapper
     step = DistributedStep(

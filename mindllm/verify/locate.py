@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, is_state
+from mindllm.architecture.optimizer_state import FIRST_MOMENTS, is_state, updated_weights
 from mindllm.compiled.execute.cluster import Cluster, ClusterStep
 from mindllm.compiled.execute.difference import Comparer
 from mindllm.compiled.execute.records import Record, Recorder
@@ -212,10 +212,10 @@ def _turned(values: Mapping[str, np.ndarray], reference: Reference, step: int) -
     """Weights whose first moment changed in another direction than on the CPU."""
     before, after = reference.before(step), reference.states[step]
     wrong = []
-    for name in (name for name in after if name.startswith(MOMENT_PREFIXES[0]) and name in values):
+    for name in (name for name in after if name.startswith(FIRST_MOMENTS) and name in values):
         old = before.get(name, np.zeros_like(after[name]))
         wanted, found = (np.asarray(array - old, np.float64) for array in (after[name], values[name]))
         factor = float(np.vdot(found, wanted)) / (float(np.vdot(wanted, wanted)) or 1.0)
         if not np.max(np.abs(found - factor * wanted)) <= DIRECTION * np.max(np.abs(found)):
-            wrong.append(name.removeprefix(MOMENT_PREFIXES[0]))
+            wrong += updated_weights([name])
     return wrong

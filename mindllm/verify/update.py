@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, MUON_MOMENT, updated_weights
 from mindllm.config import RunConfig
 
 FIRST, SECOND = MOMENT_PREFIXES
@@ -18,6 +18,8 @@ CLIP_EPSILON = 1e-6
 MOVED_OTHERWISE = "router.bias"  # ends the names of weights that no gradient changes
 TOLERANCE = 1e-4
 """Of a norm, of the largest second moment of a weight, and of the largest change of a weight: what fp32 leaves."""
+ORTHOGONAL_TOLERANCE, TINY = 1e-3, 1e-7
+"""Of the largest change of a matrix: Newton-Schulz steps make rounding of small singular values hundreds of times as large."""
 ROUNDING = 1e-6
 """Of the largest weight: what is left of a difference of two weights."""
 
@@ -25,7 +27,7 @@ ROUNDING = 1e-6
 def update_problems(
     config: RunConfig, updates: int, rate_of: Callable[[str], float], norm: float, before: Mapping, after: Mapping
 ) -> Iterator[str]:
-    """Yield where an update is not that of AdamW with the YAML's clipping, betas, epsilon and decays.
+    """Yield where an update is not that of AdamW, or of Muon, with the YAML's clipping, betas, epsilon and decays.
 
     Args:
         config: the run; that of adapters and other tuners has updates of its own, and is not looked at.
@@ -37,8 +39,10 @@ def update_problems(
     """
     if config.model.config.pet_config is not None:
         return
-    names = [name for name in before if f"{FIRST}{name}" in after and not name.endswith(MOVED_OTHERWISE)]
-    parts = {name: _Part(config, name, before, after) for name in names}
+    updated = set(updated_weights(after))
+    names = [name for name in before if name in updated and not name.endswith(MOVED_OTHERWISE)]
+    kinds = {name: _Part if f"{FIRST}{name}" in after else _OrthogonalPart for name in names}
+    parts = {name: kind(config, name, before, after) for name, kind in kinds.items()}
     applied = float(np.sqrt(sum(np.sum(part.gradient**2) for part in parts.values())))
     wrapper = config.runner_wrapper
     clipped = min(1.0, wrapper.max_grad_norm / (norm + CLIP_EPSILON)) if wrapper.use_clip_grad else 1.0
@@ -71,6 +75,31 @@ class _Part:
         error = _largest(self.old[0] - change - self.new[0])
         if not error <= TOLERANCE * _largest(change) + ROUNDING * _largest(self.old[0]):
             yield f"{name}: off by {error:.2e} from AdamW's update with a decay of {decay:g}"
+
+
+class _OrthogonalPart:
+    """One matrix with its momentum, updated by Muon. Its singular values are mapped one by one, as Newton-Schulz steps do."""
+
+    def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping) -> None:
+        self.optimizer = config.optimizer
+        momentum = f"{MUON_MOMENT}.{name}"
+        self.old, self.new = (np.asarray(one[name], np.float64) for one in (before, after))
+        self.kept, self.moment = (np.asarray(one[momentum], np.float64) for one in (before, after))
+        self.gradient = self.moment - self.optimizer.momentum * self.kept
+
+    def problems(self, name: str, updates: int, rate: float) -> Iterator[str]:
+        optimizer = self.optimizer
+        ahead = self.gradient + optimizer.momentum * self.moment
+        left, values, right = np.linalg.svd(ahead if optimizer.nesterov else self.moment, full_matrices=False)
+        values = values / (np.linalg.norm(values) + TINY)
+        for a, b, c in optimizer.newton_schulz:
+            values = a * values + b * values**3 + c * values**5
+        step = optimizer.matched_adamw_rms * np.sqrt(max(self.old.shape)) * (left * values) @ right
+        decay = optimizer.decay_of(name, self.old.ndim)
+        change = rate * (step + decay * self.old)
+        error = _largest(self.old - change - self.new)
+        if not error <= ORTHOGONAL_TOLERANCE * _largest(change) + ROUNDING * _largest(self.old):
+            yield f"{name}: off by {error:.2e} from Muon's update with a decay of {decay:g}"
 
 
 def _largest(array: np.ndarray) -> float:

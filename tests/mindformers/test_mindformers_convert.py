@@ -213,7 +213,7 @@ def test_lists_of_recomputation_beside_swapping_are_refused(load):
         ("parallel_config", {"context_parallel": 2, "context_parallel_algo": "hybrid_cp"}, "write ulysses_cp"),
         (f"{MODEL}.pet_config", {"pet_type": "lora", "pre_seq_len": 8}, "adapters other than LoRA"),
         (f"{MODEL}.res_dtype", "float16", "--model.model_config.res_dtype=bfloat16"),
-        ("optimizer.type", "Muon", "not here yet"),
+        ("optimizer.type", "Muon", "--optimizer.qk_clip_enabled=false"),
         ("lr_schedule.type", "MegatronLR", "not here yet"),
         ("train_dataset_task.type", "MultiTurnDataset", "not here yet"),
         ("train_dataset.data_loader.type", "ToolAlpacaDataLoader", "not here yet"),

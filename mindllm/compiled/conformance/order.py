@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.architecture.optimizer_state import FIRST_MOMENTS, updated_weights
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph.compiled_graph import CALL, CONSTANT, CompiledGraph, Node
@@ -45,7 +45,7 @@ def _races(graph: CompiledGraph) -> Iterator[str]:
     """Weights and accumulators with a write and another use that no edge orders."""
     uses = _Uses(graph)
     names = [name for name in graph.parameters if name.startswith(ACCUMULATORS)]
-    names += [name for name in graph.parameters if f"{MOMENT_PREFIXES[0]}{name}" in graph.parameters]
+    names += [name for name in updated_weights(graph.parameters) if name in graph.parameters]
     read = {name: uses.of(graph.parameters[name].node) for name in names}
     written = {name: _writers(name, graph, uses, read[name]) for name in names}
     before = _ancestors(graph, {node.name for nodes in read.values() for node in nodes})
@@ -71,8 +71,9 @@ def _writers(name: str, graph: CompiledGraph, uses: _Uses, read: Sequence[Node])
     """What writes a parameter in the step: assignments, and of a weight the call that changes its moments, too."""
     node = graph.parameters[name].node
     found = [use for use in read if use.op in ASSIGNMENTS and use.inputs[0] == node]
-    moment = graph.parameters.get(f"{MOMENT_PREFIXES[0]}{name}")
-    if moment is not None:
+    for moment in (
+        graph.parameters[key] for key in (f"{one}{name}" for one in FIRST_MOMENTS) if key in graph.parameters
+    ):
         updates = {use.name for use in uses.of(moment.node) if use.op == CALL}
         found += [use for use in read if use.name in updates]
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from mindllm import axes
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.architecture.optimizer_state import updated_weights
 from mindllm.compiled.conformance.expected import AskedPlan
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph.compiled_graph import Node
@@ -122,10 +122,7 @@ def _layers_at(plan: AskedPlan, chunk: int, stage: int) -> set[int]:
 
 def _layers_held(rank: Operators) -> set[int]:
     """Layers with a weight that this rank updates."""
-    moments = (
-        name.removeprefix(MOMENT_PREFIXES[0]) for name in rank.graph.parameters if name.startswith(MOMENT_PREFIXES[0])
-    )
-    return {where[0] for name in moments if (where := layer_of(name))}
+    return {where[0] for name in updated_weights(rank.graph.parameters) if (where := layer_of(name))}
 
 
 def _layers_by_chunk(rank: Operators) -> list[set[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, further_state
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, MUON_MOMENT, further_state, updated_weights
 from mindllm.compiled.conformance.expected import gathers_again, shards_accumulators
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.execute.state import ACCUMULATORS
@@ -100,9 +100,7 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
     mistakes, cut, asked = [], set(), set()
     for rank in ranks:
         parameters = rank.graph.parameters
-        for name in (
-            moment.removeprefix(MOMENT_PREFIXES[0]) for moment in parameters if moment.startswith(MOMENT_PREFIXES[0])
-        ):
+        for name in updated_weights(parameters):
             weight = parameters.get(name)
             if weight is None or weight.layout is None or name.endswith(NOT_SPLIT):  # which is whole everywhere
                 continue
@@ -151,7 +149,7 @@ def _followers(
     assert weight.layout is not None
     accumulated = weight.shape if shards_accumulators(config) else weight.layout.slice_shape
     projected = further_state(config.model.config.architecture)
-    names = [f"{prefix}{weight.name}" for prefix in MOMENT_PREFIXES]
+    names = [f"{prefix}{weight.name}" for prefix in (*MOMENT_PREFIXES, f"{MUON_MOMENT}.")]
     wanted = {
         **{name: _moment_shape(weight, projected.get(name)) for name in names},
         f"{ACCUMULATORS}{weight.name}": accumulated,

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.architecture.optimizer_state import updated_weights
 from mindllm.compiled.conformance.expected import Rows, neighbours, part_of_weight, rows_of_rank
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.graph.compiled_graph import Node
@@ -40,10 +40,9 @@ def sizes(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
 
 def _weights(config: RunConfig, rank: Operators) -> Iterator[str]:
     """Trained weights whose part on the rank, before an optimizer cuts it, is another one."""
-    for moment in rank.graph.parameters:
-        name = moment.removeprefix(MOMENT_PREFIXES[0])
+    for name in updated_weights(rank.graph.parameters):
         weight = rank.graph.parameters.get(name)
-        if name == moment or weight is None or weight.layout is None:
+        if weight is None or weight.layout is None:
             continue
         wanted = part_of_weight(config, name, weight.layout.full_shape)
         if wanted is not None and weight.layout.slice_shape != wanted:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, is_state
+from mindllm.architecture.optimizer_state import is_state, updated_weights
 from mindllm.compiled.execute.kernels import ROUNDED
 from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Parameter
@@ -69,10 +69,11 @@ def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
 def state_parts(machine: RankInterpreter) -> dict[str, Part]:
     """What a rank answers for: weights it updates, and its optimizer state; no tables, accumulators or copies."""
     parameters = machine.graph.parameters
+    updated = set(updated_weights(parameters))
     return {
         name: Part(whole_shape(parameter), slices_of(parameter, machine.rank), machine.parameters[name].value)
         for name, parameter in parameters.items()
-        if is_state(name) or f"{MOMENT_PREFIXES[0]}{name}" in parameters
+        if is_state(name) or name in updated
     }
 
 

@@ -28,7 +28,7 @@ FOR_EVER = 2**63 - 1
 PLANNED = "Somas"
 MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name of a weight
     "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "stat.",
-    "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.",
+    "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.", "muon_m.",
 )  # fmt: skip
 OPTIMIZER_PREFIXES = (*MOMENTS, "beta1_power", "beta2_power")
 ACCUMULATOR_PREFIX = "accu_grads."

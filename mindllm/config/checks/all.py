@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from mindllm.architecture.tuners import GALORE, LISA
+from mindllm.architecture.optimizer_state import MUON
+from mindllm.architecture.tuners import FULL_TUNING, GALORE, LISA
 from mindllm.config.checks import MODEL, Finding
 from mindllm.config.checks.context_parallel import check_context_parallel
 from mindllm.config.checks.experts import check_experts
@@ -24,7 +25,14 @@ from mindllm.config.checks.monitor import check_monitor
 from mindllm.config.checks.preference import check_preference
 from mindllm.config.checks.tuning import check_tuning
 from mindllm.config.model_keys import llama_intermediate_size
-from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, Schedule, StableDecaySchedule, matches
+from mindllm.config.optimizer import (
+    DecayingSchedule,
+    DynamicLossScale,
+    OptimizerConfig,
+    Schedule,
+    StableDecaySchedule,
+    matches,
+)
 from mindllm.config.pretrained import check_family, check_pretrained
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
@@ -89,6 +97,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_data,
         check_generation,
         check_schedule,
+        check_optimizer,
         check_weight_groups,
         check_loss_scale,
         check_profile,
@@ -183,6 +192,25 @@ def _schedule(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[
             f"longer than the schedule of {total} steps (value {schedule.warmup_steps}); write warmup_ratio instead"
         )
         yield (*path, "warmup_steps"), message
+
+
+def check_optimizer(config: RunConfig) -> Iterator[Finding]:
+    """What Muon does not update yet, and its keys where it is not the optimizer."""
+    optimizer, model = config.optimizer, config.model.config
+    if optimizer.type != MUON:
+        for key in ("momentum", "nesterov", "matched_adamw_rms", "ns_steps", "ns_coefficients"):
+            if getattr(optimizer, key) != OptimizerConfig.model_fields[key].default:
+                yield ("optimizer", key), f"is a key of type Muon (type here: {optimizer.type}); leave it out"
+        return
+    if len(optimizer.ns_coefficients) > optimizer.ns_steps:
+        message = f"has {len(optimizer.ns_coefficients)} entries for {optimizer.ns_steps} steps"
+        yield ("optimizer", "ns_coefficients"), f"{message}; write a larger ns_steps"
+    if model.expert_num > 1:
+        message = "routed experts, weights of three dimensions, are not made orthogonal yet (value Muon)"
+        yield ("optimizer", "type"), f"{message}; write AdamW"
+    if model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
+        message = f"pet_type {model.pet_config.pet_type} has an update of its own, or adapters (value Muon)"
+        yield ("optimizer", "type"), f"{message}; write AdamW, or pet_type: full"
 
 
 def check_weight_groups(config: RunConfig) -> Iterator[Finding]:

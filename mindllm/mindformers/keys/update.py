@@ -6,7 +6,7 @@ from mindllm.mindformers.keys.rules import Table, decided, idle, only, refused, 
 
 SAVED_WHOLE = "a checkpoint holds whole parameters with the optimizer's state, written by one rank"
 EXPERTS = "the keys of experts say how they are balanced; their tokens are in the metrics"
-MUON = "a setting of Muon, which is not here yet"
+STEPS = "MindFormers' graphs do five Newton-Schulz steps, whatever a YAML says; write 5"
 
 UPDATE: Table = {
     "optimizer.type": decided("optimizer.type"),
@@ -22,21 +22,23 @@ UPDATE: Table = {
     "optimizer.amsgrad": only(False, None, reason="off", otherwise="AdamW has no amsgrad here"),
     "optimizer.maximize": only(False, None, reason="off", otherwise="the loss is made small"),
     **{
-        f"optimizer.{key}": refused(MUON)
-        for key in [
-            "adamw_betas",
-            "adamw_eps",
-            "comm_strategy",
-            "matched_adamw_rms",
-            "momentum",
-            "nesterov",
-            "ns_coefficients",
-            "ns_steps",
-            "qk_clip_enabled",
-            "qk_clip_threshold",
-            "micro_batch_num",
-        ]
+        f"optimizer.{key}": decided(f"optimizer.{ours}")
+        for key, ours in {
+            "adamw_betas": "betas",
+            "adamw_eps": "eps",
+            "matched_adamw_rms": "matched_adamw_rms",
+            "momentum": "momentum",
+            "nesterov": "nesterov",
+        }.items()
     },
+    "optimizer.comm_strategy": idle("matrices are always put together whole, and every rank keeps its own part"),
+    "optimizer.ns_steps": only(5, None, reason="what it does anyway", otherwise=STEPS),
+    "optimizer.ns_coefficients": refused(
+        "MindFormers' graphs have the coefficients of Jordan et al., whatever a YAML says"
+    ),
+    "optimizer.qk_clip_enabled": decided(),
+    "optimizer.qk_clip_threshold": decided(),
+    "optimizer.micro_batch_num": idle("it scales the largest logits of qk-clip, which is not here"),
     "lr_schedule.type": decided("lr_schedule.type"),
     "lr_schedule.learning_rate": used(),
     "lr_schedule.lr_end": decided("lr_schedule.lr_end"),

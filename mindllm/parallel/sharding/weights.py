@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mindspore import Parameter, nn
 
+from mindllm.architecture.optimizer_state import MUON
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM
 from mindllm.models.experts.expert_load import is_probe
@@ -64,9 +65,11 @@ def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None
     split = [place for place, count in enumerate(ways) if count != 1]
     if layout is None or 0 in ways or len(split) > 1:
         pet = config.model.config.pet_config
-        kind = "" if pet is None else pet.pet_type
-        message = f"needs to know how {weight.name} is cut over devices, and does not (value {kind})"
-        raise config.error("model.model_config.pet_config.pet_type", f"{message}; write pet_type: lora, or full")
+        message = f"needs to know how {weight.name} is cut over devices, and does not"
+        if pet is None or config.optimizer.type == MUON:
+            raise config.error("optimizer.type", f"{message} (value {config.optimizer.type}); write AdamW")
+        message = f"{message} (value {pet.pet_type}); write pet_type: lora, or full"
+        raise config.error("model.model_config.pet_config.pet_type", message)
     dimension = split[0] if split else None
     count = 1 if dimension is None else ways[dimension]
     part = tuple(size // (count if place == dimension else 1) for place, size in enumerate(shape))

@@ -18,7 +18,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Zero
 from mindspore.communication import GlobalComm, get_process_group_ranks
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, SCALARS, is_state
+from mindllm.architecture.optimizer_state import SCALARS, is_state, updated_weights
 from mindllm.config import RunConfig
 from mindllm.config.monitor import LOGIT
 from mindllm.errors import RunFailed
@@ -149,7 +149,8 @@ class ClusterRankEngine(Engine):
 
     def local_state(self) -> Mapping[int, RankTensors]:
         state = {name for name in self._parameters if is_state(name)}
-        owned = [name for name in self._parameters if f"{MOMENT_PREFIXES[0]}{name}" in state]
+        updated = set(updated_weights(state))
+        owned = [name for name in self._parameters if name in updated]
         weights, optimizer = ({name: self._part(name) for name in names} for names in (owned, sorted(state)))
         return {self.ranks.rank: RankTensors(weights, optimizer)}
 

@@ -146,7 +146,7 @@ def trained_signatures(config: RunConfig) -> Signatures:
 
 def state_signatures(config: RunConfig, weights: Signatures) -> Signatures:
     """Shape and dtype of all that the optimizer keeps for these weights."""
-    shapes = state_shapes({name: shape for name, (shape, _) in weights.items()})
+    shapes = state_shapes({name: shape for name, (shape, _) in weights.items()}, config.optimizer.type)
     shapes |= further_state(config.model.config.architecture)
     return {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
 

@@ -1,1 +1,1 @@
-"""AdamW and what stands beside it: AdaLoRA, GaLore, LISA; learning rates and the loss scale."""
+"""AdamW and what stands beside it: Muon, AdaLoRA, GaLore, LISA; learning rates and the loss scale."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mindspore import Parameter
 
-from mindllm.architecture.optimizer_state import triplets
+from mindllm.architecture.optimizer_state import MUON, triplets
 from mindllm.architecture.tuners import ADALORA, GALORE, LISA
 from mindllm.config import RunConfig
 from mindllm.config.tuning import PetConfig
@@ -18,8 +18,9 @@ from mindllm.train.optimizers.adalora import AdaLoraRankAllocator, OrthogonalPen
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.optimizers.galore import GaLoreAdamW
 from mindllm.train.optimizers.lisa import LAYER, LisaAdamW
+from mindllm.train.optimizers.muon import MuonAdamW
 
-Optimizer = AdamW | GaLoreAdamW | LisaAdamW
+Optimizer = AdamW | GaLoreAdamW | LisaAdamW | MuonAdamW
 
 
 def make_optimizer(
@@ -36,6 +37,8 @@ def make_optimizer(
     if pet is not None and (make := OPTIMIZERS.get(pet.tuner.name)):
         return make(parameters, config, pet, cuts, rank)
     rates = config.grouped_lr_schedule
+    if config.optimizer.type == MUON:
+        return MuonAdamW(parameters, config.optimizer, cuts, rank, _elsewhere(parameters, config, rank), rates)
     return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, groups=rates)
 
 

@@ -176,7 +176,7 @@ class GaLoreAdamW(nn.Cell):
         widths = {min(item.shape) for item in weights}
         starts = {width: Tensor(_start(width, pet.galore_rank)) for width in widths}  # of all weights of a width
         self.starts = tuple(starts[min(item.shape)] for item in weights)
-        self.own, self.foreign = _by_stage([item.name in elsewhere for item in weights])
+        self.own, self.foreign = by_stage([item.name in elsewhere for item in weights])
         self.steps = Parameter(Tensor(0.0, ms.float32), name=STEPS_IN_INTERVAL, requires_grad=False)
         self.gap, self.scale = float(pet.galore_update_proj_gap), pet.galore_scale
         self.beta1, self.beta2 = config.betas
@@ -247,7 +247,7 @@ class GaLoreAdamW(nn.Cell):
         return after
 
 
-def _by_stage(elsewhere: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def by_stage(elsewhere: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Numbers of weights of this stage, which are updated one after the other, and of other stages, each alone.
 
     MindSpore's compiler follows every path from a weight of another stage to the tuples it takes it out of, again and again where

@@ -1,0 +1,144 @@
+"""Muon (Jordan et al., 2024): momentum of the matrices of layers, made orthogonal by Newton-Schulz steps; AdamW of all others.
+
+Of the momentum ``M [m, n]`` a step goes by ``rms · √max(m, n) · O``, where ``O`` has the singular vectors of ``M`` and singular
+values near one. The factor gives its entries the root mean square that AdamW's have, so both share a learning rate (Liu et al.,
+2025, "Muon is scalable for LLM training", section 2.2). Decay is decoupled. All is computed in fp32.
+
+On devices that share the model each has a part of a matrix. Momentum is cut as the weight is. Every device puts the whole
+matrix together, makes it orthogonal, and keeps its own part: so all ranks do the update of a single device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ops as P
+
+from mindllm.architecture.optimizer_state import MUON_MOMENT, is_orthogonalised
+from mindllm.config import OptimizerConfig
+from mindllm.config.optimizer import GroupedLrSchedule
+from mindllm.models.experts.expert_load import is_probe
+from mindllm.models.experts.grouped_experts import first_of
+from mindllm.parallel.weight_cut import WeightCut
+from mindllm.train.optimizers.adamw import AdamW
+from mindllm.train.optimizers.galore import by_stage
+from mindllm.train.part_exchange import JoinedParts
+
+TINY = 1e-7  # a matrix of zeros stays one
+
+
+class OrthogonalMatrix(nn.Cell):
+    """A matrix ``[m, n]``, or a device's part of it, with singular values near one.
+
+    Args:
+        cut: of the matrix.
+        rank: this device.
+        coefficients: ``a, b, c`` of every step, which maps a singular value ``s`` to ``a·s + b·s³ + c·s⁵``.
+    """
+
+    def __init__(self, cut: WeightCut, rank: int, coefficients: Sequence[tuple[float, float, float]]) -> None:
+        super().__init__(auto_prefix=False)
+        self.tall = cut.shape[0] > cut.shape[1]
+        self.coefficients = tuple(coefficients)
+        self.join_columns, self.join_rows = JoinedParts(cut, 1, rank), JoinedParts(cut, 0, rank)
+        begins = [cut.first(side, rank) for side in (0, 1)]
+        (self.top, self.left), (rows, columns) = begins, cut.part_shape
+        self.bottom, self.right = self.top + rows, self.left + columns
+        self.product, self.by_rows, self.by_columns = P.MatMul(), P.MatMul(transpose_b=True), P.MatMul(transpose_a=True)
+        # The compiler traces operators with whole tensors first; this is opened when all tensors are a device's parts.
+        self.is_cut = not cut.is_whole
+        self.of_parts = P.Morph(self.own_part, first_of, first_of)
+
+    def construct(self, weight: Tensor, matrix: Tensor) -> Tensor:
+        """In the shape of the ``weight``."""
+        return self.of_parts(weight, matrix) if self.is_cut else self.orthogonal(matrix)
+
+    def own_part(self, weight: Tensor, matrix: Tensor) -> Tensor:
+        """Of a part the same part."""
+        whole = self.orthogonal(self.join_rows(self.join_columns(matrix)))
+        return whole[self.top : self.bottom, self.left : self.right]
+
+    def orthogonal(self, matrix: Tensor) -> Tensor:
+        """Newton-Schulz steps on the whole matrix; products are squares of the shorter side."""
+        norm = ops.sqrt(ops.reduce_sum(ops.square(matrix), ()))
+        x = matrix * (1.0 / (norm + TINY))  # a CPU's kernel of division keeps two indices per element
+        for a, b, c in self.coefficients:
+            square = self.by_columns(x, x) if self.tall else self.by_rows(x, x)
+            polynomial = b * square + c * self.product(square, square)
+            x = a * x + (self.product(x, polynomial) if self.tall else self.product(polynomial, x))
+        return x
+
+
+class MuonAdamW(nn.Cell):
+    """The interface of :class:`mindllm.train.optimizers.adamw.AdamW`.
+
+    State: ``muon_m.*`` of the matrices of layers, AdamW's of all others.
+
+    Args:
+        cuts: of the parameters over the devices of a stage, by name; None: this device has all of them.
+        rank: this device.
+        elsewhere: weights of other pipeline stages, by name, which the compiler takes out of tuples.
+        groups: learning rates of groups of weights.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        config: OptimizerConfig,
+        cuts: Mapping[str, WeightCut] | None = None,
+        rank: int = 0,
+        elsewhere: Collection[str] = (),
+        groups: GroupedLrSchedule | None = None,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.parameters = ParameterTuple(parameters)
+        self.prepare = None
+        shapes = {item.name: tuple(item.shape) for item in parameters}
+        self.places = tuple(n for n, item in enumerate(parameters) if is_orthogonalised(item.name, shapes[item.name]))
+        self.others = tuple(n for n in range(len(parameters)) if n not in self.places)
+        self.plain = AdamW([parameters[place] for place in self.others], config, groups=groups)
+        self.counts = self.plain.counts
+        self.updated = tuple(n for n, item in enumerate(parameters) if not is_probe(item.name))
+        weights = [parameters[place] for place in self.places]
+        self.weights = ParameterTuple(weights)
+        self.moments = self.weights.clone(prefix=MUON_MOMENT, init="zeros")
+        cuts = cuts or {name: WeightCut(shape) for name, shape in shapes.items()}
+        steps = config.newton_schulz
+        self.matrices = nn.CellList([OrthogonalMatrix(cuts[item.name], rank, steps) for item in weights])
+        self.scales = tuple(config.matched_adamw_rms * math.sqrt(max(item.shape)) for item in weights)
+        self.decays = tuple(config.decay_of(item.name, item.ndim) for item in weights)
+        self.own, self.foreign = by_stage([item.name in elsewhere for item in weights])
+        self.momentum, self.nesterov = config.momentum, config.nesterov
+        self.grouped = groups is not None and bool(groups.grouped)
+        self.group_of = tuple(groups.group_of(item.name) if groups is not None else 0 for item in weights)
+
+    def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
+        """One step with ``coefficient * gradients``; with groups ``rate`` is a tuple, as AdamW's."""
+        done = coefficient * 1.0
+        for number in self.own:
+            done = self.stepped(number, gradients[self.places[number]], coefficient, rate, done)
+        all_done: tuple[Tensor, ...] = (done,)
+        for number in self.foreign:
+            gradient = gradients[self.places[number]]
+            all_done = (*all_done, self.stepped(number, gradient, coefficient, rate, coefficient))
+        of_others: tuple[Tensor, ...] = ()
+        for place in self.others:
+            of_others = (*of_others, gradients[place])
+        return self.plain(of_others, ops.depend(coefficient, all_done), rate)
+
+    def stepped(self, number: int, gradient: Tensor, coefficient: Tensor, rate, done: Tensor) -> Tensor:
+        """One step of a matrix, which begins when ``done`` is there; a value that is there when it ends.
+
+        One after the other: each has squares and whole matrices of its own.
+        """
+        weight, before = self.weights[number], self.moments[number]
+        gradient = gradient * ops.depend(coefficient, done)
+        moment = self.momentum * before + gradient
+        direction = gradient + self.momentum * moment if self.nesterov else moment
+        step = self.scales[number] * self.matrices[number](weight, direction)
+        own_rate = rate[self.group_of[number]] if self.grouped else rate
+        moved = weight - own_rate * (step + self.decays[number] * weight)
+        done = ops.depend(coefficient, ops.assign(before, moment))
+        return ops.depend(done, ops.assign(weight, moved))
