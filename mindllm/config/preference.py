@@ -1,6 +1,7 @@
 """Section ``preference``: how a model learns from pairs of answers, of which one was preferred.
 
-DPO: Rafailov et al., 2023; hinge: Zhao et al., 2023 (SLiC-HF); IPO: Azar et al., 2023; label smoothing: Mitchell, 2023 (cDPO).
+DPO: Rafailov et al., 2023; hinge: Zhao et al., 2023 (SLiC-HF); IPO: Azar et al., 2023; label smoothing: Mitchell, 2023 (cDPO);
+ORPO: Hong et al., 2024; SimPO: Meng et al., 2024.
 """
 
 from __future__ import annotations
@@ -13,14 +14,24 @@ from mindllm.config.section import Section
 
 
 class PreferenceConfig(Section):
-    """The loss of a pair, from how much likelier than the reference the model makes the chosen answer and the rejected one."""
+    """The loss of a pair, from how much likelier than the reference the model makes the chosen answer and the rejected one.
 
-    loss_type: Literal["sigmoid", "hinge", "ipo"] = Field(
+    ORPO and SimPO have no reference: how likely the answers are decides.
+    """
+
+    loss_type: Literal["sigmoid", "hinge", "ipo", "orpo", "simpo"] = Field(
         default="sigmoid",
-        description="sigmoid: DPO; hinge: SLiC; ipo: IPO, with means over the tokens of an answer in place of sums.",
+        description="sigmoid: DPO; hinge: SLiC; ipo: IPO, with means over the tokens of an answer in place of sums; orpo, simpo: "
+        "such means without a reference, so that all weights may be trained.",
     )
     beta: float = Field(
-        default=0.1, gt=0, description="How far the model may go from the reference: smaller, farther. ipo: its τ."
+        default=0.1,
+        gt=0,
+        description="How far the model may go from the reference: smaller, farther. ipo: its τ; orpo: its λ, the weight of the "
+        "odds ratio; simpo: what log-probabilities are multiplied by, 2 to 10 in the paper.",
+    )
+    simpo_gamma: float = Field(
+        default=0.5, ge=0, description="`loss_type: simpo`: by how much the chosen answer's reward should be larger."
     )
     label_smoothing: float = Field(
         default=0.0,
@@ -28,3 +39,8 @@ class PreferenceConfig(Section):
         lt=0.5,
         description="`loss_type: sigmoid`: part of the pairs taken to be the wrong way round.",
     )
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the model is compared with what it was before."""
+        return self.loss_type not in ("orpo", "simpo")

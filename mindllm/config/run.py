@@ -169,8 +169,8 @@ class RunConfig(Section):
 
     def flops_per_token(self) -> float:
         """Model FLOPs of a step for each token: of pairs of answers with the forward pass of the reference."""
-        model = self.model.config
-        return model.flops_per_token() + (model.base.flops_per_token() / 3 if self.is_preference_tuning else 0.0)
+        model, compared = self.model.config, self.is_preference_tuning and self.preference.has_reference
+        return model.flops_per_token() + (model.base.flops_per_token() / 3 if compared else 0.0)
 
     @property
     def compile_cache_directory(self) -> Path:

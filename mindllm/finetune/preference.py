@@ -1,5 +1,8 @@
 """Learning from pairs of answers (DPO: Rafailov et al., 2023): a model beside its own base, which is the reference.
 
+ORPO (Hong et al., 2024) and SimPO (Meng et al., 2024) compare the answers of the model alone: there is no reference, and all
+weights may be trained.
+
 A row has two documents: the chosen answer with what was asked, then the rejected one. Both models give every token's loss in one
 graph; the reference is the same weights without adapters, so there is no second copy of them.
 """
@@ -23,7 +26,7 @@ FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/ch
 class PreferenceLoss(nn.Cell):
     """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.chat.pairs` describes."""
 
-    def __init__(self, policy: CausalLM, reference: CausalLM, config: PreferenceConfig) -> None:
+    def __init__(self, policy: CausalLM, reference: CausalLM | None, config: PreferenceConfig) -> None:
         super().__init__(auto_prefix=False)
         self.policy = policy
         self.reference = reference
@@ -41,6 +44,10 @@ class PreferenceLoss(nn.Cell):
     ) -> Tensor:
         """All inputs ``[pairs, seq]``; ``random``: what the policy's dropout is drawn by, the reference has none."""
         targets = self.reshape(self.pairs.targets(labels), (-1,))
+        if self.reference is None:
+            hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
+            ours = self.policy.losses(hidden, self.policy.head_weight(), targets)
+            return self.pairs(ours, None, labels, loss_mask, segment_starts)
         hidden = self.reference.model(input_ids, segment_starts, position_ids)
         theirs = self.reference.losses(hidden, self.reference.head_weight(), targets)
         hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
@@ -49,7 +56,7 @@ class PreferenceLoss(nn.Cell):
 
 
 class PairLosses(nn.Cell):
-    """Losses of tokens ``[pairs · seq]`` of the policy and of the reference -> the loss of all pairs, a scalar.
+    """Losses of tokens ``[pairs · seq]`` of the policy and of the reference, if any -> the loss of all pairs, a scalar.
 
     The gradient of ``probe``, which is always zero, is the sum of FIGURES over the pairs, and their number: counted as the
     tokens of experts are (``models/experts/expert_load.py``).
@@ -59,7 +66,8 @@ class PairLosses(nn.Cell):
         super().__init__()
         self.probe = Parameter(initializer("zeros", (len(FIGURES) + 1,), ms.float32), name=PAIRS_PROBE)
         self.beta = config.beta
-        self.means = config.loss_type == "ipo"
+        self.means = config.loss_type in ("ipo", "orpo", "simpo")
+        self.odds, self.compares = config.loss_type == "orpo", config.has_reference
         self.largest_label = P.Maximum()
         self.is_answer = P.GreaterEqual()
         self.is_rejected = P.Greater()
@@ -67,7 +75,7 @@ class PairLosses(nn.Cell):
         self.reshape = P.Reshape()
         self.of_rejected = P.Mul()
         self.of_chosen = P.Sub()
-        self.gain = P.Sub()
+        self.gain = P.Sub() if self.compares else P.Neg()
         self.mask = P.Mul()
         self.sum = P.ReduceSum()
         self.negative = P.Neg()
@@ -91,19 +99,23 @@ class PairLosses(nn.Cell):
         return self.largest_label(labels, 0)
 
     def construct(
-        self, ours: Tensor, theirs: Tensor, labels: Tensor, loss_mask: Tensor, segment_starts: Tensor
+        self, ours: Tensor, theirs: Tensor | None, labels: Tensor, loss_mask: Tensor, segment_starts: Tensor
     ) -> Tensor:
         answers = self.cast(self.is_answer(labels, 0), ms.float32)
         rejected = self.of_rejected(answers, self.cast(self.is_rejected(segment_starts, 0), ms.float32))
         chosen = self.of_chosen(answers, rejected)
         ours = self.reshape(ours, labels.shape)
-        gains = self.gain(self.reshape(theirs, labels.shape), ours)  # losses are negative log-probabilities
+        # losses are negative log-probabilities
+        gains = self.gain(self.reshape(theirs, labels.shape), ours) if self.compares else self.gain(ours)
         of_chosen, of_rejected = self.over(gains, chosen), self.over(gains, rejected)
+        scores = (of_chosen, of_rejected)
         present = self.sum(self.cast(loss_mask, ms.float32), 1)
-        margin = self.margin(of_chosen, of_rejected)
         if self.means:
-            margin = self.margin(self.per_token(of_chosen, chosen), self.per_token(of_rejected, rejected))
-        loss = self.sum_pairs(self.weigh(self.loss(margin), present))
+            scores = (self.per_token(of_chosen, chosen), self.per_token(of_rejected, rejected))
+        if not self.compares:
+            of_chosen, of_rejected = scores
+        losses = self.loss(*scores) if self.odds else self.loss(self.margin(*scores))
+        loss = self.sum_pairs(self.weigh(losses, present))
         figures = (
             self.reward(of_chosen, self.beta),
             self.reward(of_rejected, self.beta),
@@ -134,9 +146,9 @@ class PairLosses(nn.Cell):
 class SigmoidLoss(nn.Cell):
     """``-(1 - ε) log σ(β m) - ε log σ(-β m)`` of margins ``m`` ``[pairs]``: DPO, and with ``ε > 0`` its conservative form."""
 
-    def __init__(self, config: PreferenceConfig) -> None:
+    def __init__(self, config: PreferenceConfig, beta: float | None = None) -> None:
         super().__init__()
-        self.beta, self.smoothing = config.beta, config.label_smoothing
+        self.beta, self.smoothing = config.beta if beta is None else beta, config.label_smoothing
         self.scale = P.Mul()
         self.negative = P.Neg()
         self.larger = P.Maximum()
@@ -186,7 +198,57 @@ class IpoLoss(nn.Cell):
         return self.square(self.add(margins, -self.wanted))
 
 
-LOSSES: dict[str, type[nn.Cell]] = {"sigmoid": SigmoidLoss, "hinge": HingeLoss, "ipo": IpoLoss}
+class SimpoLoss(nn.Cell):
+    """``-log σ(β m - γ)`` of margins between mean log-probabilities of a token (Meng et al., 2024, equation 6)."""
+
+    def __init__(self, config: PreferenceConfig) -> None:
+        super().__init__()
+        self.target = config.simpo_gamma / config.beta
+        self.add = P.Add()
+        self.sigmoid = SigmoidLoss(config)
+
+    def construct(self, margins: Tensor) -> Tensor:
+        return self.sigmoid(self.add(margins, -self.target))
+
+
+class OddsRatioLoss(nn.Cell):
+    """``-a - λ log σ(log odds(a) - log odds(b))`` of mean log-probabilities of a token: ``a`` of chosen answers, ``b`` of others.
+
+    ``odds(a) = eᵃ / (1 - eᵃ)`` (Hong et al., 2024, equations 4 to 7). Likelier answers than ``-LEAST`` have its odds, as has a
+    pair that only fills a batch: its probability would be one.
+    """
+
+    def __init__(self, config: PreferenceConfig) -> None:
+        super().__init__()
+        self.weight = config.beta
+        self.bound = P.Minimum()
+        self.exp = P.Exp()
+        self.rest = P.Sub()
+        self.log = P.Log()
+        self.log_odds = P.Sub()
+        self.ratio = P.Sub()
+        self.sigmoid = SigmoidLoss(config, beta=1.0)
+        self.share = P.Mul()
+        self.add = P.Sub()
+
+    def construct(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        ratio = self.ratio(self.odds(chosen), self.odds(rejected))
+        return self.add(self.share(self.sigmoid(ratio), self.weight), chosen)
+
+    def odds(self, logps: Tensor) -> Tensor:
+        """Their logarithms ``[pairs]``."""
+        logps = self.bound(logps, -LEAST)
+        return self.log_odds(logps, self.log(self.rest(1.0, self.exp(logps))))
+
+
+LEAST = 1e-6
+LOSSES: dict[str, type[nn.Cell]] = {
+    "sigmoid": SigmoidLoss,
+    "hinge": HingeLoss,
+    "ipo": IpoLoss,
+    "orpo": OddsRatioLoss,
+    "simpo": SimpoLoss,
+}
 
 
 def base_of(policy: CausalLM, model: ModelConfig, kernels: Kernels) -> CausalLM:

@@ -177,7 +177,8 @@ def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels) -> nn.Cell:
     """The cell that gives the loss of a batch: the model itself, or for pairs of answers with its reference."""
     if not config.is_preference_tuning:
         return model
-    return PreferenceLoss(model, base_of(model, config.model.config, kernels), config.preference)
+    reference = base_of(model, config.model.config, kernels) if config.preference.has_reference else None
+    return PreferenceLoss(model, reference, config.preference)
 
 
 def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh: Mesh) -> None:
@@ -188,8 +189,9 @@ def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh
     """
     for path, message in accumulated_pairs(config):
         raise config.error(".".join(map(str, path)), message)
-    split_grouped_experts(whole.reference, mesh)
-    apply_sharding(whole.reference, sharding_table(whole.reference, config.parallel_config), mesh)
+    if whole.reference is not None:
+        split_grouped_experts(whole.reference, mesh)
+        apply_sharding(whole.reference, sharding_table(whole.reference, config.parallel_config), mesh)
     apply_sharding(whole.pairs, pairs_table(whole.pairs), mesh)
     whole.pairs.set_comm_fusion(fusion_of_others(plan, config.parallel_config.gradient_aggregation_group))
 

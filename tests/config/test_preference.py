@@ -34,6 +34,7 @@ def test_pairs_need_no_section_and_have_the_columns_of_documents(load):
         ([*PAIRS, f"--{PET}={{pet_type: full}}"], f"{PET}.pet_type", "pairs are learnt by adapters"),
         ([*PAIRS, f"--{PET}.modules_to_save=[norm_out]"], f"{PET}.modules_to_save", "the reference is the base"),
         ([*PAIRS, "--preference={loss_type: ipo, label_smoothing: 0.1}"], "preference.label_smoothing", "of loss_type"),
+        ([*PAIRS, "--preference.simpo_gamma=0.1"], "preference.simpo_gamma", "is of loss_type simpo, not sigmoid"),
         ([*PAIRS, "--preference.beta=0"], "preference.beta", "greater than 0"),
         (
             [*PAIRS, "--run_mode=eval", "--load_checkpoint=x", "--train_dataset.data_loader.config.split=1,1"],
@@ -43,7 +44,7 @@ def test_pairs_need_no_section_and_have_the_columns_of_documents(load):
         (
             [*PAIRS, "--use_parallel", "--parallel_config={pipeline_stage: 2, micro_batch_num: 2}"],
             "parallel_config.pipeline_stage",
-            "does not go through a pipeline yet",
+            "do not go through a pipeline yet",
         ),
         (
             [*PAIRS, "--use_parallel", "--parallel_config.context_parallel=2"],
@@ -53,7 +54,7 @@ def test_pairs_need_no_section_and_have_the_columns_of_documents(load):
         (
             [*PAIRS, "--use_parallel", "--parallel_config.model_parallel=2", ACCUMULATES],
             "runner_config.gradient_accumulation_steps",
-            "cannot accumulate beside a reference",
+            "not accumulated on devices that share a graph",
         ),
     ],
 )

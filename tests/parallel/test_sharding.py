@@ -214,7 +214,16 @@ def test_lengths_of_rows_have_copies_on_replicas_of_tensor_parallel_devices():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"label_smoothing": 0.1}, {"loss_type": "hinge"}, {"loss_type": "ipo"}], ids=str
+    "options",
+    [
+        {},
+        {"label_smoothing": 0.1},
+        {"loss_type": "hinge"},
+        {"loss_type": "ipo"},
+        {"loss_type": "orpo"},
+        {"loss_type": "simpo"},
+    ],
+    ids=str,
 )
 def test_every_operator_of_the_loss_of_pairs_has_one_entry(options):
     cell = PairLosses(PreferenceConfig.model_validate(options))

@@ -35,6 +35,8 @@ LOSSES = {
     "smoothed": {"beta": 0.3, "label_smoothing": 0.2},
     "hinge": {"beta": 0.5, "loss_type": "hinge"},
     "ipo": {"beta": 0.2, "loss_type": "ipo"},
+    "orpo": {"beta": 0.7, "loss_type": "orpo"},
+    "simpo": {"beta": 2.5, "loss_type": "simpo", "simpo_gamma": 0.9},
 }
 
 
@@ -78,7 +80,9 @@ def their_logps(model, row):
 
 
 def their_loss(model, pairs, options):
-    """The published formulas, pair by pair (arXiv 2305.18290, eq. 7; 2305.10425; 2310.12036), and the mean figures."""
+    """The published formulas, pair by pair, and the mean figures: arXiv 2305.18290, eq. 7; 2305.10425; 2310.12036; ORPO:
+    2403.07691, eq. 4 to 7; SimPO: 2405.14734, eq. 6.
+    """
     beta, smoothing = options["beta"], options.get("label_smoothing", 0.0)
     losses, figures = [], []
     for pair in pairs:
@@ -87,7 +91,14 @@ def their_loss(model, pairs, options):
             (base_chosen, _), (base_rejected, _) = (their_logps(model, row) for row in pair)
         gain, loss_of = (chosen - base_chosen, rejected - base_rejected), options.get("loss_type", "sigmoid")
         logits = beta * (gain[0] - gain[1])
-        if loss_of == "sigmoid":
+        if loss_of in ("orpo", "simpo"):
+            gain = (chosen / n, rejected / m)
+            odds = [torch.exp(one) / (1 - torch.exp(one)) for one in gain]
+            if loss_of == "orpo":
+                losses.append(-gain[0] - beta * torch.log(torch.sigmoid(torch.log(odds[0] / odds[1]))))
+            else:
+                losses.append(-torch.log(torch.sigmoid(beta * gain[0] - beta * gain[1] - options["simpo_gamma"])))
+        elif loss_of == "sigmoid":
             log_sigmoid = torch.nn.functional.logsigmoid
             losses.append(-log_sigmoid(logits) * (1 - smoothing) - log_sigmoid(-logits) * smoothing)
         elif loss_of == "hinge":
@@ -102,9 +113,9 @@ def their_loss(model, pairs, options):
 @pytest.mark.parametrize("kind", LOSSES)
 def test_loss_gradients_and_figures_are_those_of_the_published_formula(kind, sides, tmp_path):
     pairs, options = random_pairs(), LOSSES[kind]
-    cell = PreferenceLoss(
-        sides.policy, base_of(sides.policy, sides.config, sides.kernels), PreferenceConfig.model_validate(options)
-    )
+    section = PreferenceConfig.model_validate(options)
+    reference = base_of(sides.policy, sides.config, sides.kernels) if section.has_reference else None
+    cell = PreferenceLoss(sides.policy, reference, section)
     samples = [*(pair_sample(pair, LENGTH) for pair in pairs), pair_sample([], LENGTH)]  # the last one is padding
     batch = {name: Tensor(np.stack([sample[name] for sample in samples])) for name in samples[0]}
     weights = ParameterTuple(cell.trainable_params())

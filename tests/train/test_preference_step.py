@@ -71,3 +71,22 @@ def test_the_line_of_a_step():
 def test_what_counted_nothing_has_no_figures():
     assert pair_figures({}) == {}
     assert pair_figures({"load.pairs.probe": np.zeros(6)}) == {}
+
+
+@pytest.mark.parametrize("kind", ["orpo", "simpo"])
+def test_without_a_reference_all_weights_learn_from_pairs(kind):
+    options = (f"--preference.loss_type={kind}", "--model.model_config.pet_config=null")
+    whole = engine(*options)
+    parts = engine(*options, "--runner_config.batch_size=1", "--runner_config.gradient_accumulation_steps=4")
+    for step in range(3):
+        one, four = (item.step(batch(step % 2), 1e-2, 1.0) for item in (whole, parts))
+        assert four.loss == pytest.approx(one.loss, rel=1e-5)
+        if step == 0:
+            first = one.loss
+    assert one.loss < first
+    assert not whole.frozen
+    figures = pair_figures(whole.counts())
+    assert figures["rewards/margins"] > 0
+    summed, pairs = whole.evaluate(batch(0))
+    assert pairs == 4
+    assert summed / pairs < first

@@ -21,6 +21,9 @@ def check_preference(config: RunConfig) -> Iterator[Finding]:
     if section.label_smoothing and section.loss_type != "sigmoid":
         message = f"is of loss_type sigmoid, not {section.loss_type} (value {section.label_smoothing}); write 0"
         yield (*SECTION, "label_smoothing"), message
+    if section.simpo_gamma != PreferenceConfig.model_fields["simpo_gamma"].default and section.loss_type != "simpo":
+        message = f"is of loss_type simpo, not {section.loss_type} (value {section.simpo_gamma}); leave it out"
+        yield (*SECTION, "simpo_gamma"), message
     if not config.is_preference_tuning:
         if section != PreferenceConfig():
             kind = config.train_dataset.data_loader.type
@@ -28,7 +31,9 @@ def check_preference(config: RunConfig) -> Iterator[Finding]:
             yield LOADER, f"{message} preference"
         return
     if config.run_mode in ("train", "finetune"):
-        yield from _reference(config)
+        if section.has_reference:
+            yield from _reference(config)
+        yield from _devices(config)
     elif config.run_mode == "eval" and not config.eval_tasks:
         yield LOADER, "pairs are evaluated beside their reference, while a run trains; write do_eval: true and train on"
 
@@ -42,7 +47,8 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
         path = TUNING if pet is None else (*TUNING, "pet_type")
         yield (
             path,
-            f"pairs are learnt by adapters; the base without them is the reference (value {value}); write pet_type: lora",
+            f"pairs are learnt by adapters; the base without them is the reference (value {value}); write pet_type: lora, "
+            "or preference.loss_type: orpo or simpo, which need none",
         )
         return
     if pet.modules_to_save:
@@ -50,9 +56,13 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
             f"the reference is the base, whose parts stay as they are (value {list(pet.modules_to_save)}); write []"
         )
         yield (*TUNING, "modules_to_save"), message
+
+
+def _devices(config: RunConfig) -> Iterator[Finding]:
+    """What pairs cannot be divided by yet."""
     if config.parallel_config.pipeline_stage > 1:
         stages = config.parallel_config.pipeline_stage
-        message = f"a second model, the reference, does not go through a pipeline yet (value {stages}); write 1"
+        message = f"pairs of answers do not go through a pipeline yet (value {stages}); write 1"
         yield ("parallel_config", "pipeline_stage"), message
     if (copies := config.micro_batch_interleave_num) > 1:
         message = f"pairs of answers are not cut into copies that overlap yet (value {copies}); write 1"
@@ -63,17 +73,15 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
         yield ("parallel_config", CONTEXT.key), message
     if config.parallel_config.model_parallel > 1 or config.context.device_target != "CPU":
         yield from accumulated_pairs(config)
-    if any(layer.adds_to_loss for layer in model.base.architecture.specifications()):
+    if any(layer.adds_to_loss for layer in config.model.config.base.architecture.specifications()):
         yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"
 
 
 def accumulated_pairs(config: RunConfig) -> Iterator[Finding]:
     """Accumulation in one graph for several devices: MindSpore 2.10 looks for the end of a part in the first operator with a
-    weight, which is the reference's and has no backward pass.
+    weight, which may be the reference's and has no backward pass.
     """
     parts = config.runner_config.gradient_accumulation_steps
     if parts > 1 and config.parallel_config.device_num > 1:
-        message = (
-            f"MindSpore cannot accumulate beside a reference on devices that share a graph (value {parts}); write 1"
-        )
+        message = f"pairs of answers are not accumulated on devices that share a graph yet (value {parts}); write 1"
         yield ("runner_config", "gradient_accumulation_steps"), message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindllm.finetune.preference import FIGURES, HingeLoss, IpoLoss, PairLosses, SigmoidLoss
+from mindllm.finetune.preference import FIGURES, HingeLoss, IpoLoss, OddsRatioLoss, PairLosses, SigmoidLoss, SimpoLoss
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.table import Table, on
 
@@ -20,7 +20,7 @@ def pairs_table(cell: PairLosses) -> Table:
         "is_rejected": on(ROWS, SCALAR),
         "of_rejected": on(ROWS, ROWS),
         "of_chosen": on(ROWS, ROWS),
-        "gain": on(ROWS, ROWS),
+        "gain": on(ROWS, ROWS) if cell.compares else on(ROWS),
         "mask": on(ROWS, ROWS),
         "sum": on(ROWS),
         "negative": on(OF_PAIRS),
@@ -41,7 +41,17 @@ def pairs_table(cell: PairLosses) -> Table:
     return table
 
 
-def _loss(at: str, cell: SigmoidLoss | HingeLoss | IpoLoss) -> Table:
+def _loss(at: str, cell: SigmoidLoss | HingeLoss | IpoLoss | SimpoLoss | OddsRatioLoss) -> Table:
+    if isinstance(cell, SimpoLoss):
+        return {f"{at}.add": on(OF_PAIRS, SCALAR), **_loss(f"{at}.sigmoid", cell.sigmoid)}
+    if isinstance(cell, OddsRatioLoss):
+        return {
+            **{f"{at}.{name}": on(OF_PAIRS, SCALAR) for name in ("bound", "share")},
+            **{f"{at}.{name}": on(OF_PAIRS) for name in ("exp", "log")},
+            **{f"{at}.{name}": on(OF_PAIRS, OF_PAIRS) for name in ("log_odds", "ratio", "add")},
+            f"{at}.rest": on(SCALAR, OF_PAIRS),
+            **_loss(f"{at}.sigmoid", cell.sigmoid),
+        }
     one: dict[type, tuple[str, ...]] = {
         SigmoidLoss: ("negative", "exp", "log"),
         HingeLoss: ("relu",),
