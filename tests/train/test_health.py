@@ -13,6 +13,9 @@ from mindllm.train.engine import ReplicaEngine
 from mindllm.train.health import group_of, health_figures
 
 ON = "--monitor_config={monitor_on: true, max_attention_logit_format: log}"
+GROUPS = (
+    "--grouped_lr_schedule={grouped: [{type: ConstantWarmUpLR, learning_rate: 5e-2, params: ['*feed_forward*']}]}",
+)
 TWO_LAYERS = ("--model.model_config.num_layers=2", "--model.model_config.use_flash_attention=false")
 ACCUMULATED = ("--runner_config.batch_size=2", "--runner_config.gradient_accumulation_steps=2")
 CLUSTER = (
@@ -76,7 +79,7 @@ def logits_by_hand(values, rows):
     return scores[..., np.tril(np.ones((8, 8), bool))].max()
 
 
-@pytest.mark.parametrize("options", [(), ACCUMULATED])
+@pytest.mark.parametrize("options", [(), ACCUMULATED, GROUPS])
 def test_figures_are_those_that_numpy_finds(options):
     engine, before_decay = (
         ReplicaEngine(config(*options)),
@@ -88,7 +91,7 @@ def test_figures_are_those_that_numpy_finds(options):
     for step in range(2):
         before = weights(engine)
         bare.load_state(before)
-        result = engine.step(batch(step), 1e-2, 4.0)
+        result = engine.step(batch(step), 1e-2, 4.0, group_rates=(5e-2,) if options is GROUPS else ())
         bare.step(batch(step), 0.0, 1.0)  # its first moments are the gradients
         moments = {
             name.partition(".")[2]: value.asnumpy()
@@ -181,6 +184,7 @@ def test_the_line_of_the_log_has_the_groups_of_one_figure():
         (("--monitor_config={monitor_on: true, local_norm_format: null, weight_state_format: null, update_ratio_format: null}",),
          "monitor_config.monitor_on: computes nothing"),
         (("--context.device_target=Ascend",), "monitor_config.max_attention_logit_format: the fused kernel gives no logits"),
+        (("--optimizer.type=Muon",), "update_ratio_format: is found from the moments of AdamW, and optimizer.type Muon"),
         (("--model.model_config.pet_config={pet_type: galore}",), "monitor_config.update_ratio_format: is found from"),
     ],
 )  # fmt: skip

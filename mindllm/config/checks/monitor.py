@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.architecture.optimizer_state import MUON
 from mindllm.architecture.tuners import ADALORA, GALORE, LISA
 from mindllm.config.checks import Finding
 from mindllm.config.monitor import KEYS, LOGIT, UPDATE
@@ -18,10 +19,16 @@ def check_monitor(config: RunConfig) -> Iterator[Finding]:
     watched = monitor.watched()
     if monitor.monitor_on and not watched:
         yield (SECTION, "monitor_on"), f"computes nothing; write false, or one of {', '.join(KEYS.values())}: log"
-    pet = config.model.config.pet_config
-    if UPDATE in watched and pet is not None and pet.tuner.name in (ADALORA, GALORE, LISA):
-        message = f"is found from the moments of AdamW, and {pet.pet_type} updates otherwise; write null"
-        yield (SECTION, KEYS[UPDATE]), message
+    pet, otherwise = config.model.config.pet_config, ""
+    if pet is not None and pet.tuner.name in (ADALORA, GALORE, LISA):
+        otherwise = pet.pet_type
+    elif config.optimizer.type == MUON:
+        otherwise = f"optimizer.type {MUON}"
+    if UPDATE in watched and otherwise:
+        yield (
+            (SECTION, KEYS[UPDATE]),
+            f"is found from the moments of AdamW, and {otherwise} updates otherwise; write null",
+        )
     if LOGIT in watched:
         yield from _no_logits(config)
 

@@ -189,13 +189,18 @@ def _last_update(rate, ratio, eps, factor, decay, weight, moment1, moment2):
 
 
 class LastUpdate(nn.Cell):
-    """From the rate what :class:`AdamW` has just subtracted from every weight, by the moments: no copy of the weights is kept."""
+    """From the rate, or rates, what :class:`AdamW` has just subtracted from every weight, by the moments: no copy of the weights
+    is kept.
+    """
 
     def __init__(self, optimizer: AdamW) -> None:
         super().__init__(auto_prefix=False)
         self.weights, self.moments1, self.moments2 = optimizer.weights, optimizer.moments1, optimizer.moments2
         self.beta1_power, self.beta2_power = optimizer.beta1_power, optimizer.beta2_power
         self.one = Tensor(1.0, ms.float32)
+        self.grouped = optimizer.grouped
+        if self.grouped:
+            self.optimizer = optimizer
         self.factors = optimizer.columns[0] if len(optimizer.columns) > 1 else (self.one,) * len(self.weights)
         self.decays = optimizer.decays
         self.corrects, self.eps = optimizer.kernel.corrects, optimizer.kernel.eps
@@ -206,5 +211,8 @@ class LastUpdate(nn.Cell):
         if self.corrects:
             root = ops.sqrt(1.0 - self.beta2_power)
             ratio, eps = root / (1.0 - self.beta1_power), root * self.eps
+        factors = self.factors
+        if self.grouped:
+            rate, factors = self.one, self.optimizer.rates(rate)
         common = ops.partial(last_update, rate, ratio, eps)
-        return self.map(common, self.factors, self.decays, self.weights, self.moments1, self.moments2)
+        return self.map(common, factors, self.decays, self.weights, self.moments1, self.moments2)
