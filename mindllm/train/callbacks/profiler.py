@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mindspore as ms
-from mindspore.profiler import ProfilerActivity, tensorboard_trace_handler
+from mindspore.profiler import ProfilerActivity, ProfilerLevel, _ExperimentalConfig, tensorboard_trace_handler
 
 from mindllm.config import RunConfig
 from mindllm.files import atomic_open
@@ -51,6 +51,9 @@ class ProfileMonitor(Callback):
             activities=activities,
             with_stack=self.config.with_stack,
             profile_memory=self.config.profile_memory,
+            experimental_config=_ExperimentalConfig(
+                profiler_level=ProfilerLevel.Level1
+            ),  # of an Ascend device: kernels with shapes
             on_trace_ready=tensorboard_trace_handler(str(self.directory / "raw")),
             start_profile=False,
         )
