@@ -8,6 +8,7 @@ from mindllm.cli.parsers.profile import make_parser
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.profiles.calibrated import write_device
+from mindllm.profiles.page import write_page
 from mindllm.profiles.run import explain_profile
 from mindllm.terminal.render import show
 from mindllm.timing.device import read_device
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         load_config(options.run, overrides), options.directory, read_device(options.device), options.steps
     )
     if options.page:
-        found.write_page(options.page, f"{options.run}: {options.directory}")
+        write_page(found, options.page, f"{options.run}: {options.directory}")
     if options.calibrate:
         write_device(found, options.calibrate)
     show(found, options.json)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mindllm.config import ModelConfig
+from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 
 LAYER = "{layer}"

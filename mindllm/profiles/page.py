@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindllm.files import atomic_open
 from mindllm.profiles.compare import LEAST, Finding
 from mindllm.profiles.report import LOOK, PARTS, ProfileReport, named, told
 from mindllm.terminal.page import fill, mark
@@ -18,6 +19,12 @@ MOST_RANKS = 64  # that are drawn; tables have all
 FIGURES = ("s", "worth s", "of the step")
 LEGEND = {"computing": "computing", "exposed": "exchanges that nothing hides", "bubble": "waiting between stages",
           "free": "nothing on the device"}  # fmt: skip
+
+
+def write_page(report: ProfileReport, path: Path | str, title: str = "profile") -> None:
+    """Write what a report says as a page, HTML that needs nothing else."""
+    with atomic_open(Path(path)) as file:
+        file.write(render_page(title, report))
 
 
 def render_page(title: str, report: ProfileReport) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.profiles.compare import LEAST, Comparison, Finding
@@ -116,14 +115,6 @@ class ProfileReport(Result):
         """Return what was not found, not read, not counted, or taken to be so."""
         left = self.comparison.step.uncounted
         return [*self.notes, *([f"not in the prediction: {'; '.join(left)}"] if left else []), NOT_OF_A_DEVICE]
-
-    def write_page(self, path: Path | str, title: str = "profile") -> None:
-        """Write the same as a page, HTML that needs nothing else."""
-        from mindllm.files import atomic_open
-        from mindllm.profiles.page import render_page
-
-        with atomic_open(Path(path)) as file:
-            file.write(render_page(title, self))
 
     def remainder(self) -> str:
         """Return what the causes leave, in a line."""
