@@ -295,7 +295,19 @@ def _require_same(predicted: CompiledGraph, found: CompiledGraph) -> None:
     """Their structure is the same already."""
     for mine, its in zip(_leaves(predicted), _leaves(found), strict=True):
         if not _equal(mine, its):
-            raise NotDerivable(f"rank {found.rank} is not what its neighbours say: {its!r:.160}, not {mine!r:.160}")
+            name, said, is_there = _first_difference("", mine, its)
+            raise NotDerivable(
+                f"rank {found.rank} is not what its neighbours say: {name} {is_there!r:.60}, not {said!r:.60}"
+            )
+
+
+def _first_difference(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
+    """The innermost name under which two leaves differ first, and both values; names of groups, which follow from ranks, last."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
+        for key in sorted(one, key=lambda key: key in (*NAMES_OF_GROUP, RANKS_TEXT)):
+            if not _equal(one[key], other[key]):
+                return _first_difference(str(key), one[key], other[key])
+    return name, one, other
 
 
 def _equal(one: Any, other: Any) -> bool:
