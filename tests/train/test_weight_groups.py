@@ -6,6 +6,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
+from test_engine import YAML as PLAIN
 
 from mindllm import verify
 from mindllm.config import load_config, override_config
@@ -30,17 +31,10 @@ GROUPS = [
 DECAYS = (0.0, 0.1, 0.3, 0.0)  # of the names above, in their order
 
 
-YAML = """
-lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}
+YAML = f"""{PLAIN}
 grouped_lr_schedule:
   grouped:
-    - {type: LinearWithWarmUpLR, learning_rate: 1e-3, warmup_steps: 2, params: ["*embed*", lm_head.weight]}
-train_dataset: {data_loader: {config: {data_path: unused}}}
-context: {enable_graph_kernel: false, compile_cache: false}
-runner_config: {batch_size: 4}
-model:
-  model_config:
-    {vocab_size: 61, hidden_size: 16, num_layers: 1, num_heads: 4, n_kv_heads: 2, intermediate_size: 24, seq_length: 8}
+    - {{type: LinearWithWarmUpLR, learning_rate: 1e-3, warmup_steps: 2, params: ["*embed*", lm_head.weight]}}
 """
 
 

@@ -45,10 +45,8 @@ POINT_TO_POINT = ("Send", "Receive")
 SEQUENCE_AXIS = "cp"  # of layouts, here and in MindFormers
 SCORING = frozenset({"FlashAttentionScore", "BatchMatMul"})
 SHAPING = frozenset({"Reshape", "Split", "Concat", "StridedSlice", "Cast"})
-SCALING = SHAPING | {
-    "Mul",
-    "AllReduce",
-}  # a product with one holds a layout; ranks that split an expert add its results
+SCALING = SHAPING | {"Mul", "AllReduce"}
+"""Passed beside experts, too: a product with one holds a layout, and ranks that split an expert add its results."""
 LOOKUP = "Gather"
 
 
