@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the schema takes longer to import than --help may
 
 def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
     """Run what ``run_mode``, or the YAML, says; return the exit code."""
+    receive_interrupts()
     options, config = _read(arguments, run_mode)
     if options.print_config:
         from mindllm.config import render_config

@@ -23,6 +23,7 @@ INTERRUPTED = 128 + signal.SIGINT
 GRACE = 10.0  # seconds in which a signal has to be answered while there is nothing to save
 ENDING = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b"terminated\n", signal.SIGHUP: b"hung up\n"}
 """What is said when a process leaves because of it; the exit code is 128 and its number, as shells have it."""
+RECEIVER = "interrupts"
 IMPORT, COMPILER = "<frozen importlib._bootstrap>", "/mindspore/common/api.py"
 
 Handler = Callable[[int, "FrameType | None"], None]
@@ -85,19 +86,26 @@ def leave_nothing_behind() -> None:
 
 
 def receive_interrupts() -> None:
-    """Has Ctrl-C call Python's handler whatever native code installs: MindSpore's own sends SIGTERM instead.
+    """Has Ctrl-C call Python's handler whatever native code installs: MindSpore's own sends SIGTERM instead, at every step.
 
-    To be called by the main thread before others are started: all of them block the signal, and one waits for it.
+    To be called by the main thread before native libraries start threads (numpy does): all of them block the signal, and one
+    waits for it. A thread that does not would now and then be given the signal, with MindSpore's handler. To be called again
+    before MindSpore is used: multiprocessing lifts the block where it starts its first process.
     """
-    if signal.SIGINT not in _owned or signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+    if signal.SIGINT not in _owned:
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    threading.Thread(target=_pass_on, name="interrupts", daemon=True).start()
+    if any(thread.name == RECEIVER for thread in threading.enumerate()):
+        return
+    signal.signal(signal.SIGURG, lambda number, frame: None)
+    threading.Thread(target=_pass_on, args=(threading.get_ident(),), name=RECEIVER, daemon=True).start()
 
 
-def _pass_on() -> None:
+def _pass_on(main: int) -> None:
+    """Calls the handler of each SIGINT in the main thread; SIGURG, which means nothing, ends the call it may be waiting in."""
     while True:
         _thread.interrupt_main(signal.Signals(signal.sigwait({signal.SIGINT})))
+        signal.pthread_kill(main, signal.SIGURG)
 
 
 def _watch(reader: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +25,13 @@ def start(config_file, output, *options, cwd=None, limit=resource.RLIM_INFINITY)
         text=True,
         env=environment,
         cwd=cwd,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
+        preexec_fn=lambda: _begin(limit),
     )
+
+
+def _begin(limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
 
 
 def run(config_file, output, *options, expect=0, typed=None, seconds=300):

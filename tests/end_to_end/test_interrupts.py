@@ -93,6 +93,31 @@ def test_while_the_first_step_compiles(config_file, tmp_path):
     assert not list(tmp_path.rglob(".step-*")), "no unfinished graph stays"
 
 
+def open_threads(process):
+    """Threads of a process that would be given SIGINT; the one that waits for it is always one of them."""
+    found = [(task / "status").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
+    masks = [int(status.partition("SigBlk:")[2].split()[0], 16) for status in found]
+    return sum(not mask & (1 << (signal.SIGINT - 1)) for mask in masks)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_no_thread_but_one_is_given_an_interrupt(text, config_file, tmp_path):
+    """MindSpore puts a handler of its own into every step: a thread of numpy's or of a tokenizer's would call that one."""
+    words = [ROOT / "run_llm.py", "--config", config_file]
+    if text:
+        save_tiny_chat_model(tmp_path / "model")
+        (tmp_path / "text.txt").write_text("once upon a time there was a little fox\n" * 200)
+        words = ["-m", "mindllm", "pretrain", "--like", tmp_path / "model", tmp_path / "text.txt"]
+    process = start(*words, f"--output_dir={tmp_path / 'out'}", "--runner_config.train_steps=100000")
+    for line in process.stdout:
+        if "loss_scale" in line:
+            break
+    found = open_threads(process)
+    process.kill()
+    process.communicate()
+    assert found == 1
+
+
 def test_in_a_program_that_imports_us_the_handler_and_the_mask_stay():
     before, mask = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for function in (leave_on_interrupt, raise_on_interrupt, receive_interrupts):
