@@ -16,12 +16,17 @@ from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
+from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerAssignment, LayerPlan
 from mindllm.parallel.plan_text import render_plan
 from mindllm.parallel.stages import Run, Stage, stages_of
+from mindllm.timing.configured import workload_of
+from mindllm.timing.memory import stage_bytes
 from mindllm.units import MIB
 
 SELECT = "select_recompute"
+SHARDED, REPEATED = "parallel.enable_parallel_optimizer", "recompute_config.mp_comm_recompute"
+LOSS_CHUNKS = "model.model_config.loss_chunks"
 SLICES = 4  # of the loss, for one there is now
 
 
@@ -71,8 +76,12 @@ class _Advisor:
         self.least: list[str] = []
 
     def ways(self, deadline: float) -> tuple[list[str], list[str]]:
-        """The changes after which every stage fits, and the names of those that were not begun before ``deadline``."""
-        changes: dict[str, Callable[[], str | None]] = {
+        """The changes after which every stage fits, and the names of those that were not begun before ``deadline``.
+
+        Those that formulas expect to be enough come first, those that fall short by them last.
+        """
+        slices = SLICES * self.config.model.config.loss_chunks
+        tries: dict[str, Callable[[], str | None]] = {
             "select recompute": lambda: self._recompute("select", _selected),
             "full recompute": lambda: self._recompute("full", _full),
             "layers on other stages": self._move_layers,
@@ -80,10 +89,36 @@ class _Advisor:
             "repeated communication": self._repeat_communication,
             "a sliced loss": self._slice_losses,
         }
-        found, left = [], list(changes)
+        keys: dict[str, Callable[[], dict[str, object]]] = {
+            "select recompute": lambda: self._recomputed(_selected),
+            "full recompute": lambda: self._recomputed(_full),
+            "sharded optimizer state": lambda: {SHARDED: True},
+            "repeated communication": lambda: {REPEATED: True},
+            "a sliced loss": lambda: {LOSS_CHUNKS: slices},
+        }
+        found, left = [], sorted(tries, key=lambda name: self._falls_short(keys.get(name)))
         while left and time.monotonic() < deadline:
-            found.append(changes[left.pop(0)]())
+            found.append(tries[left.pop(0)]())
         return [way for way in found if way], left
+
+    def _recomputed(self, change: Callable[[LayerKind], LayerKind]) -> dict[str, object]:
+        """The keys that recompute all layers of the short stages."""
+        stages = [_changed(memory.stage, change, _left(memory.stage, change)) for memory in self.short]
+        return self._keys(stages)
+
+    def _falls_short(self, keys: Callable[[], dict[str, object]] | None) -> float:
+        """0 where formulas expect that ``keys`` are enough, 1 where they expect that they are not, between where none tells.
+
+        What a formula says of a stage is held to what is known of it, in proportion.
+        """
+        if keys is None:
+            return 0.5
+        try:
+            now, then = (stage_bytes(workload_of(run)) for run in (self.config, override_config(self.config, keys())))
+        except UserError:  # what has no formula
+            return 0.5
+        known = {memory.stage.number: memory.actual_peak for memory in self.short}
+        return float(any(peak * then[number] / now[number] > self.limit for number, peak in known.items()))
 
     def nothing(self, left: Collection[str]) -> str:
         """What to say when no single change is enough, or none of those that were tried."""
@@ -153,8 +188,7 @@ class _Advisor:
         sizes = self.config.parallel_config
         if self.config.parallel.enable_parallel_optimizer or sizes.replica_num == 1:
             return None
-        key = "parallel.enable_parallel_optimizer"
-        return self._switch("optimizer state sharded over data-parallel ranks", key)
+        return self._switch("optimizer state sharded over data-parallel ranks", SHARDED)
 
     def _repeat_communication(self) -> str | None:
         """What recomputed layers keep only because their tensor-parallel communication is not repeated."""
@@ -163,8 +197,7 @@ class _Advisor:
             return None
         if not recomputed:
             return None
-        key = "recompute_config.mp_comm_recompute"
-        return self._switch("results of tensor-parallel communication not kept in recomputed layers", key)
+        return self._switch("results of tensor-parallel communication not kept in recomputed layers", REPEATED)
 
     def _slice_losses(self) -> str | None:
         """The logits of the last stage a slice at a time, computed again for the gradient."""
@@ -172,7 +205,7 @@ class _Advisor:
         slices, rows = SLICES * model.loss_chunks, model.seq_length // sizes.size(CONTEXT)
         if rows % slices or all(memory.stage.number < sizes.pipeline_stage - 1 for memory in self.short):
             return None
-        return self._switch("logits of one slice at a time", "model.model_config.loss_chunks", slices)
+        return self._switch("logits of one slice at a time", LOSS_CHUNKS, slices)
 
     def _switch(self, what: str, key: str, value: bool | int = True) -> str | None:
         """The short stages with ``value`` for ``key``, and what that saves."""
@@ -199,11 +232,15 @@ class _Advisor:
         return {memory.stage: memory for memory in found}
 
     def _yaml(self, changed: Iterator[Stage] | Sequence[Stage]) -> str:
+        """The keys of the plan that some changed stages change, with their new values, as text."""
+        return "; ".join(f"{key}: {value}" for key, value in self._keys(changed).items())
+
+    def _keys(self, changed: Iterator[Stage] | Sequence[Stage]) -> dict[str, object]:
         """The keys of the plan that some changed stages change, with their new values."""
         stages = {stage.number: stage for stage in stages_of(self.config)}
         now = render_plan(_plan(stages.values()))
         wanted = render_plan(_plan({**stages, **{stage.number: stage for stage in changed}}.values()))
-        return "; ".join(f"{key}: {value}" for key, value in wanted.items() if value != now.get(key))
+        return {key: value for key, value in wanted.items() if value != now.get(key)}
 
 
 def _plan(stages: Collection[Stage]) -> LayerPlan:

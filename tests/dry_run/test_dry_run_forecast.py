@@ -1,5 +1,7 @@
 """Extrapolation: exact where memory is linear, checked, shared by stages that are alike; and the advice it gives."""
 
+from types import SimpleNamespace
+
 import pytest
 from dry_run_cases import BACKWARD, GRADIENT, KEPT, STEP, WEIGHT, FormulaSimulations, pipeline, profile
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from small_cluster import cluster_run
 
 from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, OTHER, Block, Simulation
+from mindllm.config import override_config
 from mindllm.dry_run.advice import shortage
 from mindllm.dry_run.extrapolate import design_for, whole_stage
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages
@@ -14,6 +17,8 @@ from mindllm.dry_run.moments import Use, bytes_of, fullest, moments_of
 from mindllm.dry_run.profile import load_profile, profile_of, save_profile, thinned
 from mindllm.parallel.stages import stages_of
 from mindllm.reduced_runs.stage import Point, point_of, reduce_to_stage
+from mindllm.timing.configured import workload_of
+from mindllm.timing.memory import stage_bytes
 from mindllm.units import MIB
 
 TOKENS = Use(OTHER, "inputs0", "", False)
@@ -364,6 +369,22 @@ def test_advice_begins_nothing_after_its_time():
     text = shortage(memories, config, memories[0].actual_peak - MIB, simulations, seconds=0)
     assert "nothing was found yet\nnot tried in 0 s: select recompute, full recompute" in text
     assert simulations.asked == []
+
+
+def test_advice_begins_with_what_formulas_expect_to_be_enough(monkeypatch):
+    """Of 8 layers that keep 4 micro-batches, selected ones leave it short: in the time for one change the other is tried."""
+    config = pipeline(4, 32, 16)
+    simulations = FormulaSimulations()
+    memories = simulate_stages(config, stages_of(config), simulations)[:1]
+    keys = {"recompute_config.recompute": [8, 0, 0, 0]}
+    now, then = (stage_bytes(workload_of(run))[0] for run in (config, override_config(config, keys)))
+    limit = int(memories[0].actual_peak * (then / now * 1.02))
+    moments = iter([0.0, 0.0, 30.0])
+    monkeypatch.setattr("mindllm.dry_run.advice.time", SimpleNamespace(monotonic=lambda: next(moments)))
+    text = shortage(memories, config, limit, simulations, seconds=20)
+    assert "not tried in 20 s: layers on other stages, " in text
+    assert "select recompute" in text.partition("not tried")[2]
+    assert "full recompute" not in text.partition("not tried")[2]
 
 
 def test_advice_simulates_no_whole_stages():
