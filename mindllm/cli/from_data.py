@@ -158,5 +158,5 @@ def summary(config: RunConfig) -> list[str]:
     spread = f" on {devices} devices" if devices > 1 else ""
     return [
         f"{tuner}, learning rate {rate:g}; {config.global_batch_size} rows of {model.seq_length} tokens a step"
-        f"{parts}{spread}, {runner.epochs} epochs"
+        f"{parts}{spread}, {runner.epochs} {'epoch' if runner.epochs == 1 else 'epochs'}"
     ]

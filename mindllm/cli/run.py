@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindllm.cli.parsers.learning import FINETUNE, PRETRAIN
@@ -99,9 +100,15 @@ def _show(ended: Ended) -> None:
     from mindllm.terminal.tables import pairs
 
     if ended.results:
-        output.print(pairs(ended.results.items()))
+        output.print(pairs((name, _near(value)) for name, value in ended.results.items()))
     if ended.scores:
         output.print(ended.scores)
+
+
+def _near(value: str) -> str:
+    """A path below the working directory as one types it; other values as they are."""
+    here = f"{Path.cwd()}/"
+    return value.removeprefix(here)
 
 
 def command() -> None:

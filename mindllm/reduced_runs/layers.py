@@ -12,6 +12,7 @@ from typing import Any
 
 from mindllm.architecture.layer import LayerSpec
 from mindllm.config import ModelConfig, RunConfig, keys_of_layers
+from mindllm.config.pretrained import DIRECTORY_KEYS
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
@@ -19,8 +20,12 @@ FEWEST_LAYERS = 2  # of a model without stages
 
 
 def layer_keys(model: ModelConfig, specs: Sequence[LayerSpec]) -> dict[str, Any]:
-    """Return the keys of ``model``, by their full names, with which its layers are these."""
-    return {f"model.model_config.{key}": value for key, value in keys_of_layers(model, specs).items()}
+    """Return the keys of a run with which the layers of ``model`` are these.
+
+    What a directory says of a model is in its keys by now; it has all layers, and no run of fewer may begin from it.
+    """
+    keys = {f"model.model_config.{key}": value for key, value in keys_of_layers(model, specs).items()}
+    return {"run_mode": "train", **dict.fromkeys(DIRECTORY_KEYS, ""), **keys}
 
 
 def placed_layers(model: ModelConfig, specs: Sequence[LayerSpec], plan: LayerPlan) -> dict[str, Any]:

@@ -169,9 +169,6 @@ def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:
     copies, schedule = config.micro_batch_interleave_num, config.lr_schedule
     warmup = schedule.warmup_steps if schedule is not None else None
     return {
-        "run_mode": "train",
-        "load_checkpoint": "",
-        "pretrained_model_dir": "",
         "resume_training": False,
         "do_eval": False,
         "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH * copies),

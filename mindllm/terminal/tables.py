@@ -127,8 +127,10 @@ def as_text(parts: Iterable[Cell | Table]) -> str:
 
 
 def pairs(rows: Iterable[tuple[str, Cell]]) -> RichTable:
-    """Names and values, a pair to a line."""
+    """Names and values, a pair to a line; a value that is longer, as a path, goes on in the next."""
     table = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(styled((name, "bold")), value if isinstance(value, Text) else styled(value))
     return table

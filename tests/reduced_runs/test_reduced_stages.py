@@ -1,8 +1,11 @@
 """Layers that differ are runs of their own, and stay what they are in smaller runs."""
 
+import pytest
 from dry_run_cases import AHEAD
-from small_cluster import cluster_run
+from small_cluster import RUN, cluster_run
+from tiny_chat import save_tiny_chat_model
 
+from mindllm.config import load_config
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.stages import Stage, stages_of
 from mindllm.reduced_runs.stage import Point, reduce_other_stages, reduce_to_stage
@@ -73,3 +76,18 @@ def test_layers_that_predict_ahead_stay_on_the_last_stage_of_every_smaller_run()
     assert names(small) == [*["global experts"] * 4, "global experts prediction"]
     assert small.model.config.num_layers == 4
     assert [run.kind.recomputation for run in stages_of(small)[1].runs] == ["full", "none", "none"]
+
+
+@pytest.mark.parametrize("key", ["load_checkpoint", "pretrained_model_dir"])
+def test_a_run_of_a_model_directory_becomes_smaller_without_it(key, tmp_path):
+    """The directory says how many layers there are, and nothing is loaded to measure."""
+    directory = save_tiny_chat_model(tmp_path / "model")
+    begins = {"run_mode": "finetune", "load_checkpoint": "weights", key: str(directory)}
+    config = load_config({**RUN, **begins, "use_parallel": False, "model": {}})
+    small, _ = reduce_to_stage(config, stages_of(config)[0], Point((1,), 1, 1))
+    other, _ = reduce_other_stages(config, 0)
+    whole = config.model.config
+    assert whole.num_layers > 1
+    assert (small.model.config.num_layers, small.model.config.vocab_size) == (1, whole.vocab_size)
+    assert other.model.config.architecture == whole.architecture
+    assert (small.load_checkpoint, small.pretrained_model_dir) == ("", "")
