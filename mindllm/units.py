@@ -8,3 +8,13 @@ MB, GB = 10**6, 10**9
 
 MILLISECONDS, MICROSECONDS = 1e3, 1e6
 """In a second."""
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: ``1 device``, ``2,048 devices``."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def file_size(size: float) -> str:
+    """Bytes of files in words: ``42.1 GB``, ``35.9 MB``."""
+    return f"{size / GB:,.1f} GB" if size >= GB / 10 else f"{size / MB:,.1f} MB"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mindllm.cli.parsers.learning import FINETUNE, PRETRAIN, make_parser
 from mindllm.cli.parsers.run import with_mode
 from mindllm.errors import UserError
+from mindllm.units import counted
 
 if TYPE_CHECKING:
     from mindllm.config import RunConfig
@@ -158,5 +159,5 @@ def summary(config: RunConfig) -> list[str]:
     spread = f" on {devices} devices" if devices > 1 else ""
     return [
         f"{tuner}, learning rate {rate:g}; {config.global_batch_size} rows of {model.seq_length} tokens a step"
-        f"{parts}{spread}, {runner.epochs} {'epoch' if runner.epochs == 1 else 'epochs'}"
+        f"{parts}{spread}, {counted(runner.epochs, 'epoch')}"
     ]

@@ -12,6 +12,7 @@ from mindllm.launch.child import run_yaml_in_child
 from mindllm.process.temporary import temporary_directory
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.units import counted
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -37,7 +38,7 @@ class Generation(Result):
 
     def summary(self) -> str:
         """Return how many prompts were continued."""
-        return f"{len(self.records)} prompt{'s' * (len(self.records) != 1)}"
+        return counted(len(self.records), "prompt")
 
     def tree(self) -> dict[str, Any]:
         """Return the records."""

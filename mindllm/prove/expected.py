@@ -12,21 +12,25 @@ from mindllm.prove.checks.checkpoints import answered
 from mindllm.prove.questions import CONFIGURATION, MEMORY, STEP_TIME
 from mindllm.timing.device import read_device
 from mindllm.timing.prediction import StepPrediction, predict
-from mindllm.units import GIB
+from mindllm.units import GIB, counted
 
 
 def configuration(config: RunConfig) -> Answer:
     """Return the answer that loading a configuration has given: it is sound."""
     name = config.trainer.model_name or config.model.config.type
-    sizes = config.parallel_config
-    says = (
-        f"{name}, {config.model.config.parameter_count() / 1e9:,.2f} billion parameters on {sizes.device_num:,} devices"
-    )
+    devices = counted(config.parallel_config.device_num, "device")
+    says = f"{name}, {config.model.config.parameter_count() / 1e9:,.2f} billion parameters on {devices}"
     return Answer(CONFIGURATION, Standing.PROVED, says)
 
 
 def expected(config: RunConfig, device: str) -> Iterator[Answer]:
-    """Yield what formulas expect, for the questions that have one."""
+    """Yield what formulas expect, for the questions that have one; they are about devices, and not about a CPU."""
+    if config.context.device_target != "CPU":
+        yield from _of_a_device(config, device)
+    yield _as_expected(answered(config))
+
+
+def _of_a_device(config: RunConfig, device: str) -> Iterator[Answer]:
     known = read_device(device)
     try:
         predicted = predict(config, known)
@@ -42,7 +46,6 @@ def expected(config: RunConfig, device: str) -> Iterator[Answer]:
         yield Answer(MEMORY, Standing.EXPECTED, stage if room.fits else f"does not fit: it {room}", figures=figures)
         says = f"{predicted.in_words} a step on {known.name}, {predicted.model_flops_utilisation:.1%} MFU"
         yield Answer(STEP_TIME, Standing.EXPECTED, says, figures=step_figures(predicted))
-    yield _as_expected(answered(config))
 
 
 def step_figures(predicted: StepPrediction) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mindllm.prove.pieces import PIECES, Options, Piece
 from mindllm.prove.proof import Proof, Run, in_order
 from mindllm.prove.questions import CHECKPOINTS, CONFIGURATION, QUESTIONS
 from mindllm.timing.shipped import DEFAULT
+from mindllm.units import counted
 
 Answered = Callable[[Answer], None]
 Executor = Callable[[RunConfig, list[Piece], Options, Told], Iterator[Done]]
@@ -134,12 +135,8 @@ def _words(config: RunConfig) -> Iterator[tuple[str, str]]:
     tokens = config.global_batch_size * model.seq_length
     yield "batch", f"{config.global_batch_size:,} sequences of {model.seq_length:,} tokens, {tokens:,} tokens a step"
     again = f", accumulated {rounds:,} times" if (rounds := runner.gradient_accumulation_steps) > 1 else ""
-    yield "micro-batches", f"{sizes.micro_batch_num:,} of {_counted(runner.batch_size, 'sequence')}{again}"
+    yield "micro-batches", f"{sizes.micro_batch_num:,} of {counted(runner.batch_size, 'sequence')}{again}"
     yield "computes in", model.compute_dtype
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _now() -> str:

@@ -86,7 +86,10 @@ def test_exit_codes(pieces, run, capsys, standings, options, code):
 
 
 def test_a_quick_proof_proves_nothing_but_the_configuration(run, capsys):
-    code, out, _ = ended(capsys, run, "--quick", "--json", "--allow", *QUESTIONS)
+    quick = ("--quick", "--json", "--allow", *QUESTIONS)
+    of_cpu = {answer["question"]: answer["says"] for answer in json.loads(ended(capsys, run, *quick)[1])["answers"]}
+    assert of_cpu["memory"] == of_cpu["step_time"] == "not looked at"  # the formulas are about devices
+    code, out, _ = ended(capsys, run, *quick, "--context.device_target=Ascend")
     tree = json.loads(out)
     assert (code, tree["complete"], tree["verdict"]) == (0, False, "ready")
     says = {answer["question"]: answer["says"] for answer in tree["answers"]}
@@ -160,7 +163,8 @@ def test_several_runs_have_directories_of_their_own_and_the_worst_code(pieces, r
 
 def test_ctrl_c_ends_with_130_and_writes_what_is_known(pieces, run, tmp_path, capsys):
     pieces(memory=None)
-    code, out, _ = ended(capsys, run, yaml_of(tmp_path / "b.yaml"), "--json", "--junit", "proofs.xml")
+    on_devices = ("--context.device_target=Ascend", "--json", "--junit", "proofs.xml")
+    code, out, _ = ended(capsys, run, yaml_of(tmp_path / "b.yaml"), *on_devices)
     (tree,) = json.loads(out)  # a list, as of several runs
     stands = {answer["question"]: answer["standing"] for answer in tree["answers"]}
     assert (code, tree["complete"], stands["data"], stands["memory"]) == (INTERRUPTED, False, "proved", "expected")

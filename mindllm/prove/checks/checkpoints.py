@@ -11,7 +11,7 @@ from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.prove.answers import Answer, Finding, Standing
 from mindllm.prove.questions import CHECKPOINTS
 from mindllm.train.checkpoint.sizes import checkpoint_bytes, kept_checkpoints
-from mindllm.units import GB
+from mindllm.units import GB, file_size
 
 
 def answered(config: RunConfig) -> Answer:
@@ -22,7 +22,7 @@ def answered(config: RunConfig) -> Answer:
         return Answer(CHECKPOINTS, Standing.REFUTED, "a run that ends early is lost", (reason,))
     needed, directory = size * (kept + 1), _existing(Path(config.output_dir))
     free = shutil.disk_usage(directory).free
-    says = f"{size / GB:,.1f} GB a checkpoint, {kept} kept: {needed / GB:,.1f} GB while one is written"
+    says = f"{file_size(size)} a checkpoint, {kept} kept: {file_size(needed)} while one is written"
     figures = {"checkpoint": size, "kept": kept, "needed": needed, "free": free}
     if config.context.device_target == "Ascend":
         evidence = (f"room in {config.output_dir}: asked on the node (here: {free / GB:,.1f} GB free)",)

@@ -13,6 +13,7 @@ from mindllm.prove.answers import Answer, Finding, Standing, of_error
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import DATA
 from mindllm.terminal.progress import Progress
+from mindllm.units import counted
 
 if TYPE_CHECKING:
     from mindllm.data.blend import EndlessDataset
@@ -66,7 +67,7 @@ def _judged(config: RunConfig, dataset: EndlessDataset, steps: int) -> Answer:
     batch, samples = config.global_batch_size, dataset.samples_per_epoch
     passes = steps * batch / samples if samples else float("inf")
     findings = [*_too_few(config, samples, passes), *_unknown_tokens(config, dataset)]
-    says = f"{samples:,} samples a pass, {steps:,} steps of {batch:,} take {passes:.2f} passes"
+    says = f"{counted(samples, 'sample')} a pass, {counted(steps, 'step')} of {batch:,} take {passes:.2f} passes"
     figures = {"samples_per_pass": samples, "steps": steps, "global_batch": batch, "passes": passes}
     standing = Standing.REFUTED if findings else Standing.PROVED
     evidence = (f"tokens of {min(PROBES, samples)} samples are all below vocab_size",) if not findings else ()

@@ -14,6 +14,7 @@ from mindllm.prove.answers import Answer, Finding, Standing, of_error
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import START
 from mindllm.terminal.progress import Progress
+from mindllm.units import counted
 
 ON_THE_NODE = (
     "asked on the node by mindllm preflight: devices, driver, CANN, memory of the host, ports, clocks, shared directory"
@@ -32,7 +33,11 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
         message = f"{sizes.device_num} devices: MindSpore takes powers of two up to 8, and multiples of 8"
         findings.append(Finding(message, "change a size of the mesh", "parallel_config"))
     standing = Standing.REFUTED if findings else Standing.PROVED
-    says = f"{len(findings)} things keep it from starting" if findings else "nothing here keeps it from starting"
+    says = (
+        f"{counted(len(findings), 'thing')} {'keeps' if len(findings) == 1 else 'keep'} it from starting"
+        if findings
+        else "nothing here keeps it from starting"
+    )
     yield Answer(START, standing, says, tuple(findings), tuple(seen), figures={"ranks": sizes.device_num})
 
 
