@@ -211,6 +211,7 @@ def test_files_that_cannot_be_read(tmp_path, write, minimal):
     path = write(minimal, "run.yaml")
     for wrong, expected in [
         (tmp_path / "rum.yaml", "no such file; did you mean 'run.yaml'?"),
+        ("llama2_13b", "no such file; did you mean configs/llama2/pretrain_llama2_13b.yaml?"),
         (tmp_path, "cannot be read"),
     ]:
         with pytest.raises(UserError, match=expected.replace("?", r"\?")):

@@ -24,7 +24,7 @@ from mindllm.config.pretrained import fill_from_pretrained
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, at, child, closest_origin, dotted, merge
 from mindllm.config.reading.overrides import Overrides, override_document
 from mindllm.config.reading.problems import schema_problems
-from mindllm.config.reading.shipped import shipped_as, shipped_configs, shipped_or_own
+from mindllm.config.reading.shipped import NAME, shipped_as, shipped_configs, shipped_or_own
 from mindllm.config.reading.yaml_tree import read_yaml, unusable_text, write_yaml
 from mindllm.config.run import Provenance, RunConfig
 from mindllm.errors import UserError, nearest
@@ -303,6 +303,10 @@ def _at(path: Path, message: str) -> Problem:
 
 
 def _similar(path: Path) -> str:
+    """What a file that is not there may have been meant to be: a neighbour, or the name of a model that is shipped."""
+    of_model = [file for file in shipped_configs().rglob("*.yaml") if file.stem.partition("_")[2] == path.name]
+    if of_model:
+        return f"; did you mean {NAME}/{max(of_model).relative_to(shipped_configs()).as_posix()}?"
     hint = nearest(path.name, (file.name for file in path.parent.glob("*.yaml"))) if path.parent.is_dir() else ""
     return hint if "did you mean" in hint else ""
 

@@ -52,21 +52,22 @@ def layer_list(evaluation: Evaluation) -> list[dict[str, Any]]:
 def solution_parts(solution: Solution, before: Evaluation | None = None) -> Iterator[Part]:
     """The plan beside ``before``, the YAML as it is, or else beside the even split; the bound, and the lists of the YAML."""
     best, even = solution.best, solution.even
+    unit = " ms" if before else ""  # those of a problem's file are its own
     if before:
-        yield stage_table(f"before: {NAME}", before)
+        yield stage_table(f"before: {NAME}", before, unit)
     elif even:
         yield stage_table("before: even split", even)
-    yield stage_table("after: the plan", best)
+    yield stage_table("after: the plan", best, unit)
     if before:
-        yield f"step {before.step_time:,.6g} -> {best.step_time:,.6g}: {compared(best, before)}"
+        yield f"step {before.step_time:,.6g} -> {best.step_time:,.6g}{unit}: {compared(best, before)}"
     if even is None:
         yield "The even split does not fit the memory."
     else:
         less = f"{100 * gain(best, even):.2f}% less time than the even split"
-        yield f"step {even.step_time:,.6g} -> {best.step_time:,.6g}: {less}"
+        yield f"step {even.step_time:,.6g} -> {best.step_time:,.6g}{unit}: {less}"
     if not (before or even):
         yield f"step {best.step_time:,.6g}"
-    yield f"{bound_text(solution)}, solved in {solution.solve_seconds:.2f} s"
+    yield f"{bound_text(solution, unit)}, solved in {solution.solve_seconds:.2f} s"
     written = write_plan(best.problem, best.plan)
     if written is None:
         yield f"kinds {', '.join(best.problem.kind_names)} have no YAML form: see the layers of --json"
@@ -75,11 +76,11 @@ def solution_parts(solution: Solution, before: Evaluation | None = None) -> Iter
         yield f"{key}: {getattr(written, key)}"
 
 
-def bound_text(solution: Solution) -> str:
+def bound_text(solution: Solution, unit: str = "") -> str:
     """The lower bound and the gap in words."""
     if solution.lower_bound is None or solution.gap is None:
         return "no lower bound was proved: gap unknown"
-    return f"lower bound of all plans {solution.lower_bound:,.6g}: gap {gap_text(solution)}"
+    return f"lower bound of all plans {solution.lower_bound:,.6g}{unit}: gap {gap_text(solution)}"
 
 
 def gap_text(solution: Solution) -> str:
@@ -87,12 +88,13 @@ def gap_text(solution: Solution) -> str:
     return "unknown" if solution.gap is None else f"{100 * solution.gap:.3g}%"
 
 
-def stage_table(title: str, evaluation: Evaluation) -> Table:
-    """Layers, recomputation, time of a micro-batch, peak memory and bubble of every stage."""
+def stage_table(title: str, evaluation: Evaluation, unit: str = "") -> Table:
+    """Layers, recomputation, time of a micro-batch in ``unit``, peak memory and bubble of every stage."""
     problem, costs = evaluation.problem, evaluation.costs
-    headings = ("stage", "layers", "recompute", "forward", "backward", "memory MB", "limit MB", "bubble")
+    passes = (f"forward{unit}", f"backward{unit}")
+    headings = ("stage", "layers", "recompute", *passes, "memory MB", "limit MB", "bubble")
     columns = [Column(heading, is_text=heading == "recompute") for heading in headings]
-    table = Table(f"{title}, step {evaluation.step_time:,.6g}", columns)
+    table = Table(f"{title}, step {evaluation.step_time:,.6g}{unit}", columns)
     limits = problem.per_stage("limit_mb")
     for stage in range(problem.stages):
         mine = range(stage, problem.places, problem.stages)
