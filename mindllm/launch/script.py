@@ -18,7 +18,7 @@ THEIRS = ("run_mindformer.py", "run_mindformers.py")
 def command_of(text: str) -> list[str]:
     """Return the words of a quoted command, from the script on; an interpreter before it may be left out: it is this one.
 
-    A verb of mindllm, ``train --config FILE``, is ``run_llm.py`` with that ``run_mode``.
+    A verb of mindllm, ``train --config FILE``, is ``run_llm.py`` with that ``run_mode``; a YAML alone is run as it says.
 
     Raises:
         UserError: no script is named, or it is neither here nor in the checkout.
@@ -32,6 +32,8 @@ def command_of(text: str) -> list[str]:
     if not words:
         raise UserError(f"the command names no script; {EXAMPLE}")
     script = Path(words[0])
+    if script.suffix in (".yaml", ".yml"):
+        return [_own_script(), "--config", *words]
     if words[0] in MODES and not script.is_file():
         return _of_verb(words[0], words[1:])
     if script.suffix != ".py" or script.is_file():
@@ -48,5 +50,9 @@ def command_of(text: str) -> list[str]:
 def _of_verb(mode: str, options: list[str]) -> list[str]:
     if any(option.partition("=")[0] == "--run_mode" for option in options):
         raise UserError(f"--run_mode: {mode} says this itself; leave it out")
+    return [_own_script(), f"--run_mode={mode}", *options]
+
+
+def _own_script() -> str:
     script = CHECKOUT / PACKAGED.name
-    return [str(script if script.is_file() else PACKAGED), f"--run_mode={mode}", *options]
+    return str(script if script.is_file() else PACKAGED)

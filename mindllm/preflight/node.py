@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mindllm.preflight.finding import Finding, bad, good, unknown
 from mindllm.process.host_memory import available_bytes
-from mindllm.units import GB, GIB, MIB
+from mindllm.units import GB, GIB, MIB, counted
 
 HOST_GB_PER_RANK = 8  # a compiling rank of a large model takes a few; data and checkpoints the rest
 MIB_OF_GIB = GIB // MIB
@@ -74,7 +74,7 @@ def check_host_memory(ranks: int, available: int | None = None) -> Finding:
     """Memory of the host for the processes of this node."""
     free = (available_bytes() or 0 if available is None else available) / GIB
     wanted = HOST_GB_PER_RANK * ranks
-    seen = f"{free:.0f} GB available for {ranks} processes"
+    seen = f"{free:.0f} GB available for {counted(ranks, 'rank')}"
     if free < wanted:
         advice = f"Compiling a large model takes up to {HOST_GB_PER_RANK} GB in each; free some, or expect swapping"
         return unknown("host memory", seen, advice)

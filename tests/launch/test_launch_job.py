@@ -239,9 +239,12 @@ def test_wrong_arguments_are_explained(arguments, wanted):
     assert wanted in result.stderr
 
 
-@pytest.mark.parametrize("script", ["run_llm.py", "python run_llm.py", "python3.11 scripts/../run_llm.py"])
+@pytest.mark.parametrize(
+    "script", ["run_llm.py --config ", "python run_llm.py --config ", "python3.11 scripts/../run_llm.py --config ", ""]
+)
 def test_a_script_of_the_checkout_is_found_from_any_directory(script):
-    result = launcher([f"{script} --config configs/llama2/pretrain_llama2_tiny.yaml --no_such_key=1", "1"])
+    """And a YAML alone is run by it."""
+    result = launcher([f"{script}configs/llama2/pretrain_llama2_tiny.yaml --no_such_key=1", "1"])
     assert result.returncode == 2
     assert "no_such_key: unknown key" in result.stdout + result.stderr
 
