@@ -167,7 +167,6 @@ def written(path: Path, text: str) -> Path:
 
 def profile(directory: Path) -> Path:
     """A recorded step of eight ranks that is slower than predicted for several reasons."""
-    sys.path.insert(0, str(ROOT / "tests" / "profiles"))
     from profile_maker import Maker, Plants, small_run
 
     from mindllm.cli.profile import main
@@ -182,7 +181,30 @@ def profile(directory: Path) -> Path:
     return directory / "profile.html"
 
 
+def acceptance(directory: Path) -> Path:
+    """Claims on devices: one confirmed, one with a slow link, one that failed, one that was not run."""
+    from mindllm.accept.acceptance import Acceptance
+    from mindllm.accept.judge import Verdict, link_line, loss_line, peak_line, time_line, without
+    from mindllm.accept.page import render_page
+
+    lines = (
+        loss_line("single", {8: 5.1}, {8: 5.1002}, 5e-3),
+        peak_line("single", 2275 << 20, 2275 << 20, 2301 << 20),
+        time_line("single", "step", 0.1151, 0.13, 0.1189),
+        loss_line("dp", {8: 5.1}, {8: 5.1001}, 5e-3),
+        link_line("dp", "AllReduce over dp", 17.6e9, 8.7e9),
+        without("tp", Verdict.FAILED, "RunFailed, exit code 1, it said RuntimeError, EI0006"),
+        without("pp", Verdict.NOT_RUN, "needs 4 devices, and 2 are here"),
+    )
+    found = Acceptance(
+        "Ascend", 2, "Atlas 800T A2", ("single", "dp", "tp", "pp"), lines, [("MindSpore", "good"), ("devices", "no")],
+        {"mindllm": "0.2.0", "CANN": ""}, {}, {"single": 61.2, "dp": 80.0},
+    )  # fmt: skip
+    return written(directory / "acceptance.html", render_page(found))
+
+
 PAGES: Mapping[str, Callable[[Path], Path]] = {
+    "acceptance": acceptance,
     "proof": proof,
     "memory": memory,
     "extrapolated_memory": extrapolated_memory,

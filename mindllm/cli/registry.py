@@ -69,6 +69,7 @@ def _use(name: str, text: str, old: str) -> Verb:
 FETCHED = "what there is here; a model directory from a hub"
 TIMED = "how long a step takes; where a recorded one differs"
 YAMLS = "YAML of MindFormers into ours; a schema for editors"
+ROUNDED = "import, export, merge weights; round to 4 or 8 bits"
 SEEN = "text into an indexed corpus; the samples of a run"
 JUDGED = "loss on held-out data; scores on tasks such as mmlu"
 ANSWERED = "continue prompts; answer them with a model"
@@ -105,13 +106,19 @@ TABLE = (
     ),
     _tool("schema", "prepare", "what an editor checks a run's YAML by", "mindllm schema", takes_keys=False),
     _tool(
-        "weights", "prepare", "import, export, merge or quantize weights", "python -m toolkit.weights", takes_keys=False
+        "weights",
+        "prepare",
+        "import, export, merge or quantize weights",
+        "python -m toolkit.weights",
+        takes_keys=False,
+        with_next=ROUNDED,
     ),
     _tool("quantize", "prepare", "round a model to 4 or 8 bits", "mindllm quantize", takes_keys=False),
     _tool("data", "prepare", "turn text into an indexed corpus", "python -m toolkit.data_preprocess", False, SEEN),
     _tool("view", "prepare", "show the samples that a model gets", "python -m toolkit.data_viewer"),
     _tool("preflight", "launch", "check this node before a run", "python -m toolkit.preflight", with_next=LAUNCHED),
     _tool("launch", "launch", "start a run as several processes", "python -m mindllm.launch", takes_keys=False),
+    _tool("accept", "launch", "what mindllm claims, beside a few small runs", "mindllm accept", takes_keys=False),
     _run("eval", "use", "loss and perplexity on held-out data", with_next=JUDGED),
     _tool("evaluate", "use", "score a model on tasks such as mmlu", "python -m toolkit.evaluate", takes_keys=False),
     _run("predict", "use", "continue prompts", with_next=ANSWERED),

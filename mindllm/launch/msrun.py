@@ -49,10 +49,15 @@ def msrun_command(
 
 
 class MsrunJob:
-    """Runs a composed msrun ``command`` whose ranks on this node are ``ranks``; a context manager that leaves none behind."""
+    """Runs a composed msrun ``command`` whose ranks on this node are ``ranks``; a context manager that leaves none behind.
 
-    def __init__(self, command: Sequence[str], ranks: range, log_dir: Path, variables: Mapping[str, str]) -> None:
-        self.command, self.ranks, self.log_dir = command, ranks, log_dir
+    ``log``: what takes the output of msrun; None: the terminal.
+    """
+
+    def __init__(
+        self, command: Sequence[str], ranks: range, log_dir: Path, variables: Mapping[str, str], log: Path | None = None
+    ) -> None:
+        self.command, self.ranks, self.log_dir, self.log = command, ranks, log_dir, log
         self.variables = {**os.environ, **variables, DIRECTORY: str(log_dir)}
         self.stopped_by: int | None = None
         self.next_look = 0.0
@@ -63,10 +68,18 @@ class MsrunJob:
         self.requests = StopRequests(self._stop)
         self.requests.install()
         try:
-            self.process = subprocess.Popen(self.command, env=self.variables, start_new_session=True)
+            self.process = self._start()
         except FileNotFoundError:
             raise UserError("there is no msrun here; activate the environment that MindSpore is installed in") from None
         return self
+
+    def _start(self) -> subprocess.Popen:
+        if self.log is None:
+            return subprocess.Popen(self.command, env=self.variables, start_new_session=True)
+        with open(self.log, "wb") as output:
+            return subprocess.Popen(
+                self.command, env=self.variables, start_new_session=True, stdout=output, stderr=subprocess.STDOUT
+            )
 
     def __exit__(self, *exception: object) -> None:
         self._signal(signal.SIGKILL)

@@ -40,6 +40,7 @@ class Launch:
         timeout: seconds after which they give up finding each other.
         restart: how often a job that fails is started again.
         msrun: MindSpore's msrun starts the ranks.
+        msrun_log: a file for what msrun prints; None: the terminal.
     """
 
     command: tuple[str, ...]
@@ -53,6 +54,7 @@ class Launch:
     timeout: int = 7200
     restart: int = 0
     msrun: bool = False
+    msrun_log: Path | None = None
 
     @property
     def has_other_nodes(self) -> bool:
@@ -155,7 +157,7 @@ def run_msrun(wanted: Launch, variables: Mapping[str, str]) -> int:
         wanted.log_dir,
         wanted.timeout,
     )
-    with MsrunJob(composed, wanted.ranks, wanted.log_dir, variables) as job:
+    with MsrunJob(composed, wanted.ranks, wanted.log_dir, variables, wanted.msrun_log) as job:
         return job.wait()
 
 

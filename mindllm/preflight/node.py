@@ -22,11 +22,23 @@ MIB_OF_GIB = GIB // MIB
 BUSY_SHARE = 0.1  # of a device's memory, above which somebody else is at work there
 MEMORY_COLUMN = re.compile(r"(\d+)\s*/\s*(\d+)\s*\|\s*$", re.MULTILINE)
 CLOCK_SECONDS = 1.0
+DEVICES = Path("/dev")
 
 
-def check_devices(wanted: int, directory: Path = Path("/dev")) -> Iterator[Finding]:
+def present_devices(directory: Path = DEVICES) -> list[Path]:
+    """Return the files of the Ascend devices of this node, in the order of their numbers."""
+    return sorted(directory.glob("davinci[0-9]*"), key=lambda path: int(path.name.removeprefix("davinci")))
+
+
+def visible_devices(directory: Path = DEVICES) -> int:
+    """Return how many Ascend devices a process may use: those of ``ASCEND_RT_VISIBLE_DEVICES`` where it is set."""
+    present, visible = present_devices(directory), os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    return min(len(present), len(visible.split(","))) if visible else len(present)
+
+
+def check_devices(wanted: int, directory: Path = DEVICES) -> Iterator[Finding]:
     """Ascend devices: present, allowed, and free as far as npu-smi tells."""
-    present = sorted(directory.glob("davinci[0-9]*"), key=lambda path: int(path.name.removeprefix("davinci")))
+    present = present_devices(directory)
     if not present:
         yield bad(
             "devices",
@@ -35,7 +47,7 @@ def check_devices(wanted: int, directory: Path = Path("/dev")) -> Iterator[Findi
         )
         return
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
-    count = len(visible.split(",")) if visible else len(present)
+    count = visible_devices(directory)
     told = f"{count} of {len(present)} visible (ASCEND_RT_VISIBLE_DEVICES={visible})" if visible else f"{count} visible"
     if count < wanted:
         yield bad("devices", f"{told}, {wanted} are needed", "Lower LOCAL_WORKER, or make more devices visible")

@@ -22,6 +22,7 @@ from mindspore.train import summary_pb2
 from mindspore.train.summary.writer import SummaryWriter
 
 from mindllm.train.callbacks.callback import Callback
+from mindllm.train.device import used_peak_memory
 from mindllm.train.expert_loads import LayerLoad
 from mindllm.train.metrics_file import METRICS_NAME, MetricsFile
 from mindllm.train.state import RunState, StepRecord
@@ -54,7 +55,9 @@ class MetricsMonitor(Callback):
         experts = {"experts": loads} if (loads := self._expert_loads(state, record)) else {}
         ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
         health = {"health": dict(state.health)} if state.health else {}
-        self.waiting.append(asdict(record) | ahead | state.preference | state.against_proof | scores | experts | health)
+        used = {} if (peak := used_peak_memory(state.config)) is None else {"used_peak_bytes": peak}
+        further = (ahead, state.preference, state.against_proof, scores, experts, health, used)
+        self.waiting.append({**asdict(record), **{key: value for one in further for key, value in one.items()}})
         self._write()
 
     def _expert_loads(self, state: RunState, record: StepRecord) -> list[dict[str, Any]]:

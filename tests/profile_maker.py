@@ -22,7 +22,7 @@ from mindllm.timing.pass_times import PassTimes
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import step_work
 
-YAML = str(Path(__file__).parents[2] / "configs/llama2/pretrain_llama2_13b.yaml")
+YAML = str(Path(__file__).parents[1] / "configs/llama2/pretrain_llama2_13b.yaml")
 KEYS = [
     "--model.model_config.num_layers=4",
     "--parallel_config.data_parallel=2",
