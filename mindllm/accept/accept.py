@@ -126,7 +126,7 @@ class _Acceptance:
         self.wanted, self.told, self.trouble = wanted, told, trouble
         self.lines: list[Line] = []
         self.records: dict[str, Any] = {}
-        self.references: dict[bool, Measured] = {}
+        self.references: dict[bool, Measured | None] = {}
         self.took: dict[str, float] = {}
         self.failed: set[str] = set()
         self.interrupted = False
@@ -191,9 +191,12 @@ class _Acceptance:
         """Return the run of one CPU device with the same model."""
         if experts not in self.references:
             name = "reference_experts" if experts else "reference"
+            self.references[experts] = None  # it is not tried again for every claim
             config = base_run(self.wanted.size, "CPU", experts, self.corpus, self._directory(name))
             self.references[experts] = self._keep(name, execute(config))
-        return self.references[experts]
+        if (found := self.references[experts]) is None:
+            raise RunFailed("the run of one CPU device, which losses are compared with, has failed before")
+        return found
 
     def _execute(self, claim: Claim, devices: int) -> tuple[Measured, RunConfig]:
         wanted, size = self.wanted, self.wanted.size

@@ -78,7 +78,7 @@ class Acceptance(Result):
 
     def headline(self) -> str:
         """Return what ran where, and how many claims stand how."""
-        where = f"{self.devices} Ascend devices" if self.target == "Ascend" else "no device"
+        where = f"{self.devices} Ascend devices" if self.target == "Ascend" else "no device, losses alone"
         stopped = "; stopped before its end" if self.interrupted else ""
         return f"{where}, predictions for {self.device}: {self.summary()}{stopped}"
 

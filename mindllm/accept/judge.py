@@ -63,9 +63,9 @@ def loss_line(claim: str, wanted: Mapping[int, float], found: Mapping[int, float
     pairs = [(wanted[step], math.nan if found[step] is None else float(found[step] or 0.0)) for step in steps]
     off = max((abs(one - other) for one, other in pairs), key=lambda size: math.inf if math.isnan(size) else size)
     within = off <= tolerance
-    said = "a loss is not finite" if math.isnan(off) else f"steps {steps[0]} to {steps[-1]} differ by at most {off:.1e}"
+    said = "a loss is not finite" if math.isnan(off) else f"{_named(steps)} differ by at most {off:.1e}"
     verdict = Verdict.CONFIRMED if within else Verdict.REFUTED
-    why = f"{said}; allowed: {tolerance:.0e}"
+    why = f"{said}; allowed: {tolerance:g}"
     return Line(claim, "loss", "nats", pairs[-1][0], pairs[-1][1], verdict, why, {"largest_difference": off})
 
 
@@ -78,7 +78,8 @@ def peak_line(claim: str, used: int, with_workspace: int, found: int | None) -> 
         return Line(claim, "used peak", "B", used, None, Verdict.NOT_RUN, NO_DEVICE)
     least, most = (1 - PEAK_TOLERANCE) * used, (1 + PEAK_TOLERANCE) * max(used, with_workspace)
     verdict = Verdict.CONFIRMED if least <= found <= most else Verdict.REFUTED
-    why = f"{_off(found, used)} the dry run; workspace of kernels may add {_off(max(used, with_workspace), used, '')}"
+    beside = f"; workspace of kernels may add {with_workspace / used - 1:.1%}" if with_workspace > used else ""
+    why = f"{_off(found, used)} the dry run{beside}; allowed: {PEAK_TOLERANCE:.0%} to either side"
     return Line(claim, "used peak", "B", used, found, verdict, why, {"least": least, "most": most})
 
 
@@ -100,9 +101,9 @@ def link_line(claim: str, exchange: str, described: float, found: float | None) 
     figure = f"bandwidth of {exchange}"
     if found is None:
         return Line(claim, figure, "B/s", described, None, Verdict.NOT_RUN, NO_DEVICE)
-    within = (1 - LINK_TOLERANCE) * described <= found <= described / (1 - LINK_TOLERANCE)
-    verdict = Verdict.CONFIRMED if within else Verdict.REFUTED
-    why = f"{found / described:.0%} of what the described links give; allowed: {1 - LINK_TOLERANCE:.0%} or more"
+    least, most = 1 - LINK_TOLERANCE, 1 / (1 - LINK_TOLERANCE)
+    verdict = Verdict.CONFIRMED if least <= found / described <= most else Verdict.REFUTED
+    why = f"{found / described:.0%} of what the described links give; allowed: {least:.0%} to {most:.0%}"
     return Line(claim, figure, "B/s", described, found, verdict, why)
 
 
@@ -111,5 +112,9 @@ def without(claim: str, verdict: Verdict, why: str, figure: str = "run") -> Line
     return Line(claim, figure, "", None, None, verdict, why)
 
 
-def _off(found: float, predicted: float, beside: str = " off") -> str:
-    return f"{100 * (found / predicted - 1):+.1f}%{beside}"
+def _named(steps: Sequence[int]) -> str:
+    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"losses of step {steps[0]}"
+
+
+def _off(found: float, predicted: float) -> str:
+    return f"{100 * (found / predicted - 1):+.1f}% off"

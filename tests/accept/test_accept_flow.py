@@ -172,6 +172,13 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(node, tmp_path, capsys):
     assert tree["lines"][0]["why"] == "RunFailed, exit code 1, it said RuntimeError, EI0006"
 
 
+def test_a_reference_that_fails_is_not_tried_for_every_claim(node, tmp_path, capsys):
+    node.fails = {"reference": RunFailed("no")}
+    code, tree, _ = run(tmp_path, capsys, "--claims", "dp,tp,ep")
+    assert (code, verdicts(tree)) == (1, {"dp": "failed", "tp": "failed", "ep": "confirmed"})
+    assert node.ran == ["reference", "reference_experts", "ep"]
+
+
 def test_a_device_that_was_not_profiled_has_failed_lines(node, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(flow, "recorded", lambda config, device: None)
     code, tree, _ = run(tmp_path, capsys, "--claims", "dp")
