@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindllm.cli.parsers.launch import make_parser
+from mindllm.cli.shown_job import Shown, say
 from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
+from mindllm.launch.job_command import launch_words, name_of, nodes_of
+from mindllm.launch.placement import placement_of
 from mindllm.launch.script import command_of
-from mindllm.launch.start import Launch, launch, refuse_impossible
-from mindllm.terminal.console import error_console
-from mindllm.terminal.text import visible
+from mindllm.launch.slurm_script import SlurmScript
+from mindllm.launch.start import HOST, Launch, launch, placed, refuse_impossible
+
+if TYPE_CHECKING:
+    from mindllm.config import RunConfig
+
+TIME, NOTICE = "24:00:00", 300  # of a job for Slurm: its limit, and seconds before it for a checkpoint
+OF_SLURM = "time", "notice", "tasks", "sbatch", "setup"
 
 
 def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = None) -> int:
@@ -26,6 +34,10 @@ def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = 
         raise UserError(
             f"{rest[0]}: no such option; put the script and all its options in one pair of quotes: {quoted}"
         )
+    if options.slurm:
+        sys.stdout.write(write_slurm(options))
+        return 0
+    _refuse_writing(options)
     wanted = _wanted(options)
     refuse_impossible(wanted)
     if options.check:
@@ -36,14 +48,24 @@ def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = 
 
 
 def _wanted(options: Namespace) -> Launch:
+    """What is started here: as the options say, or, where they say nothing of nodes, the scheduler that started this process."""
+    command = tuple(command_of(options.command))
+    wanted = _launch(options, command, _workers(options, command))
+    if any(given is not None for given in (options.local_workers, options.master_addr, options.node_rank)):
+        return wanted
+    place = placement_of()
+    return placed(wanted, place) if place else wanted
+
+
+def _launch(options: Namespace, command: tuple[str, ...], workers: int) -> Launch:
     return Launch(
-        tuple(command_of(options.command)),
-        options.workers,
-        options.local_workers or options.workers,
+        command,
+        workers,
+        options.local_workers or workers,
         options.log_dir,
         options.shared_dir or options.log_dir,
-        master_addr=options.master_addr,
-        node_rank=options.node_rank,
+        master_addr=options.master_addr or HOST,
+        node_rank=options.node_rank or 0,
         port=options.port,
         timeout=options.timeout,
         restart=options.restart,
@@ -51,32 +73,48 @@ def _wanted(options: Namespace) -> Launch:
     )
 
 
+def _refuse_writing(options: Namespace) -> None:
+    """Raise UserError for what is said of a written job, where none is written."""
+    for name in OF_SLURM:
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name}: is said of a job for Slurm; give --slurm too, or leave it out")
+
+
+def write_slurm(options: Namespace) -> str:
+    """Return the file for ``sbatch``."""
+    command = tuple(command_of(options.command))
+    nodes, local = nodes_of(_workers(options, command), options.local_workers)
+    defaults = make_parser().parse_args([options.command])
+    words = launch_words(_launch(options, command, nodes * local), options.command, _launch(defaults, command, 1))
+    notice = NOTICE if options.notice is None else options.notice
+    tasks = local if options.tasks == "device" else 1
+    time, setup, further = options.time or TIME, options.setup or (), options.sbatch or ()
+    return SlurmScript(name_of(command), words, nodes, tasks, time, notice, setup, further).text()
+
+
+def _workers(options: Namespace, command: Sequence[str]) -> int:
+    """How many processes are asked for, or devices the run describes; raises UserError where the command is no run of ours."""
+    if options.workers is not None:
+        return int(options.workers)
+    config = _config(command)
+    if config is None:
+        raise UserError(f"{command[0]}: how many processes? give --workers N, as for any program but a run of mindllm")
+    return config.parallel_config.device_num
+
+
 def shared_directory(command: Sequence[str], log_dir: Path) -> Path:
     """The directory that all nodes of a job share: ``output_dir`` of our runs, and of another program where its logs go."""
+    config = _config(command)
+    return log_dir if config is None else Path(config.output_dir)
+
+
+def _config(command: Sequence[str]) -> RunConfig | None:
+    """The configuration of a run of ours; None of another program. It takes a second to read, and one node needs none."""
     if Path(command[0]).name != "run_llm.py":
-        return log_dir
-    from mindllm.cli.parsers.run import read_config  # to read it takes a second, and one node needs none
+        return None
+    from mindllm.cli.parsers.run import read_config
 
-    return Path(read_config(command[1:])[1].output_dir)
-
-
-def say(text: str) -> None:
-    """Print a line about the job on standard error."""
-    error_console.print(text)
-
-
-class Shown:
-    """Prints what rank 0 writes; a terminal is shown control characters instead of obeying them."""
-
-    def __init__(self) -> None:
-        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-
-    def __call__(self, written: bytes) -> None:
-        """Print what was written since the last call."""
-        if sys.stdout.isatty():
-            written = visible(self.decoder.decode(written)).encode()
-        sys.stdout.buffer.write(written)
-        sys.stdout.buffer.flush()
+    return read_config(command[1:])[1]
 
 
 if __name__ == "__main__":

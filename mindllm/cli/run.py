@@ -16,7 +16,10 @@ from mindllm.process.interrupts import INTERRUPTED, leave_on_interrupt, own_inte
 
 if TYPE_CHECKING:  # the schema takes longer to import than --help may
     from mindllm.config import RunConfig
+    from mindllm.launch.placement import Placement
     from mindllm.run.outcome import Ended
+
+LOGS = "launch_log"  # in output_dir: what each rank writes that a scheduler's tasks have started
 
 
 def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
@@ -65,6 +68,8 @@ def run(config: RunConfig) -> int:
     from mindllm.terminal.console import error_console
     from mindllm.train.job.preflight import refuse_what_must_fail
 
+    if place := _task_of_several(config):
+        return _as_task(config, place)
     refuse_what_must_fail(config)
     config, said = on_this_device(config)
     if said:
@@ -85,6 +90,28 @@ def run(config: RunConfig) -> int:
 
         chat(config)
     return 0
+
+
+def _task_of_several(config: RunConfig) -> Placement | None:
+    """The task of a scheduler that this process is, where its tasks are to be the run's ranks, and it is not one already."""
+    from mindllm.launch.placement import is_rank, placement_of
+    from mindllm.train.job.execution import is_simulation
+
+    several = config.parallel_config.device_num > 1 and config.run_mode in ("train", "finetune", "eval")
+    place = placement_of() if several and not is_simulation() and not is_rank() else None
+    return place if place and place.tasks > 1 else None
+
+
+def _as_task(config: RunConfig, place: Placement) -> int:
+    """Start the ranks of this task, by the same command line."""
+    from mindllm.cli.shown_job import Shown, say
+    from mindllm.launch.start import Launch, launch, placed, refuse_impossible
+
+    devices, output = config.parallel_config.device_num, Path(config.output_dir)
+    wanted = Launch(tuple(sys.orig_argv[1:]), devices, devices, output / LOGS, output)
+    wanted = placed(wanted, place)
+    refuse_impossible(wanted)
+    return launch(wanted, say, Shown())
 
 
 def _start(config: RunConfig) -> int:

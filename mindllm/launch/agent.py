@@ -53,7 +53,9 @@ class Agent:
         timeout: float,
         secret: Secret,
         told: Callable[[str], None] = lambda text: None,
+        first_device: int = 0,
     ) -> None:
+        self.first_device = first_device
         self.command, self.address, self.node, self.ranks = command, address, node, ranks
         self.log_dir, self.timeout, self.secret = log_dir, timeout, secret
         self.processes: dict[int, JobProcess] = {}
@@ -178,7 +180,7 @@ class Agent:
             DIRECTORY: str(self.log_dir),
             DESCRIPTOR: str(of_rank.fileno()),
             "MS_WORKER_IP": self.line.connection.getsockname()[0],
-            "DEVICE_ID": str(rank - self.ranks.start),
+            "DEVICE_ID": str(self.first_device + rank - self.ranks.start),
         }
         known = {name: str(variables[name]) for name in VARIABLES & variables.keys()}
         log = self.log_dir / f"worker_{rank}.log"

@@ -80,6 +80,7 @@ class Job:
         variables: Mapping[str, str] | None = None,
         desk: RendezvousServer | None = None,
         show: Callable[[bytes], None] = lambda written: None,
+        first_device: int = 0,
     ) -> None:
         host = HOST if desk is None else desk.host
         self.command = command
@@ -98,6 +99,7 @@ class Job:
             **(variables or {}),
         }
         self.count = workers
+        self.first_device = first_device
         self.desk = desk
         self.local = workers if desk is None else desk.local
         self.ranks: list[JobProcess | RemoteProcess] = []
@@ -164,7 +166,7 @@ class Job:
 
     def _start(self, rank: int) -> socket.socket | RemoteClient:
         """Starts a rank; returns the launcher's way to it."""
-        variables = {**self.variables, "RANK_ID": str(rank), "DEVICE_ID": str(rank)}
+        variables = {**self.variables, "RANK_ID": str(rank), "DEVICE_ID": str(self.first_device + rank)}
         if self.count > 1:
             variables |= {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)}
         if self.desk is not None and rank >= self.local:

@@ -14,6 +14,7 @@ from mindllm.launch.agent import Agent
 from mindllm.launch.desk import RendezvousServer
 from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
 from mindllm.launch.msrun import MsrunJob, msrun_command
+from mindllm.launch.placement import Placement
 from mindllm.launch.secret import Secret
 
 STARTS = 6  # MindSpore 2.10 crashes now and then while its processes connect, the more often the busier the machine
@@ -41,6 +42,8 @@ class Launch:
         restart: how often a job that fails is started again.
         msrun: MindSpore's msrun starts the ranks.
         msrun_log: a file for what msrun prints; None: the terminal.
+        first_device: the device of this node's first rank; the others have those after it.
+        job: a name that the job keeps when a scheduler starts it again; empty: it gets one of its own.
     """
 
     command: tuple[str, ...]
@@ -55,6 +58,8 @@ class Launch:
     restart: int = 0
     msrun: bool = False
     msrun_log: Path | None = None
+    first_device: int = 0
+    job: str = ""
 
     @property
     def has_other_nodes(self) -> bool:
@@ -83,6 +88,29 @@ def refuse_impossible(wanted: Launch) -> None:
         raise UserError(f"{wanted.port} is not a port; ports are 1 to {MAXIMUM_PORT}")
 
 
+def placed(wanted: Launch, place: Placement) -> Launch:
+    """Return ``wanted`` as a task of a job that a scheduler has started: its ranks, where task 0 is, and the job's name.
+
+    Raises:
+        UserError: the tasks cannot share the ranks evenly.
+    """
+    local = place.ranks_of_a_task(wanted.workers)
+    wanted = replace(
+        wanted, msrun=wanted.msrun and (local > 1 or place.tasks == 1)
+    )  # of one rank there is nothing to run
+    if place.tasks == 1:
+        return replace(wanted, local_workers=local, job=place.job)
+    return replace(
+        wanted,
+        local_workers=local,
+        master_addr=place.address,
+        node_rank=place.task,
+        port=wanted.port or place.port,
+        first_device=place.first_device(local),
+        job=place.job,
+    )
+
+
 def launch(wanted: Launch, tell: Tell, show: Show) -> int:
     """Start this node's part of the job and wait for its end; return the code the job ended with.
 
@@ -102,7 +130,15 @@ def launch(wanted: Launch, tell: Tell, show: Show) -> int:
     if wanted.node_rank:
         address = (wanted.master_addr, port + 1)
         with Agent(
-            wanted.command, address, wanted.node_rank, wanted.ranks, wanted.log_dir, timeout, secret, tell
+            wanted.command,
+            address,
+            wanted.node_rank,
+            wanted.ranks,
+            wanted.log_dir,
+            timeout,
+            secret,
+            tell,
+            wanted.first_device,
         ) as agent:
             return agent.serve()
     free_port(port, wanted.master_addr)
@@ -114,7 +150,7 @@ def launch(wanted: Launch, tell: Tell, show: Show) -> int:
 
 def supervise(wanted: Launch, desk: RendezvousServer | None, tell: Tell, show: Show) -> int:
     """Runs the job, and again as often as ``restart`` says while it fails."""
-    variables = {JOB: secrets.token_hex(8)}
+    variables = {JOB: wanted.job or secrets.token_hex(8)}
     for restart in range(1, wanted.restart + 1):
         try:
             return start_job(wanted, variables, desk, tell, show)
@@ -142,7 +178,17 @@ def run_job(wanted: Launch, variables: Mapping[str, str], desk: RendezvousServer
     if wanted.msrun:
         return run_msrun(wanted, variables)
     port = free_port(wanted.port, wanted.master_addr)
-    with Job(wanted.command, wanted.workers, port, wanted.log_dir, wanted.timeout, variables, desk, show) as job:
+    with Job(
+        wanted.command,
+        wanted.workers,
+        port,
+        wanted.log_dir,
+        wanted.timeout,
+        variables,
+        desk,
+        show,
+        wanted.first_device,
+    ) as job:
         return job.wait()
 
 

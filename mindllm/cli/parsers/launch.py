@@ -31,10 +31,17 @@ def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm
     """Return the parser of the command line; ``script`` is what its example starts."""
     parser = CommandParser(prog=prog, description=DESCRIPTION, epilog=EXAMPLES.replace("run_llm.py", script))
     parser.add_argument("command", help="the script, or a verb such as train, with its arguments, in quotes")
-    parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of processes, of all nodes")
-    parser.add_argument("--local_workers", type=int, metavar="N", help="those of this node (default: all)")
-    parser.add_argument("--master_addr", default=HOST, help="address of node 0, where it is reached by the others")
-    parser.add_argument("--node_rank", type=int, default=0, metavar="N", help="number of this node (default: 0)")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="number of processes, of all nodes (default: the devices of the run)"
+    )
+    parser.add_argument(
+        "--local_workers",
+        type=int,
+        metavar="N",
+        help="those of this node (default: all); in a task of Slurm this, the address and the number of the node are known",
+    )
+    parser.add_argument("--master_addr", help=f"address of node 0, where it is reached by the others (default: {HOST})")
+    parser.add_argument("--node_rank", type=int, metavar="N", help="number of this node (default: 0)")
     parser.add_argument(
         "--port",
         type=int,
@@ -63,5 +70,32 @@ def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm
     parser.add_argument(
         "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"
     )
+    _add_writing(parser)
     parser.add_argument("--check", action="store_true", help="only check what is given, and start nothing")
     return parser
+
+
+def _add_writing(parser: CommandParser) -> None:
+    """Add what is said of a job that is written for a cluster, and started by its scheduler."""
+    group = parser.add_argument_group("a job of a cluster, written to standard output and not started")
+    group.add_argument(
+        "--slurm", action="store_true", help="write the file for sbatch; --local_workers are the devices of a node (8)"
+    )
+    group.add_argument("--time", metavar="LIMIT", help="time limit, as sbatch has it (default: 24:00:00)")
+    group.add_argument(
+        "--notice",
+        type=int,
+        metavar="SECONDS",
+        help="a checkpoint is saved so long before the time is over, and the job queued again (default: 300)",
+    )
+    group.add_argument(
+        "--tasks",
+        choices=("node", "device"),
+        help="one task for each node, which starts its ranks (default), or one for each device",
+    )
+    group.add_argument(
+        "--sbatch", action="append", metavar="OPTION", help="a further option of sbatch; may be repeated"
+    )
+    group.add_argument(
+        "--setup", action="append", metavar="LINE", help="a line of shell before the run; may be repeated"
+    )
