@@ -22,12 +22,16 @@ class Block:
     text: str
 
     def commands(self) -> list[list[str]]:
-        """Return the words of each command, without comments: of a block of bash every line, otherwise those behind ``$``."""
+        """Return the words of each command, without comments and a ``> file`` at its end.
+
+        Of a block of bash these are all lines, otherwise those behind ``$``.
+        """
         text = self.text.replace("\\\n", " ")
         lines = text.splitlines()
         if self.language != "bash":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
-        return [words for line in lines if (words := shlex.split(line, comments=True))]
+        every = [words for line in lines if (words := shlex.split(line, comments=True))]
+        return [words[:-2] if words[-2:-1] == [">"] else words for words in every]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -14,6 +14,7 @@ from mindllm.cli.shown_job import Shown, say
 from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
 from mindllm.launch.job_command import launch_words, name_of, nodes_of
+from mindllm.launch.kubernetes_job import KubernetesJob, claim_of
 from mindllm.launch.placement import placement_of
 from mindllm.launch.script import command_of
 from mindllm.launch.slurm_script import SlurmScript
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from mindllm.config import RunConfig
 
 TIME, NOTICE = "24:00:00", 300  # of a job for Slurm: its limit, and seconds before it for a checkpoint
-OF_SLURM = "time", "notice", "tasks", "sbatch", "setup"
+TAKEN_BY = {
+    "time": ("slurm",),
+    "tasks": ("slurm",),
+    "sbatch": ("slurm",),
+    "image": ("kubernetes",),
+    "claim": ("kubernetes",),
+    "notice": ("slurm", "kubernetes"),
+    "setup": ("slurm", "kubernetes"),
+}
 
 
 def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = None) -> int:
@@ -34,10 +43,10 @@ def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = 
         raise UserError(
             f"{rest[0]}: no such option; put the script and all its options in one pair of quotes: {quoted}"
         )
-    if options.slurm:
-        sys.stdout.write(write_slurm(options))
-        return 0
     _refuse_writing(options)
+    if options.slurm or options.kubernetes:
+        sys.stdout.write(write_slurm(options) if options.slurm else write_manifest(options))
+        return 0
     wanted = _wanted(options)
     refuse_impossible(wanted)
     if options.check:
@@ -74,22 +83,51 @@ def _launch(options: Namespace, command: tuple[str, ...], workers: int) -> Launc
 
 
 def _refuse_writing(options: Namespace) -> None:
-    """Raise UserError for what is said of a written job, where none is written."""
-    for name in OF_SLURM:
-        if getattr(options, name) is not None:
-            raise UserError(f"--{name}: is said of a job for Slurm; give --slurm too, or leave it out")
+    """Raise UserError for what is said of a written job where none of that kind is written."""
+    if options.slurm and options.kubernetes:
+        raise UserError("--slurm and --kubernetes: one job is written at a time; keep one")
+    for name, takes in TAKEN_BY.items():
+        if getattr(options, name) is not None and not any(getattr(options, kind) for kind in takes):
+            kinds = " or ".join(f"--{kind}" for kind in takes)
+            raise UserError(
+                f"--{name}: is said of a job that is written for a cluster; give {kinds} too, or leave it out"
+            )
 
 
 def write_slurm(options: Namespace) -> str:
     """Return the file for ``sbatch``."""
+    nodes, local, words, name = _written(options, sys.executable, options.restart)
+    notice, tasks = _notice(options), local if options.tasks == "device" else 1
+    time, setup, further = options.time or TIME, options.setup or (), options.sbatch or ()
+    return SlurmScript(name, words, nodes, tasks, time, notice, setup, further).text()
+
+
+def write_manifest(options: Namespace) -> str:
+    """Return the manifest for ``kubectl apply``: failed pods are started again by what runs there, not by our launcher."""
+    if not options.image:
+        raise UserError("--kubernetes: which image do the pods have? give --image IMAGE")
+    nodes, local, words, name = _written(options, "python", 0)
+    claims = [claim_of(claim) for claim in options.claim or ()]
+    job = KubernetesJob(
+        name, words, nodes, local, options.image, claims, options.restart, _notice(options), options.setup or ()
+    )
+    return job.text(options.kubernetes)
+
+
+def _written(options: Namespace, python: str, restart: int) -> tuple[int, int, list[str], str]:
+    """Return nodes, ranks of each, what is run there and the name of a job that is written."""
     command = tuple(command_of(options.command))
     nodes, local = nodes_of(_workers(options, command), options.local_workers)
     defaults = make_parser().parse_args([options.command])
-    words = launch_words(_launch(options, command, nodes * local), options.command, _launch(defaults, command, 1))
-    notice = NOTICE if options.notice is None else options.notice
-    tasks = local if options.tasks == "device" else 1
-    time, setup, further = options.time or TIME, options.setup or (), options.sbatch or ()
-    return SlurmScript(name_of(command), words, nodes, tasks, time, notice, setup, further).text()
+    wanted = replace(_launch(options, command, nodes * local), restart=restart)
+    return nodes, local, launch_words(wanted, options.command, _launch(defaults, command, 1), python), name_of(command)
+
+
+def _notice(options: Namespace) -> int:
+    notice = NOTICE if options.notice is None else int(options.notice)
+    if notice < 1:
+        raise UserError(f"--notice {notice}: seconds for a checkpoint must be at least 1")
+    return notice
 
 
 def _workers(options: Namespace, command: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ class Placement:
         address: where task 0 is reached by the others.
         port: of task 0, on which they find each other; the one after it is used, too.
         job: a name that stays the same when the scheduler starts the job again; empty: there is none.
+        shares_machines: whether machines have several tasks, as with one for each device.
     """
 
     scheduler: str
@@ -33,6 +34,7 @@ class Placement:
     address: str
     port: int
     job: str = ""
+    shares_machines: bool = False
 
     def ranks_of_a_task(self, ranks: int) -> int:
         """How many of the job's ``ranks`` each task has; raises UserError where they cannot be shared evenly."""
@@ -60,6 +62,7 @@ def placement_of(environment: Mapping[str, str] = os.environ) -> Placement | Non
     Raises:
         UserError: the scheduler says something that cannot be used.
     """
+    from mindllm.launch.kubernetes import pod_of_a_job  # they say what they find as placements
     from mindllm.launch.slurm import slurm_task
 
-    return slurm_task(environment)
+    return slurm_task(environment) or pod_of_a_job(environment)

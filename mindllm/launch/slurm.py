@@ -41,7 +41,9 @@ def slurm_task(environment: Mapping[str, str], find: Find | None = None) -> Plac
         address = (find or address_of)(next(hosts(environment.get(NODES, ""))))
     given = environment.get("MASTER_PORT")
     port = FIRST_PORT + 2 * ((job + step) % PORT_PAIRS) if given is None else _number(environment, "MASTER_PORT")
-    return Placement(SLURM, tasks, task, local, address or "127.0.0.1", port, f"slurm-{job}.{step}")
+    counts = re.findall(r"(?<!x)\b\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))  # 8(x2),4
+    several = any(int(count) > 1 for count in counts)
+    return Placement(SLURM, tasks, task, local, address or "127.0.0.1", port, f"slurm-{job}.{step}", several)
 
 
 def hosts(text: str) -> Iterator[str]:

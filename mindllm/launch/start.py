@@ -95,9 +95,7 @@ def placed(wanted: Launch, place: Placement) -> Launch:
         UserError: the tasks cannot share the ranks evenly.
     """
     local = place.ranks_of_a_task(wanted.workers)
-    wanted = replace(
-        wanted, msrun=wanted.msrun and (local > 1 or place.tasks == 1)
-    )  # of one rank there is nothing to run
+    wanted = replace(wanted, msrun=wanted.msrun and not place.shares_machines)  # msrun gives devices from 0 on
     if place.tasks == 1:
         return replace(wanted, local_workers=local, job=place.job)
     return replace(

@@ -86,11 +86,12 @@ def test_an_address_that_nobody_knows_is_told(monkeypatch):
 )
 def test_ranks_and_devices_of_a_task(monkeypatch, tasks, local, visible, ranks, device):
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
-    place = slurm_task(step(tasks - 1, tasks, local), find=lambda host: "10.0.0.1")
+    here = step(tasks - 1, tasks, local, SLURM_STEP_TASKS_PER_NODE=f"{tasks // 2}(x2)")
+    place = slurm_task(here, find=lambda host: "10.0.0.1")
     launch = placed(Launch(("job.py",), 16, 16, Path("log"), Path("log"), msrun=True), place)
     assert (launch.local_workers, launch.node_rank, launch.first_device) == (ranks, tasks - 1, device)
     assert launch.ranks == range(16 - ranks, 16)
-    assert (launch.master_addr, launch.msrun) == ("10.0.0.1", ranks > 1)
+    assert (launch.master_addr, launch.msrun) == ("10.0.0.1", tasks == 2)
 
 
 def test_tasks_that_cannot_share_the_ranks_are_refused():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory
+from mindllm.launch.kubernetes_job import KINDS
 from mindllm.launch.start import HOST, SEVERAL_NODES_PORT
 
 DEVICES = Path("/dev"), "davinci[0-9]*"  # where there are Ascend devices, MindSpore's msrun starts the ranks
@@ -38,7 +39,7 @@ def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm
         "--local_workers",
         type=int,
         metavar="N",
-        help="those of this node (default: all); in a task of Slurm this, the address and the number of the node are known",
+        help="those of this node (default: all); in a task of Slurm or a pod it is known, as are address and number of the node",
     )
     parser.add_argument("--master_addr", help=f"address of node 0, where it is reached by the others (default: {HOST})")
     parser.add_argument("--node_rank", type=int, metavar="N", help="number of this node (default: 0)")
@@ -81,12 +82,26 @@ def _add_writing(parser: CommandParser) -> None:
     group.add_argument(
         "--slurm", action="store_true", help="write the file for sbatch; --local_workers are the devices of a node (8)"
     )
+    group.add_argument(
+        "--kubernetes",
+        choices=KINDS,
+        help="write the manifest of a Job of Volcano, or of an AscendJob of MindCluster's Ascend operator",
+    )
+    group.add_argument("--image", metavar="IMAGE", help="of the pods, with CANN, MindSpore and mindllm")
+    group.add_argument(
+        "--claim",
+        action="append",
+        metavar="CLAIM:/DIRECTORY",
+        help="a PersistentVolumeClaim for data, configuration and output_dir, and where it is mounted; may be repeated, the "
+        "first is the working directory",
+    )
     group.add_argument("--time", metavar="LIMIT", help="time limit, as sbatch has it (default: 24:00:00)")
     group.add_argument(
         "--notice",
         type=int,
         metavar="SECONDS",
-        help="a checkpoint is saved so long before the time is over, and the job queued again (default: 300)",
+        help="seconds before the time is over at which a checkpoint is saved and the job queued again; of pods those that they "
+        "have to end (default: 300)",
     )
     group.add_argument(
         "--tasks",
