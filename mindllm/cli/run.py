@@ -104,12 +104,15 @@ def _task_of_several(config: RunConfig) -> Placement | None:
 
 def _as_task(config: RunConfig, place: Placement) -> int:
     """Start the ranks of this task, by the same command line."""
+    from mindllm.cli.parsers.launch import has_ascend_devices
     from mindllm.cli.shown_job import Shown, say
+    from mindllm.launch.script import own_command
     from mindllm.launch.start import Launch, launch, placed, refuse_impossible
 
     devices, output = config.parallel_config.device_num, Path(config.output_dir)
-    wanted = Launch(tuple(sys.orig_argv[1:]), devices, devices, output / LOGS, output)
-    wanted = placed(wanted, place)
+    msrun = has_ascend_devices() and not place.shares_machines
+    command = tuple(own_command(sys.orig_argv, msrun))
+    wanted = placed(Launch(command, devices, devices, output / LOGS, output, msrun=msrun), place)
     refuse_impossible(wanted)
     return launch(wanted, say, Shown())
 

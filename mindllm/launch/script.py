@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.errors import UserError
@@ -45,6 +46,15 @@ def command_of(text: str) -> list[str]:
     if script.name in THEIRS:
         raise UserError(f"{script}: is MindFormers' script, which is not here; run_llm.py reads its YAMLs: {EXAMPLE}")
     raise UserError(f"{script}: no such script, neither in {Path.cwd()} nor in {CHECKOUT}; {EXAMPLE}")
+
+
+def own_command(words: Sequence[str], msrun: bool) -> list[str]:
+    """Return the words of the running program, from the script on, so that its ranks run the same; ``words`` are its own.
+
+    msrun takes a script, not ``-m mindllm``.
+    """
+    again = list(words[1:])
+    return command_of(shlex.join(again[again[0] == "-m" :])) if msrun and again else again
 
 
 def _of_verb(mode: str, options: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from mindllm.cli.launch import main
 from mindllm.errors import UserError
 from mindllm.launch.placement import is_rank, placement_of
+from mindllm.launch.script import own_command
 from mindllm.launch.slurm import hosts, slurm_task
 from mindllm.launch.start import Launch, placed
 
@@ -103,6 +104,16 @@ def test_tasks_that_cannot_share_the_ranks_are_refused():
 def test_a_rank_is_not_asked_to_start_ranks():
     assert is_rank({"MS_WORKER_NUM": "4", "RANK_ID": "0"})
     assert not is_rank(step(0))
+
+
+@pytest.mark.parametrize(
+    "words", [["python", "-m", "mindllm", "train"], ["python", "/env/bin/mindllm", "train"], ["python3", "run_llm.py"]]
+)
+def test_ranks_run_the_command_of_their_task(words):
+    assert own_command([*words, "run.yaml"], msrun=False) == [*words[1:], "run.yaml"]
+    script, *rest = own_command([*words, "run.yaml"], msrun=True)
+    assert Path(script).name == "run_llm.py"
+    assert rest == ["--run_mode=train"] * ("train" in words) + ["run.yaml"]
 
 
 LOOK = """

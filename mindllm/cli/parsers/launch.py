@@ -23,9 +23,14 @@ the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same 
 def make_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = module_parser(spelled("launch"), "train")
-    directory, pattern = DEVICES
-    parser.set_defaults(msrun=any(directory.glob(pattern)))
+    parser.set_defaults(msrun=has_ascend_devices())
     return parser
+
+
+def has_ascend_devices() -> bool:
+    """Whether this machine has Ascend devices."""
+    directory, pattern = DEVICES
+    return any(directory.glob(pattern))
 
 
 def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm.py") -> CommandParser:
