@@ -94,7 +94,8 @@ def run(config: RunConfig) -> int:
 
 def _task_of_several(config: RunConfig) -> Placement | None:
     """The task of a scheduler that this process is, where its tasks are to be the run's ranks, and it is not one already."""
-    from mindllm.launch.placement import is_rank, placement_of
+    from mindllm.launch.placement import is_rank
+    from mindllm.launch.schedulers import placement_of
     from mindllm.train.job.execution import is_simulation
 
     several = config.parallel_config.device_num > 1 and config.run_mode in ("train", "finetune", "eval")

@@ -1,4 +1,4 @@
-"""Which part of a job this process is, as the scheduler of the cluster that started it says: Slurm, or Kubernetes."""
+"""Which part of a job a process is, as the scheduler of a cluster says that started it."""
 
 from __future__ import annotations
 
@@ -54,15 +54,3 @@ class Placement:
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher has started this process as a rank."""
     return all(name in environment for name in OF_A_RANK)
-
-
-def placement_of(environment: Mapping[str, str] = os.environ) -> Placement | None:
-    """The task that this process is; None where no scheduler has started it.
-
-    Raises:
-        UserError: the scheduler says something that cannot be used.
-    """
-    from mindllm.launch.kubernetes import pod_of_a_job  # they say what they find as placements
-    from mindllm.launch.slurm import slurm_task
-
-    return slurm_task(environment) or pod_of_a_job(environment)

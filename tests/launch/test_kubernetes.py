@@ -11,8 +11,8 @@ import yaml
 from mindllm.cli.launch import main
 from mindllm.errors import UserError
 from mindllm.launch.kubernetes import pod_of_a_job
-from mindllm.launch.placement import placement_of
 from mindllm.launch.rank_table import read_rank_table
+from mindllm.launch.schedulers import placement_of
 from mindllm.launch.start import Launch, placed
 
 ROOT = Path(__file__).resolve().parents[2]

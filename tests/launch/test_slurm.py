@@ -8,7 +8,8 @@ import pytest
 
 from mindllm.cli.launch import main
 from mindllm.errors import UserError
-from mindllm.launch.placement import is_rank, placement_of
+from mindllm.launch.placement import is_rank
+from mindllm.launch.schedulers import placement_of
 from mindllm.launch.script import own_command
 from mindllm.launch.slurm import hosts, slurm_task
 from mindllm.launch.start import Launch, placed
