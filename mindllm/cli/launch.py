@@ -13,11 +13,11 @@ from mindllm.cli.parsers.launch import make_parser
 from mindllm.cli.shown_job import Shown, say
 from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
-from mindllm.launch.job_command import launch_words, name_of, nodes_of
-from mindllm.launch.kubernetes_job import KubernetesJob, claim_of
-from mindllm.launch.schedulers import placement_of
+from mindllm.launch.clusters.job_command import launch_words, name_of, nodes_of
+from mindllm.launch.clusters.kubernetes_job import KubernetesJob, claim_of
+from mindllm.launch.clusters.schedulers import placement_of
+from mindllm.launch.clusters.slurm_script import SlurmScript
 from mindllm.launch.script import command_of
-from mindllm.launch.slurm_script import SlurmScript
 from mindllm.launch.start import HOST, Launch, launch, placed, refuse_impossible
 
 if TYPE_CHECKING:

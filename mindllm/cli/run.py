@@ -16,7 +16,7 @@ from mindllm.process.interrupts import INTERRUPTED, leave_on_interrupt, own_inte
 
 if TYPE_CHECKING:  # the schema takes longer to import than --help may
     from mindllm.config import RunConfig
-    from mindllm.launch.placement import Placement
+    from mindllm.launch.clusters.placement import Placement
     from mindllm.run.outcome import Ended
 
 LOGS = "launch_log"  # in output_dir: what each rank writes that a scheduler's tasks have started
@@ -94,8 +94,8 @@ def run(config: RunConfig) -> int:
 
 def _task_of_several(config: RunConfig) -> Placement | None:
     """The task of a scheduler that this process is, where its tasks are to be the run's ranks, and it is not one already."""
-    from mindllm.launch.placement import is_rank
-    from mindllm.launch.schedulers import placement_of
+    from mindllm.launch.clusters.placement import is_rank
+    from mindllm.launch.clusters.schedulers import placement_of
     from mindllm.train.job.execution import is_simulation
 
     several = config.parallel_config.device_num > 1 and config.run_mode in ("train", "finetune", "eval")

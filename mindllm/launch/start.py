@@ -11,10 +11,10 @@ from pathlib import Path
 
 from mindllm.errors import UserError
 from mindllm.launch.agent import Agent
+from mindllm.launch.clusters.placement import Placement
 from mindllm.launch.desk import RendezvousServer
 from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
 from mindllm.launch.msrun import MsrunJob, msrun_command
-from mindllm.launch.placement import Placement
 from mindllm.launch.secret import Secret
 
 STARTS = 6  # MindSpore 2.10 crashes now and then while its processes connect, the more often the busier the machine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory
-from mindllm.launch.kubernetes_job import KINDS
+from mindllm.launch.clusters.kubernetes_job import KINDS
 from mindllm.launch.start import HOST, SEVERAL_NODES_PORT
 
 DEVICES = Path("/dev"), "davinci[0-9]*"  # where there are Ascend devices, MindSpore's msrun starts the ranks

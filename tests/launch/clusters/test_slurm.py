@@ -8,13 +8,13 @@ import pytest
 
 from mindllm.cli.launch import main
 from mindllm.errors import UserError
-from mindllm.launch.placement import is_rank
-from mindllm.launch.schedulers import placement_of
+from mindllm.launch.clusters.placement import is_rank
+from mindllm.launch.clusters.schedulers import placement_of
+from mindllm.launch.clusters.slurm import hosts, slurm_task
 from mindllm.launch.script import own_command
-from mindllm.launch.slurm import hosts, slurm_task
 from mindllm.launch.start import Launch, placed
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RUN = f"train --config {ROOT / 'configs/llama2/pretrain_llama2_13b_16p.yaml'}"
 
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from mindllm.errors import UserError
-from mindllm.launch.placement import Placement
-from mindllm.launch.rank_table import read_rank_table
+from mindllm.launch.clusters.placement import Placement
+from mindllm.launch.clusters.rank_table import read_rank_table
 
 OPERATOR, VOLCANO, TABLE = "the Ascend operator", "Volcano", "the rank table"
 JOB = "MINDLLM_JOB"  # which the manifest of a Volcano job sets to its name

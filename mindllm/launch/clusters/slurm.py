@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from mindllm.errors import UserError
-from mindllm.launch.placement import Placement
+from mindllm.launch.clusters.placement import Placement
 
 SLURM = "Slurm"
 STEP_TASKS, TASK, LOCAL_TASK, NODES = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"

@@ -10,12 +10,12 @@ import yaml
 
 from mindllm.cli.launch import main
 from mindllm.errors import UserError
-from mindllm.launch.kubernetes import pod_of_a_job
-from mindllm.launch.rank_table import read_rank_table
-from mindllm.launch.schedulers import placement_of
+from mindllm.launch.clusters.kubernetes import pod_of_a_job
+from mindllm.launch.clusters.rank_table import read_rank_table
+from mindllm.launch.clusters.schedulers import placement_of
 from mindllm.launch.start import Launch, placed
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RUN = f"train --config {ROOT / 'configs/llama2/pretrain_llama2_13b_16p.yaml'}"
 OPERATOR = {
     "MS_WORKER_NUM": "16",

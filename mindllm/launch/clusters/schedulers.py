@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mindllm.launch.kubernetes import pod_of_a_job
-from mindllm.launch.placement import Placement
-from mindllm.launch.slurm import slurm_task
+from mindllm.launch.clusters.kubernetes import pod_of_a_job
+from mindllm.launch.clusters.placement import Placement
+from mindllm.launch.clusters.slurm import slurm_task
 
 
 def placement_of(environment: Mapping[str, str] = os.environ) -> Placement | None:

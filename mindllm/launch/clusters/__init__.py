@@ -1,0 +1,1 @@
+"""Jobs as clusters start them: Slurm and Kubernetes, the files that are written for them, and where a task stands."""
