@@ -136,6 +136,15 @@ def test_problems(tree, tmp_path):
     refused_or(read_problem, tmp_path / "problem.json", Setting(stages=2, micro_batches=4), "x")
 
 
+@pytest.mark.parametrize("stages", [1, 0, -3])
+def test_an_instance_of_fewer_than_two_stages(stages, tmp_path):
+    """Found by a search of a thousand inputs."""
+    (instance,) = INSTANCES["instances"]
+    path = write_json(tmp_path / "problem.json", {**INSTANCES, "instances": [{**instance, "pipeline_stage": stages}]})
+    with pytest.raises(UserError, match="pipeline_stage: such an instance has a first and a last stage"):
+        read_problem(path)
+
+
 MODEL = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
@@ -335,7 +344,7 @@ def test_tokenizers(data, small_tokenizer, tmp_path):
     content = json.dumps(data.draw(mutated(tree) | mutated(small)))
     (tmp_path / "tokenizer.json").write_text(content)
     if tokenizer := refused_or(load_tokenizer, tmp_path):
-        tokenizer.encode("aab </s>")
+        refused_or(tokenizer.encode, "aab </s>")
 
 
 @pytest.mark.parametrize(
@@ -353,6 +362,14 @@ def test_what_the_library_of_tokenizers_panics_on(key, value, said, small_tokeni
     write_json(tmp_path / "tokenizer.json", {**small_tokenizer, key: value})
     with pytest.raises(UserError, match=said):
         load_tokenizer(tmp_path).encode("a" * 60)
+
+
+def test_a_token_for_what_is_unknown_that_the_vocabulary_lacks(small_tokenizer, tmp_path):
+    """Found by a search of a thousand inputs: the library raises a plain Exception where it meets something unknown."""
+    model = {**small_tokenizer["model"], "unk_token": "<missing>"}
+    write_json(tmp_path / "tokenizer.json", {**small_tokenizer, "model": model, "pre_tokenizer": None})
+    with pytest.raises(UserError, match=r"cannot encode a text .*<missing>"):
+        load_tokenizer(tmp_path).encode("a b")
 
 
 @pytest.fixture(scope="module")

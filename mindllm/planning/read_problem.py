@@ -61,7 +61,7 @@ def read_problem(path: Path, setting: Setting | None = None, instance: str | Non
         if "layers_description" in content:
             fields = layer_file_fields(content, setting, str(path))
         elif "pipeline_stage" in content:
-            fields = instance_fields(content)
+            fields = instance_fields(content, str(path))
         else:
             fields = dict(content)
     except KeyError as error:
@@ -85,12 +85,14 @@ def _pick(instances: Any, path: Path, name: str | None) -> Mapping[str, Any]:
     return by_name[name]
 
 
-def instance_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+def instance_fields(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     """An instance with dense and mixture-of-experts layers, kinds none and full, and a head on the last stage.
 
     Its limits are what static memory leaves; on the last stage the head's memory is all that is static.
     """
     time, memory, stages = given["time"], given["memory_mb"], given["pipeline_stage"]
+    if stages < 2:
+        raise UserError(f"{source}: pipeline_stage: such an instance has a first and a last stage (value {stages})")
     ratio = time["backward_over_forward"]
     layers = []
     for name, count in given["layers"].items():

@@ -172,12 +172,12 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
-        with self._refusing("cannot encode a text"):
+        with self._refusing("cannot encode a text", Exception):
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of ``text`` with its special tokens, and their places."""
-        with self._refusing("cannot encode a text"):
+        with self._refusing("cannot encode a text", Exception):
             encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
