@@ -46,6 +46,19 @@ def make_parser() -> CommandParser:
     add("--no-attention-recompute", action="store_true", help="attention is never computed again")
     add("--tokens-per-second", type=_speed, metavar="X", help="of all devices, at least")
     add("-o", "--output", type=output_file, metavar="YAML", help="the run (default NETWORK_Np.yaml)")
+    add(
+        "--spares",
+        type=int,
+        choices=(1, 2),
+        metavar="N",
+        help="layouts for up to N nodes fewer (1 or 2), and a book of them",
+    )
+    add(
+        "--node-devices",
+        type=positive,
+        metavar="N",
+        help="of a node, for --spares (default: as the device's links say)",
+    )
     add("--quick", action="store_true", help="search and plan by formula; nothing is simulated or proved")
     add("--workers", type=positive, metavar="N", help="processes at once in a piece of a proof")
     add_memory_option(parser)
