@@ -16,6 +16,7 @@ from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.secret import Secret
 
 LOOK_SECONDS = 0.5
+BACKLOG = 128  # connections that wait to be heard
 TEXT = 1000  # characters of a host's name or a directory
 VARIABLES = frozenset(
     (
@@ -57,21 +58,32 @@ class RendezvousServer:
         self.nodes: dict[int, Node] = {}
         self._strangers: set[str] = set()
         self._secret, self._told = secret, told
-        try:
-            listener = socket.create_server((host, self.port), backlog=128)
-        except OSError as error:
-            raise UserError(
-                f"{host} port {self.port} cannot be used ({error.strerror}); give another MASTER_PORT"
-            ) from None
-        try:
-            drawn = secret.draw()  # not before the port is ours: another job's would be lost
-        except BaseException:
-            listener.close()
-            raise
+        listener, drawn = self._open()
         self._doorway = Doorway(
             listener,
             lambda connection, address: Answering(connection, drawn, self._admit, lambda: self._told_of(address)),
         )
+
+    def _open(self) -> tuple[socket.socket, bytes]:
+        """The listening port, and the secret, which is drawn when the port is ours, or another job's would be lost.
+
+        Nobody is heard before: a node that reached the port before the secret is written would be sent away.
+        """
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((self.host, self.port))
+                drawn = self._secret.draw()
+                listener.listen(BACKLOG)
+            except OSError as error:
+                raise UserError(
+                    f"{self.host} port {self.port} cannot be used ({error.strerror}); give another MASTER_PORT"
+                ) from None
+        except BaseException:
+            listener.close()
+            raise
+        return listener, drawn
 
     def __enter__(self) -> RendezvousServer:
         return self

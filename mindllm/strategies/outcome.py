@@ -168,7 +168,10 @@ def find_strategies(
     if not found.judged:
         raise CheckFailed(f"none of {found.tried} strategies fits {limit / GIB:g} GB; {_reasons(found)}")
     _demand_speed(found.judged[0].speed * PLANNED_FASTER, found.judged[0].candidate, devices, constraints)
-    best = plan_best(config, found.judged, device, limit, wanted.best, wanted.seconds, progress, constraints)
+    refused: list[str] = []
+    best = plan_best(
+        config, found.judged, device, limit, wanted.best, wanted.seconds, progress, constraints, refused.append
+    )
     if wanted.dry_run:
         from mindllm.strategies.confirm import held_to_dry_run, simulated
 
@@ -176,7 +179,8 @@ def find_strategies(
         if hand and hand.room(limit).fits:
             hand = simulated(hand, progress)
     if not best:
-        raise CheckFailed("none of the best strategies fits when its layers are planned; give more --best or --seconds")
+        why = f"can be planned; of the first: {refused[0]}" if refused else "fits when its layers are planned"
+        raise CheckFailed(f"none of the best strategies {why}; give more --best or --seconds")
     _demand_speed(best[0].step.tokens_per_device, best[0].candidate, devices, constraints)
     title = f"{config.trainer.model_name or config.source or 'run'} on {devices} devices, {batch} sequences a step"
     return Strategies(title, found, tuple(best), hand, limit)

@@ -160,15 +160,21 @@ def plan_best(
     seconds: float,
     progress: Progress = unwatched,
     constraints: Constraints = UNLIMITED,
+    told: Callable[[str], None] = lambda reason: None,
 ) -> list[Planned]:
-    """The best candidates with layers placed and recomputed as the planner says, the fastest first."""
+    """The best candidates with layers placed and recomputed as the planner says, the fastest first.
+
+    ``told`` is given why one cannot be run or planned; memory apart.
+    """
     found: dict[str, Planned] = {}
     for number, one in enumerate(judged[:count]):
         progress("planning the best", number, min(count, len(judged)))
         try:
             found[one.candidate.name] = plan_one(config, one.candidate, device, limit, seconds, constraints)
-        except (Infeasible, UserError):
+        except Infeasible:
             continue
+        except UserError as error:
+            told(str(error))
     return sorted(found.values(), key=lambda planned: planned.step.seconds)
 
 

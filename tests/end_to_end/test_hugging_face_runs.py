@@ -67,7 +67,7 @@ def test_it_starts_from_the_weights_and_is_evaluated_before_and_after(tuned, dir
 
 def test_the_export_is_what_was_trained_and_transformers_loads_it(tuned):
     output, printed = tuned
-    assert f"Hugging Face directory  {output}/hf" in printed
+    assert f"Hugging Face directory  {output.name}/hf" in printed  # as seen from where it was started
     llama, info = transformers.LlamaForCausalLM.from_pretrained(output / "hf", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]

@@ -356,3 +356,17 @@ def test_a_directory_that_keeps_no_modes_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="keeps modes"):
         Secret(tmp_path, 8118).draw()
     assert not list(tmp_path.iterdir())
+
+
+def test_nobody_is_heard_before_the_secret_is_written(tmp_path, port):
+    """A node that reached the port before the secret was written was sent away, now and then, with a line about a stranger."""
+    reached = []
+
+    class Watched(Secret):
+        def draw(self):
+            reached.append(socket.socket().connect_ex(("127.0.0.1", port + 1)))
+            return super().draw()
+
+    with RendezvousServer("127.0.0.1", port, 2, 1, 60, Watched(tmp_path, port)):
+        reached.append(socket.socket().connect_ex(("127.0.0.1", port + 1)))
+    assert [code != 0 for code in reached] == [True, False]
