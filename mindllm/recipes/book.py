@@ -8,7 +8,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.checks.mesh import compiles_for
+from mindllm.config.checks.mesh import COMPILED, compiles_for
 from mindllm.config.reading.yaml_tree import write_yaml
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
@@ -143,7 +143,7 @@ def spare_counts(devices: int, node: int, spares: int) -> tuple[int, ...]:
     counts = tuple(devices - node * number for number in range(1, spares + 1))
     if refused := [count for count in counts if not compiles_for(count, 1)]:
         raise UserError(
-            f"--spares {spares}: {refused[0]} devices would be left, and MindSpore compiles for 1, 2, 4 or a multiple of 8; "
+            f"--spares {spares}: {refused[0]} devices would be left, and {COMPILED}; "
             "take other --devices, or fewer spares"
         )
     return counts

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from mindllm.config import RunConfig
+from mindllm.config.checks.mesh import COMPILED, compiles_for
 from mindllm.config.reading.shorten import own_bases, write_short
-from mindllm.errors import CheckFailed
+from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
 from mindllm.results import Result
 from mindllm.strategies.candidates import Candidate
@@ -154,10 +155,12 @@ def find_strategies(
 
     Raises:
         CheckFailed: nothing fits.
-        UserError: the run has something that is not modelled.
+        UserError: the run has something that is not modelled, or MindSpore does not compile for so many devices.
     """
     devices = wanted.devices or config.parallel_config.device_num
     batch = wanted.global_batch or config.global_batch_size
+    if config.context.device_target == "Ascend" and not compiles_for(devices, 1):
+        raise UserError(f"{devices} devices: {COMPILED}; take one of these")
     limit = memory_limit(config, device)
     same = (config.parallel_config.device_num, config.global_batch_size) == (devices, batch)
     constraints = wanted.constraints

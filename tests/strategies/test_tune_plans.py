@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from mindllm.config import load_config
+from mindllm.errors import CheckFailed, UserError
 from mindllm.planning.costs.formula import ROOM
 from mindllm.strategies import confirm
 from mindllm.strategies.candidates import Candidate
 from mindllm.strategies.judge import Judged
-from mindllm.strategies.outcome import compared
+from mindllm.strategies.outcome import Wanted, compared, find_strategies
 from mindllm.strategies.search import own, plan_best
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
@@ -77,3 +78,20 @@ def test_what_does_not_fit_in_the_dry_run_is_planned_again_with_what_the_formula
     else:
         assert max(held[0].memory) <= LIMIT
         assert (held[0].step.seconds > planned.step.seconds) == (plans == 2)
+
+
+def test_devices_that_mindspore_does_not_compile_for_are_refused_before_the_search():
+    config = load_config(SHIPPED / "llama3" / "pretrain_llama3_8b.yaml")
+    with pytest.raises(UserError, match="6 devices: MindSpore compiles for 1, 2, 4 or a multiple of 8"):
+        find_strategies(config, read_device(DEFAULT), Wanted(devices=6))
+
+
+def test_why_the_first_strategy_cannot_be_planned_is_told(monkeypatch):
+    config, said = load_config(SHIPPED / "llama3" / "pretrain_llama3_8b.yaml"), "its lists have no YAML form"
+
+    def refuse(*arguments):
+        raise UserError(said)
+
+    monkeypatch.setattr("mindllm.strategies.search.plan_one", refuse)
+    with pytest.raises(CheckFailed, match=f"can be planned; of the first: {said}"):
+        find_strategies(config, read_device(DEFAULT), Wanted(devices=4, best=2))

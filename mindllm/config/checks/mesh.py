@@ -72,9 +72,12 @@ def wrong_number_of_devices(config: RunConfig) -> str:
     near = sorted(sorted(possible, key=lambda size: abs(size - mesh.data_parallel))[:3])
     in_stages = f", {mesh.data_parallel * others} in each of {stages} stages" if stages > 1 else ""
     return (
-        f"makes {mesh.device_num} devices{in_stages}, and MindSpore compiles for 1, 2, 4 or a multiple of 8, of all and of "
+        f"makes {mesh.device_num} devices{in_stages}, and {COMPILED}, of all and of "
         f"a stage (value {mesh.data_parallel}); write {' or '.join(map(str, near))}"
     )
+
+
+COMPILED = "MindSpore compiles for 1, 2, 4 or a multiple of 8"
 
 
 def compiles_for(of_stage: int, stages: int) -> bool:
