@@ -30,6 +30,7 @@ from mindllm.terminal.progress import Progress
 from mindllm.timing.costs.exchanges import Group, exchange_seconds
 from mindllm.timing.device import Device
 from mindllm.timing.prediction import predict
+from mindllm.units import counted
 
 DEAR = 0.01  # of a step: exchanges that nobody asked for and that take more refute a run
 EXCLUDES = "exclude"
@@ -118,7 +119,7 @@ def _recomputation(compiled: Sequence[Compiled]) -> Answer:
     if findings:
         says = f"{len(findings)} of {asked} patterns save next to nothing"
         return Answer(RECOMPUTATION, Standing.REFUTED, says, findings, tables=(table,), figures=figures)
-    says = f"{asked} pattern{'s' * (asked > 1)} save what can be saved"
+    says = f"{counted(asked, 'pattern')} {'saves' if asked == 1 else 'save'} what can be saved"
     return Answer(RECOMPUTATION, Standing.PROVED, says, tables=(table,), figures=figures)
 
 
