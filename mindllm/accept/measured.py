@@ -7,6 +7,7 @@ ranks in one process. No device was at hand: what ``msrun`` starts here, and wha
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def _launch(config: RunConfig, devices: int, msrun: bool) -> None:
     path = output.with_suffix(".yaml")
     with atomic_open(path) as file:
         file.write(render_config(config))
-    command = command_of(f"train --config '{path}'")
+    command = command_of(shlex.join(["train", "--config", str(path)]))
     logs = output / "launch"
     wanted = Launch(
         tuple(command), devices, devices, logs, logs, timeout=TIMEOUT, msrun=msrun, msrun_log=output / "msrun.log"
