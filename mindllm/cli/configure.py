@@ -135,6 +135,7 @@ def _end(options: argparse.Namespace, found: Configured, place: Path, code: int,
     output.print(f"wrote {place}{beside}")
     if book:
         output.print(f"wrote {written}, a book of {sum(layout.found is not None for layout in book.layouts)} layouts")
+        output.print(f"mindllm launch {place} --book {written} --restart 3 takes them where nodes are lost")
     if found.proof is None:
         error_console.print(f"by formula alone; mindllm prove {place}")
     return code

@@ -17,6 +17,7 @@ from mindllm.launch.clusters.job_command import launch_words, name_of, nodes_of
 from mindllm.launch.clusters.kubernetes_job import KubernetesJob, claim_of
 from mindllm.launch.clusters.schedulers import placement_of
 from mindllm.launch.clusters.slurm_script import SlurmScript
+from mindllm.launch.layouts import LayoutBook, read_book
 from mindllm.launch.script import command_of
 from mindllm.launch.start import HOST, Launch, launch, placed, refuse_impossible
 
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = 
         return 0
     wanted = _wanted(options)
     refuse_impossible(wanted)
+    if wanted.book is not None:
+        refuse_other_layouts(wanted.book, wanted.command)
     if options.check:
         return 0
     if wanted.has_other_nodes and not options.shared_dir:
@@ -79,6 +82,8 @@ def _launch(options: Namespace, command: tuple[str, ...], workers: int) -> Launc
         timeout=options.timeout,
         restart=options.restart,
         msrun=options.msrun,
+        book=read_book(options.book) if options.book else None,
+        patience=options.patience,
     )
 
 
@@ -134,10 +139,28 @@ def _workers(options: Namespace, command: Sequence[str]) -> int:
     """How many processes are asked for, or devices the run describes; raises UserError where the command is no run of ours."""
     if options.workers is not None:
         return int(options.workers)
+    if options.book:
+        return max(read_book(options.book).layouts)
     config = _config(command)
     if config is None:
         raise UserError(f"{command[0]}: how many processes? give --workers N, as for any program but a run of mindllm")
     return config.parallel_config.device_num
+
+
+def refuse_other_layouts(book: LayoutBook, command: Sequence[str]) -> None:
+    """Raise UserError where a layout of the book cannot be loaded with the command's options, or is not what the book says."""
+    for devices in book.layouts:
+        words = book.command(command, devices)
+        config = _config(words)
+        if config is None:
+            return
+        found = {"devices": config.parallel_config.device_num, "sequences a step": config.global_batch_size}
+        for told, count in {"devices": devices, "sequences a step": book.global_batch}.items():
+            if found[told] != count:
+                raise UserError(
+                    f"--book {book.path}: {book.layouts[devices]} has {found[told]} {told} where the book says {count}; "
+                    "options of the command hold for every layout: leave out those that set its parallelism or batch"
+                )
 
 
 def shared_directory(command: Sequence[str], log_dir: Path) -> Path:

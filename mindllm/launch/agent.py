@@ -23,6 +23,7 @@ from mindllm.launch.desk import VARIABLES
 from mindllm.launch.handshake import ask
 from mindllm.launch.heartbeat import DIRECTORY, DUMP_SIGNAL, forget_beats, read_beats
 from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS
+from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.lines import PIECE, SignedLine
 from mindllm.launch.meeting import DESCRIPTOR
 from mindllm.launch.nodes import SEND_SECONDS, STOPS, TAIL, as_text, from_text
@@ -54,9 +55,11 @@ class Agent:
         secret: Secret,
         told: Callable[[str], None] = lambda text: None,
         first_device: int = 0,
+        book: LayoutBook | None = None,
     ) -> None:
         self.first_device = first_device
         self.command, self.address, self.node, self.ranks = command, address, node, ranks
+        self.book, self._count = book, len(ranks)
         self.log_dir, self.timeout, self.secret = log_dir, timeout, secret
         self.processes: dict[int, JobProcess] = {}
         self.seats: dict[int, socket.socket] = {}
@@ -157,7 +160,9 @@ class Agent:
         return False
 
     def _obey(self, message: Mapping[str, Any]) -> None:
-        if "start" in message:
+        if "seat" in message:
+            self._take_seat([int(rank) for rank in message["seat"]], int(message["devices"]))
+        elif "start" in message:
             self._start(self.ranks[self.ranks.index(message["start"])], message["variables"])
         elif "refused" in message:
             raise UserError(str(message["refused"]))
@@ -169,6 +174,19 @@ class Agent:
             self.processes[message["rank"]].send(SENT[SENT.index(message["signal"])])
         elif "kill" in message:
             self.processes[message["kill"]].kill()
+
+    def _take_seat(self, ranks: list[int], devices: int) -> None:
+        """Takes the ranks of a start, none as a spare, of a job of so many devices, and its layout where there is a book."""
+        if len(ranks) not in (0, self._count) or not 0 <= sum(ranks[:1]) <= devices - len(ranks):
+            raise ValueError(f"ranks {ranks} of {devices}")
+        self.ranks = range(ranks[0], ranks[0] + self._count) if ranks else range(0)
+        if self.book is not None:
+            self.command = self.book.command(self.command, devices)
+        for rank in [*self.seats]:
+            self._forget_seat(rank)
+        self.processes.clear()
+        self._told.clear()
+        self.line.send(seated=[*self.ranks])
 
     def _start(self, rank: int, variables: Mapping[str, str]) -> None:
         """Starts a rank; what it says to the other ones and hears from them goes through here."""

@@ -11,6 +11,7 @@ from typing import Any
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.doorway import Doorway
 from mindllm.launch.handshake import Answering
+from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.lines import SignedLine
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.secret import Secret
@@ -40,7 +41,8 @@ VARIABLES = frozenset(
 class RendezvousServer:
     """Lets in who knows the job's ``secret``, all who ask at once; a context manager that forgets the secret.
 
-    ``told`` is given a line for people where somebody was sent away.
+    ``told`` is given a line for people where somebody was sent away, or nodes are not waited for. With a ``book`` nodes that have
+    been lost are waited for ``patience`` seconds; then the job goes on in its layout for the nodes that are there.
     """
 
     def __init__(
@@ -52,8 +54,13 @@ class RendezvousServer:
         timeout: float,
         secret: Secret,
         told: Callable[[str], None] = lambda text: None,
+        book: LayoutBook | None = None,
+        patience: float = 0.0,
     ) -> None:
         self.workers, self.local, self.timeout = workers, local, timeout
+        self._book, self._patience = book, timeout
+        self._patience_for_lost = min(patience, timeout)
+        self._seated: list[int] = []  # numbers of the other nodes that have ranks, in the order of their ranks
         self.host, self.port = host, port + 1
         self.nodes: dict[int, Node] = {}
         self._strangers: set[str] = set()
@@ -97,24 +104,59 @@ class RendezvousServer:
         self._doorway.close()
         self._secret.forget()
 
-    def gather(self, go_on: Callable[[], None]) -> None:
-        """Waits until every node has joined; what ``go_on`` raises ends the waiting.
+    def gather(self, go_on: Callable[[], None]) -> int:
+        """Waits until every node has joined, or those of a layout; gives them their ranks and returns how many there are.
+
+        What ``go_on`` raises ends the waiting.
 
         Raises:
             RunFailed: nodes that have not joined in time, or are gone already.
         """
-        deadline, wanted = time.monotonic() + self.timeout, set(range(1, self.workers // self.local))
-        while missing := sorted(wanted - {number for number, node in self.nodes.items() if not node.gone}):
+        start, patience = time.monotonic(), self._patience
+        while missing := self._missing():
             go_on()
-            if (left := deadline - time.monotonic()) <= 0:
+            waited = time.monotonic() - start
+            if (ranks := self._fitting()) and (waited >= patience or ranks == self._most()):
+                break
+            if (left := self.timeout - waited) <= 0:
                 raise RunFailed(
                     f"node {', '.join(map(str, missing))} did not join at {self.host} within {self.timeout:.0f} s; start the "
                     f"same command there with its NODE_RANK{self._strangers_told()}"
                 )
             self._doorway.serve(min(left, LOOK_SECONDS))
             self._hear_nodes()
-        for node in self.nodes.values():
-            node.begin()
+        self._patience = self._patience_for_lost
+        return self._seat(missing)
+
+    def _missing(self) -> list[int]:
+        there = {number for number, node in self.nodes.items() if not node.gone}
+        return sorted(set(range(1, self.workers // self.local)) - there)
+
+    def _most(self) -> int | None:
+        """How many ranks a job of all nodes has."""
+        return self.workers if self._book is None else self._book.fitting(self.workers, self.local)
+
+    def _fitting(self) -> int | None:
+        """How many ranks a job of the nodes that are there has; None: there is no layout for so few."""
+        there = self.workers - self.local * len(self._missing())
+        if self._book is not None:
+            return self._book.fitting(there, self.local)
+        return there if there == self.workers else None
+
+    def _seat(self, missing: Sequence[int]) -> int:
+        """Gives as many nodes their ranks as the layout has; the others are spares."""
+        ranks = self._fitting()
+        assert ranks is not None
+        self.nodes = {number: node for number, node in sorted(self.nodes.items()) if not node.gone}
+        self._seated = [*self.nodes][: ranks // self.local - 1]
+        for number in self.nodes:
+            place = self._seated.index(number) + 1 if number in self._seated else None
+            self.nodes[number].begin([] if place is None else self._ranks(place), ranks)
+        if ranks != self._most():
+            self._told(
+                f"not waiting for node {', '.join(map(str, missing))}: the layout for {ranks} devices is started"
+            )
+        return ranks
 
     def _hear_nodes(self) -> None:
         """Takes what those say that have joined, and notices those that are gone again."""
@@ -124,7 +166,7 @@ class RendezvousServer:
 
     def start(self, rank: int, variables: Mapping[str, str]) -> tuple[RemoteProcess, RemoteClient]:
         """Starts a rank on its node; returns it, and where it is answered."""
-        node = self.nodes[rank // self.local]
+        node = self.nodes[self._seated[rank // self.local - 1]]
         node.line.send(start=rank, variables={name: variables[name] for name in VARIABLES & variables.keys()})
         return RemoteProcess(node, rank), RemoteClient(node, rank)
 

@@ -26,6 +26,7 @@ from mindllm.launch.heartbeat import (
     last_steps,
     read_beats,
 )
+from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.meeting import DESCRIPTOR, Table
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.process import JobProcess
@@ -81,12 +82,12 @@ class Job:
         desk: RendezvousServer | None = None,
         show: Callable[[bytes], None] = lambda written: None,
         first_device: int = 0,
+        book: LayoutBook | None = None,
     ) -> None:
         host = HOST if desk is None else desk.host
-        self.command = command
+        self.command, self.book = command, book
         self.log_dir = log_dir
         self.variables: dict[str, str] = {
-            "MS_WORKER_NUM": str(workers),
             "MS_SCHED_HOST": host,
             "MS_SCHED_PORT": str(port),
             "MS_WORKER_IP": host,  # or MindSpore's workers listen on an address of the network
@@ -94,7 +95,6 @@ class Job:
             "MS_RETRY_INTERVAL_LOWER": "1",  # seconds between attempts to reach the scheduler; else up to 5
             "MS_RETRY_INTERVAL_UPPER": "1",
             "MS_DISABLE_HEARTBEAT": "1",  # or a machine that stands still for a while is taken for the death of a rank
-            "RANK_SIZE": str(workers),
             DIRECTORY: str(log_dir),
             **(variables or {}),
         }
@@ -116,12 +116,13 @@ class Job:
         self.requests.install()
         self.log_dir.mkdir(parents=True, exist_ok=True)
         forget_beats(self.log_dir, range(self.local))
+        if self.desk is not None:
+            self._seat(self.desk.gather(self._go_on))
+        self.variables |= {"MS_WORKER_NUM": str(self.count), "RANK_SIZE": str(self.count)}
         if self.count > 1:
             command = [sys.executable, "-m", "mindllm.launch.scheduler"]
             variables = {**self.variables, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
             self.scheduler = JobProcess("the scheduler", command, variables, self.log_dir / "scheduler.log")
-        if self.desk is not None:
-            self.desk.gather(self._go_on)
         for node in self._nodes():
             self.selector.register(node.line, selectors.EVENT_READ, partial(self._hear, node))
         self.table = Table([self._start(rank) for rank in range(self.count)])
@@ -152,6 +153,12 @@ class Job:
             self._check()
         self._check()
         return 0 if self.stopped_by in (None, signal.SIGTERM) else INTERRUPTED
+
+    def _seat(self, ranks: int) -> None:
+        """Takes the layout for the nodes that are there."""
+        self.count = ranks
+        if self.book is not None:
+            self.command = self.book.command(self.command, ranks)
 
     def _go_on(self) -> None:
         if self.stopped_by is not None:

@@ -26,6 +26,9 @@ class Node:
     def __init__(self, line: SignedLine, number: int, ranks: list[int], host: str, log_dir: str) -> None:
         self.line, self.number, self.ranks, self.host, self.log_dir = line, number, ranks, host, log_dir
         self.gone = False
+        self.seating = (
+            False  # whether it has been given other ranks and has not said so yet: what it says is of the old ones
+        )
         self.stop: int | None = None
         self.codes: dict[int, int] = {}
         self.tails: dict[int, str] = {}
@@ -33,8 +36,10 @@ class Node:
         self.said: list[tuple[int, bytes]] = []
         line.connection.settimeout(SEND_SECONDS)
 
-    def begin(self) -> None:
-        """Forgets what it has said of an earlier start of the job."""
+    def begin(self, ranks: list[int], devices: int) -> None:
+        """Gives it ``ranks`` of a job of so many, none to a spare; forgets what it has said of an earlier start."""
+        self.ranks, self.seating = ranks, True
+        self.line.send(seat=ranks, devices=devices)
         for known in (self.codes, self.tails, self.beats, self.said):
             known.clear()
 
@@ -60,6 +65,12 @@ class Node:
         return said
 
     def _note(self, message: Mapping[str, Any]) -> None:
+        if "seated" in message:
+            self.seating = self.seating and message["seated"] != self.ranks
+        if "stop" in message:
+            self.stop = int(STOPS[STOPS.index(message["stop"])])
+        if self.seating:
+            return
         if "said" in message:
             self.said.append((self._own(message["said"]), from_text(message["content"])))
         if "ended" in message:
@@ -69,8 +80,6 @@ class Node:
             now = time.monotonic()
             ages = {self._own(int(rank)): beat_of(beat) for rank, beat in message["beats"].items()}
             self.beats = {rank: age.seen(now - age.at) for rank, age in ages.items()}
-        if "stop" in message:
-            self.stop = int(STOPS[STOPS.index(message["stop"])])
 
     def _own(self, rank: Any) -> int:
         if rank not in self.ranks:

@@ -48,6 +48,21 @@ def command_of(text: str) -> list[str]:
     raise UserError(f"{script}: no such script, neither in {Path.cwd()} nor in {CHECKOUT}; {EXAMPLE}")
 
 
+def config_word(words: Sequence[str]) -> tuple[int, str, str] | None:
+    """Return where a command names its YAML: the number of the word, what stands in it before the name, and the name.
+
+    None: it names none.
+    """
+    for index, word in enumerate(words):
+        option, equal, said = word.partition("=")
+        if option == "--config" and equal:
+            return index, "--config=", said
+        if option == "--config" and index + 1 < len(words):
+            return index + 1, "", words[index + 1]
+    bare = (index for index, word in enumerate(words) if index and word.endswith((".yaml", ".yml")) and word[0] != "-")
+    return next(((index, "", words[index]) for index in bare), None)
+
+
 def own_command(words: Sequence[str], msrun: bool) -> list[str]:
     """Return the words of the running program, from the script on, so that its ranks run the same; ``words`` are its own.
 

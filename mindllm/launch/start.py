@@ -14,12 +14,14 @@ from mindllm.launch.agent import Agent
 from mindllm.launch.clusters.placement import Placement
 from mindllm.launch.desk import RendezvousServer
 from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
+from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.msrun import MsrunJob, msrun_command
 from mindllm.launch.secret import Secret
 
 STARTS = 6  # MindSpore 2.10 crashes now and then while its processes connect, the more often the busier the machine
 MAXIMUM_PORT = 65535
 SEVERAL_NODES_PORT = 8118  # as in MindFormers' script
+PATIENCE_SECONDS = 60.0
 FREE_PORTS = range(20000, 32000)
 Tell = Callable[[str], None]
 Show = Callable[[bytes], None]
@@ -44,6 +46,8 @@ class Launch:
         msrun_log: a file for what msrun prints; None: the terminal.
         first_device: the device of this node's first rank; the others have those after it.
         job: a name that the job keeps when a scheduler starts it again; empty: it gets one of its own.
+        book: layouts for fewer nodes, one of which ``command`` runs; ``workers`` may be more than any of them takes.
+        patience: seconds for which a restart waits for nodes that were lost before it takes the layout for those that are there.
     """
 
     command: tuple[str, ...]
@@ -60,6 +64,8 @@ class Launch:
     msrun_log: Path | None = None
     first_device: int = 0
     job: str = ""
+    book: LayoutBook | None = None
+    patience: float = PATIENCE_SECONDS
 
     @property
     def has_other_nodes(self) -> bool:
@@ -86,6 +92,26 @@ def refuse_impossible(wanted: Launch) -> None:
         raise UserError(f"--restart {wanted.restart}: the number of restarts must be at least 0")
     if not 0 <= wanted.port <= MAXIMUM_PORT:
         raise UserError(f"{wanted.port} is not a port; ports are 1 to {MAXIMUM_PORT}")
+    if wanted.patience < 0:
+        raise UserError(f"--patience {wanted.patience:g}: seconds to wait for lost nodes must be at least 0")
+    if wanted.book is not None and wanted.book.fitting(workers, local) is None:
+        known = ", ".join(map(str, sorted(wanted.book.layouts)))
+        raise UserError(
+            f"--book {wanted.book.path}: no layout for {workers} devices, {local} on each node; it has those for {known}"
+        )
+
+
+def in_layout(wanted: Launch) -> Launch:
+    """Return ``wanted`` in the book's layout for its devices, where no launchers of several nodes agree on one.
+
+    Raises:
+        UserError: the command runs none of the book's layouts.
+    """
+    if wanted.book is None:
+        return wanted
+    devices = wanted.book.fitting(wanted.workers, wanted.local_workers)
+    assert devices is not None, "refuse_impossible has been asked"
+    return replace(wanted, command=tuple(wanted.book.command(wanted.command, devices)), workers=devices)
 
 
 def placed(wanted: Launch, place: Placement) -> Launch:
@@ -94,6 +120,8 @@ def placed(wanted: Launch, place: Placement) -> Launch:
     Raises:
         UserError: the tasks cannot share the ranks evenly.
     """
+    if wanted.book is not None:  # for the tasks that there are now, which may be fewer than at an earlier start
+        wanted = replace(wanted, workers=place.tasks * (1 if place.shares_machines else wanted.book.node_devices))
     local = place.ranks_of_a_task(wanted.workers)
     wanted = replace(wanted, msrun=wanted.msrun and not place.shares_machines)  # msrun gives devices from 0 on
     if place.tasks == 1:
@@ -122,6 +150,10 @@ def launch(wanted: Launch, tell: Tell, show: Show) -> int:
         JobFailed: a rank failed, and no restart was left.
     """
     if not wanted.has_other_nodes:
+        wanted = in_layout(wanted)
+        if wanted.node_rank * wanted.local_workers >= wanted.workers:
+            tell(f"node {wanted.node_rank} is a spare: the layout takes {wanted.workers} devices")
+            return 0
         return supervise(wanted, None, tell, show)
     port, timeout = wanted.port or SEVERAL_NODES_PORT, wanted.timeout
     secret = Secret(wanted.shared_dir, port)
@@ -137,11 +169,20 @@ def launch(wanted: Launch, tell: Tell, show: Show) -> int:
             secret,
             tell,
             wanted.first_device,
+            wanted.book,
         ) as agent:
             return agent.serve()
     free_port(port, wanted.master_addr)
     with RendezvousServer(
-        wanted.master_addr, port, wanted.workers, wanted.local_workers, timeout, secret, tell
+        wanted.master_addr,
+        port,
+        wanted.workers,
+        wanted.local_workers,
+        timeout,
+        secret,
+        tell,
+        wanted.book,
+        wanted.patience,
     ) as desk:
         return supervise(replace(wanted, port=port), desk, tell, show)
 
@@ -186,6 +227,7 @@ def run_job(wanted: Launch, variables: Mapping[str, str], desk: RendezvousServer
         desk,
         show,
         wanted.first_device,
+        wanted.book,
     ) as job:
         return job.wait()
 

@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config.checks.mesh import COMPILED, compiles_for
-from mindllm.config.reading.yaml_tree import write_yaml
 from mindllm.errors import CheckFailed, UserError
-from mindllm.files import atomic_open
+from mindllm.launch.layouts import LayoutBook
 from mindllm.recipes.configure import Configured, Request
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.device import Device
 from mindllm.units import GIB
-
-HEAD = """# Layouts of one run, by devices: files beside this one.
-# All have one global batch, so each goes on from a checkpoint of another.
-"""
 
 
 @dataclass(frozen=True)
@@ -89,13 +84,8 @@ class Book:
         Raises:
             UserError: it cannot be written.
         """
-        files = {layout.devices: layout.path.name for layout in self.layouts if layout.found}
-        tree = {"node_devices": self.node_devices, "global_batch": self.global_batch, "layouts": files}
-        try:
-            with atomic_open(path) as file:
-                file.write(HEAD + write_yaml(tree))
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        files = {layout.devices: layout.path for layout in self.layouts if layout.found}
+        LayoutBook(path, self.node_devices, self.global_batch, files).write()
 
     def table(self) -> Table:
         """Return a row for each layout: its devices, file and strategy, step and memory, and its verdict."""

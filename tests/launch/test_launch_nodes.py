@@ -14,14 +14,14 @@ from test_launch_job import AGREE_TO_STOP, PRELUDE, ROOT, assert_all_gone, wait_
 from mindllm.cli.launch import shared_directory
 
 
-def begin(script, port, node, arguments=(), local=2, workers=4):
+def begin(script, port, node, arguments=(), local=2, workers=4, command="job.py"):
     """Starts the launcher of a node, as the script for several nodes would."""
     Path("job.py").write_text(PRELUDE + script)
-    command = [sys.executable, "-m", "mindllm.launch", "--workers", str(workers), "--local_workers", str(local)]
-    command += ["--master_addr", "127.0.0.1", "--port", str(port), "--node_rank", str(node), "--log_dir", f"log_{node}"]
-    command += ["--shared_dir", "shared"]
+    words = [sys.executable, "-m", "mindllm.launch", "--workers", str(workers), "--local_workers", str(local)]
+    words += ["--master_addr", "127.0.0.1", "--port", str(port), "--node_rank", str(node), "--log_dir", f"log_{node}"]
+    words += ["--shared_dir", "shared"]
     return subprocess.Popen(
-        [*command, "--timeout", "60", *arguments, "job.py"],
+        [*words, "--timeout", "60", *arguments, command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

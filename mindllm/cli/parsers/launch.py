@@ -7,7 +7,7 @@ from pathlib import Path
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory
 from mindllm.launch.clusters.kubernetes_job import KINDS
-from mindllm.launch.start import HOST, SEVERAL_NODES_PORT
+from mindllm.launch.start import HOST, PATIENCE_SECONDS, SEVERAL_NODES_PORT
 
 DEVICES = Path("/dev"), "davinci[0-9]*"  # where there are Ascend devices, MindSpore's msrun starts the ranks
 DESCRIPTION = "Runs a training script as several processes of this machine that train one model together."
@@ -72,6 +72,20 @@ def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm
         default=0,
         metavar="N",
         help="a job that fails is started again, N times at most, from its last good checkpoint (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--book",
+        type=Path,
+        metavar="FILE",
+        help="the plan book of the run, which mindllm configure --spares writes: a start or restart that finds fewer nodes "
+        "takes its layout for those, from the same checkpoint",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_SECONDS,
+        metavar="SECONDS",
+        help="for which a restart waits for lost nodes before it takes a smaller layout of --book (default: %(default)g)",
     )
     parser.add_argument(
         "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.errors import UserError
+from mindllm.launch.script import config_word
 from mindllm.launch.start import Launch
 
 DEVICES_OF_A_NODE = 8  # as Atlas 800T A2 and Atlas 900 have them
@@ -32,6 +33,8 @@ def launch_words(wanted: Launch, quoted: str, defaults: Launch, python: str = sy
     for name in ("restart", "port", "timeout", "log_dir"):
         if (value := getattr(wanted, name)) != getattr(defaults, name):
             words.append(f"--{name}={value}")
+    if wanted.book is not None:
+        words += [f"--book={wanted.book.path}", f"--patience={wanted.patience:g}"]
     if wanted.shared_dir != wanted.log_dir:
         words.append(f"--shared_dir={wanted.shared_dir}")
     return [*words, quoted]
@@ -39,10 +42,7 @@ def launch_words(wanted: Launch, quoted: str, defaults: Launch, python: str = sy
 
 def name_of(command: Sequence[str]) -> str:
     """Return a name of a job for any scheduler: of the YAML's file, or of the script, in letters, digits and hyphens."""
-    told = [word.partition("=")[2] or following for word, following in zip(command, [*command[1:], ""], strict=True)]
-    source = next(
-        (said for word, said in zip(command, told, strict=True) if word.partition("=")[0] == "--config"), None
-    )
-    first = source or next((word for word in command[1:] if word.endswith((".yaml", ".yml"))), command[0])
+    named = config_word(command)
+    first = named[2] if named else command[0]
     name = re.sub(r"[^a-z0-9]+", "-", Path(first).stem.lower()).strip("-")
     return name[:40].strip("-") or "run"
