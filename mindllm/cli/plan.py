@@ -87,8 +87,10 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise UserError(f"--picture {options.picture}: must end in {', '.join(FORMATS)}")
     if options.manual and len(options.interleave or ()) > 1:
         raise UserError("--manual judges plans of one number of chunks: give --interleave one number")
-    if options.manual and (options.yaml or options.apply or options.explain):
-        raise UserError("--manual judges plans and makes none: leave out --yaml, --apply and --explain")
+    if options.manual and any((options.yaml, options.apply, options.explain, options.torch_csv, options.megatron)):
+        raise UserError(
+            "--manual judges plans and makes none: leave out --yaml, --torch_csv, --megatron, --apply and --explain"
+        )
 
 
 def _subject(options: argparse.Namespace, overrides: Sequence[str]) -> Subject:
@@ -146,6 +148,11 @@ def _write(options: argparse.Namespace, planned: PipelinePlan, console: PlainCon
         with atomic_open(options.yaml) as file:
             file.write(write_yaml(planned.keys))
         console.print(f"wrote {options.yaml}")
+    for path, name in ((options.torch_csv, "torch_schedule"), (options.megatron, "megatron_options")):
+        if path:
+            with atomic_open(path) as file:
+                file.write(getattr(planned, name))
+            console.print(f"wrote {path}")
     if not options.apply:
         return
     if options.apply == OF_CONFIG and planned.subject.run:

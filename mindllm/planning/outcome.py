@@ -14,6 +14,7 @@ from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.planning.costs.configured import Configured
 from mindllm.planning.costs.formula import UNKNOWN, compared, tree
+from mindllm.planning.exports import megatron_options, torch_schedule
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
 from mindllm.planning.reports.costs import mindformers_keys, simulated_answer, validated_answer, validated_parts
@@ -173,6 +174,17 @@ class PipelinePlan(Result):
         from mindllm.planning.reports.picture import draw_schedule
 
         draw_schedule(self.best, Path(path), self.gain)
+
+    @property
+    def torch_schedule(self) -> str:
+        """The order of passes as PyTorch's pipelining and torchtitan read it, CSV."""
+        return torch_schedule(self.best)
+
+    @property
+    def megatron_options(self) -> str:
+        """The options of Megatron-LM that say the split, a line each; not the recomputation, which it has once for all stages."""
+        run = self.subject.run
+        return megatron_options(self.best, run.model.config.num_nextn_predict_layers if run else 0)
 
     def explain(self, seconds: float = 60.0) -> list[str]:
         """Return which constraint binds and what more memory would buy; plans again, each within about ``seconds``."""

@@ -31,7 +31,10 @@ def planned(capsys, *arguments):
 def test_deepseek_v3_is_planned_with_the_layer_that_predicts_ahead_on_the_last_stage(tmp_path, capsys):
     output = tmp_path / "planned.yaml"
     source = CONFIGS / "deepseek/pretrain_deepseek_v3_671b.yaml"
-    main(["--config", str(source), "--formula", "--seconds", "20", "--apply", "--output", str(output)])
+    layout = tmp_path / "megatron.txt"
+    files = ("--apply", "--output", str(output), "--megatron", str(layout))
+    main(["--config", str(source), "--formula", "--seconds", "20", *files])
+    assert layout.read_text().endswith(',m,L"\n')
     assert "lower bound of all plans" in capsys.readouterr().out
     config = load_config(output)
     plan = make_plan(config)

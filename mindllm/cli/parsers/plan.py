@@ -87,6 +87,15 @@ def make_parser() -> CommandParser:
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
     parser.add_argument("--yaml", type=output_file, metavar="FILE", help="write offset and recompute lists")
     parser.add_argument(
+        "--torch_csv",
+        type=output_file,
+        metavar="FILE",
+        help="write the order of passes as torchtitan's pipeline_parallel_schedule_csv has it",
+    )
+    parser.add_argument(
+        "--megatron", type=output_file, metavar="FILE", help="write the split as options of Megatron-LM"
+    )
+    parser.add_argument(
         "--apply",
         type=Path,
         nargs="?",

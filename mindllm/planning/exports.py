@@ -1,0 +1,69 @@
+"""A plan in the forms of other trainers: the order of passes as PyTorch reads it, the split as Megatron-LM does.
+
+PyTorch's pipelining, and so torchtitan by ``pipeline_parallel_schedule_csv``, has a row of actions for each rank: ``2F0`` is the
+forward pass of micro-batch 0 through stage 2, ``B`` a whole backward pass, ``I`` that of the inputs and ``W`` that of the weights
+(``torch.distributed.pipelining.schedules``). Its stages are our places: chunk by chunk, and inside a chunk stage by stage.
+
+Megatron-LM's ``--pipeline-model-parallel-layout`` has places in the same order, divided by ``|``: ``E`` embedding, ``t`` a layer,
+``m`` a layer that predicts ahead, ``L`` the loss; ``*n`` repeats what stands before it (Megatron Core, "Custom Pipeline Model
+Parallel Layout").
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from itertools import groupby
+
+from mindllm.planning.plan import Evaluation
+from mindllm.planning.problem import ZERO_BUBBLE, Problem
+from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT, Orders, stage_orders
+
+
+def torch_schedule(evaluation: Evaluation) -> str:
+    """Return the order of passes as PyTorch's pipelining reads it: CSV, a row of actions for each stage of ours.
+
+    All micro-batches stand in it, also where the simulation of a long pipeline left out some that repeat.
+    """
+    problem = evaluation.problem
+    letters = {FORWARD: "F", BACKWARD: "I" if problem.schedule in ZERO_BUBBLE else "B", WEIGHT: "W"}
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    for stage, operations in enumerate(_orders(evaluation)):
+        writer.writerow(f"{chunk * problem.stages + stage}{letters[what]}{micro}" for what, chunk, micro in operations)
+    return written.getvalue()
+
+
+def _orders(evaluation: Evaluation) -> Orders:
+    """The operations of every stage in their order, of all micro-batches."""
+    problem = evaluation.problem
+    if problem.schedule in ZERO_BUBBLE:
+        return evaluation.line.table.orders
+    return stage_orders(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
+
+
+def megatron_layout(evaluation: Evaluation, layers_ahead: int = 0) -> str:
+    """Return the value of ``--pipeline-model-parallel-layout``; the last ``layers_ahead`` layers predict ahead."""
+    places = ["t" * count for count in evaluation.plan.counts]
+    places[-1] = places[-1][layers_ahead:] + "m" * layers_ahead + "L"
+    places[0] = "E" + places[0]
+    return "|".join(map(_short, places))
+
+
+def _short(place: str) -> str:
+    """Repeated letters as ``t*4``; commas, which mean nothing, keep a count from what follows."""
+    runs = ((letter, len(list(same))) for letter, same in groupby(place))
+    return ",".join(f"{letter}*{count}" if count > 1 else letter for letter, count in runs)
+
+
+def megatron_options(evaluation: Evaluation, layers_ahead: int = 0) -> str:
+    """Return the options of Megatron-LM that say the pipeline and its split, a line each.
+
+    Recomputation is left out: Megatron-LM has one number of layers for all stages, where a plan has one for each.
+    """
+    problem: Problem = evaluation.problem
+    lines = [
+        f"--pipeline-model-parallel-size {problem.stages}",
+        f'--pipeline-model-parallel-layout "{megatron_layout(evaluation, layers_ahead)}"',
+    ]
+    return "\n".join(lines) + "\n"
