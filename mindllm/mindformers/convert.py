@@ -11,13 +11,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindllm.config.reading.document import Document, merge
+from mindllm.config.reading.document import Document, Problem, merge
 from mindllm.config.reading.overrides import Overrides, override_document, split_overrides
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError, nearest
 from mindllm.mindformers.keys.experts import AHEAD, GROUPS, MODEL, SAME, SCORES, SHARED
 from mindllm.mindformers.keys.rules import Outcome, rule_for
 from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.pynative import as_static, as_written, is_pynative, problems_as_written
 from mindllm.mindformers.reading import Entry, leaves, path_of, shown
 from mindllm.mindformers.recognise import IGNORED_KEYS, OPTIONS, belongs_to_theirs
 from mindllm.mindformers.translate import translate
@@ -139,14 +140,21 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     """Translates ``theirs``, changed by those of ``overrides`` that are about it; raises UserError for a wrong option."""
     options, rest = split_overrides(overrides, lambda key: key.startswith(OPTIONS))
     own, remaining = split_overrides(rest, lambda key: belongs_to_theirs(key, theirs))
-    as_written = _ignored_keys(options) == "as_written"
+    meaning = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
     _repeat_at_anchors(theirs, changed)
-    completed, added = with_class_defaults(changed)
-    reading = translate(completed, as_written)
+    static = as_static(changed) if is_pynative(changed.data) else None
+    completed, added = with_class_defaults(static.document if static else changed)
+    reading = translate(completed, meaning)
+    entries = as_left_out([*reading.entries.values()], added | (static.added if static else set()))
+    if static:
+        entries = [*as_written(static, changed, entries)]
+        refused = [entry for entry in static.entries if entry.outcome is Outcome.REFUSED]
+        problems = [Problem(entry.origin, entry.path, entry.reason) for entry in refused]
+        reading.ours.problems = [*problems, *problems_as_written(static, reading.ours.problems)]
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
-    entries = sorted(reading.entries.values(), key=lambda entry: order.get(entry.path, len(order)))
-    return Conversion(reading.ours, remaining, tuple(as_left_out(entries, added)), tuple(reading.warnings))
+    entries.sort(key=lambda entry: order.get(entry.path, len(order)))
+    return Conversion(reading.ours, remaining, tuple(entries), tuple(reading.warnings))
 
 
 def _repeat_at_anchors(theirs: Document, changed: Document) -> None:

@@ -10,7 +10,7 @@ from mindllm.mindformers.directory import expected_tokenizer
 from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reading import Reading, leaves, path_of
 
-LOADER = "train_dataset.data_loader"
+LOADER, STEPS = "train_dataset.data_loader", "runner_config.train_steps"
 OURS = "train_dataset.data_loader.config"
 PATH = f"{OURS}.data_path"
 TOKENIZER = "processor.tokenizer.vocab_file"
@@ -267,6 +267,9 @@ def _sizes(reading: Reading) -> None:
     sizes = reading.get(key)
     if not reading.has(key):
         return
+    if reading.has(STEPS):
+        reading.idle(key, "how many steps a run has is written")
+        return
     samples = sizes[0] if isinstance(sizes, list) and sizes else None
     batch = _global_batch(reading)
     epochs = reading.get("runner_config.epochs", 1)
@@ -274,9 +277,7 @@ def _sizes(reading: Reading) -> None:
         reading.refuse(key, f"must begin with the number of training samples, at least a global batch of {batch}")
         return
     steps = samples // batch * epochs
-    reading.translate(
-        key, "runner_config.train_steps", steps, f"{samples} samples, batches of {batch}, {epochs} epochs"
-    )
+    reading.translate(key, STEPS, steps, f"{samples} samples, batches of {batch}, {epochs} epochs")
 
 
 def _global_batch(reading: Reading) -> int:

@@ -151,11 +151,10 @@ def test_a_yaml_of_mindformers_is_valid_and_what_is_refused_is_marked(theirs):
     assert marked(theirs, LEGACY) == []
     spoilt = copy.deepcopy(LEGACY)
     spoilt["layer_scale"] = True
-    spoilt["lr_scheduler"] = {"type": 1}
     spoilt["model"]["model_config"]["hiden_size"] = 4
     spoilt["context"]["device_id"] = "0"
     spoilt["monitor_config"] = {"anything": 1}
-    wrong = ["$.context.device_id", "$.layer_scale", "$.lr_scheduler", "$.model.model_config"]
+    wrong = ["$.context.device_id", "$.layer_scale", "$.model.model_config"]
     assert marked(theirs, spoilt) == wrong
 
 

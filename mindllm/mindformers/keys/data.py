@@ -11,7 +11,6 @@ FILE_SAYS = "the tokenizer's own file says it"
 SEEN = "padding stands behind the text, where nothing looks at it"
 OTHER_EVALUATION = "do_eval is off; the held-out text is a part of train_dataset's files here"
 PICTURES = "models are of text alone: no pictures, no videos"
-PYNATIVE = "this is the form of the PyNative trainer; runs are compiled graphs here"
 
 LOADER: Table = {
     "type": decided("train_dataset.data_loader.type"),
@@ -46,6 +45,8 @@ LOADER: Table = {
     "use_broadcast_data": idle(READING),
     "datasets_type": only("GPTDataset", reason="the only kind", otherwise="only GPTDataset is a kind of blend here"),
     "sizes": decided("runner_config.train_steps"),
+    "column_names": idle(COLUMNS),
+    "python_multiprocessing": idle(READING),
     "config.data_path": decided("train_dataset.data_loader.config.data_path"),
     "config.split": decided("train_dataset.data_loader.config.split"),
     "config.seq_length": decided("model.model_config.seq_length"),
@@ -94,7 +95,7 @@ DATASET: Table = {
     "gmask_id": refused("it belongs to a data set of its own code"),
     "sop_id": refused("it belongs to a data set of its own code"),
     "micro_batch": refused("it belongs to a data set of its own code"),
-    "dataloader.*": refused(PYNATIVE),
+    "dataloader.*": decided("train_dataset.data_loader"),  # the PyNative form
     "modal_to_text_transform.*": refused(PICTURES),
 }
 DATA: Table = {

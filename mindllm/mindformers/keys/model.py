@@ -263,7 +263,6 @@ MODEL_KEYS: Table = {
         ]
     },
 }
-PYNATIVE = "this is the form of the PyNative trainer (a flat section model); runs are compiled graphs here"
 
 MODEL: Table = {
     "model.arch.type": decided("model.arch.type"),
@@ -278,5 +277,7 @@ MODEL: Table = {
         )
         for name in ("bos", "eos", "pad")
     },
-    **{f"model.{key}": refused(PYNATIVE) for key in MODEL_KEYS if key != "type"},
+    **{
+        f"model.{key}": decided(f"model.model_config.{key}") for key in MODEL_KEYS if key != "type"
+    },  # the PyNative form
 }

@@ -6,7 +6,7 @@ Behind them those about distribution: parallel, parallel_config, recompute_confi
 from __future__ import annotations
 
 from mindllm.mindformers.keys.experts import keys_below
-from mindllm.mindformers.keys.rules import Table, decided, idle, moved, only, refused, used
+from mindllm.mindformers.keys.rules import Table, decided, idle, moved, only, used
 
 WHOLE_PARAMETERS = "checkpoints hold whole parameters, whatever the layout they are read into"
 NO_SINKING = "every step is one call of the compiled graph, there is no data sinking"
@@ -110,6 +110,7 @@ RUN: Table = {
     "runner_config.epochs": used(),
     "runner_config.gradient_accumulation_steps": decided("runner_config.gradient_accumulation_steps"),
     "runner_config.stop_step": used(),
+    "runner_config.train_steps": used(),
     "runner_config.sink_mode": idle(NO_SINKING),
     "runner_config.sink_size": idle(NO_SINKING),
     "runner_config.per_epoch_size": idle(NO_SINKING),
@@ -140,11 +141,6 @@ RUN: Table = {
     "context.ascend_config.*": idle("set by MindSpore"),
     "context.mempool_block_size": idle("MindSpore's own; max_device_memory is the limit"),
     "context.affinity_cpu_list": idle("processes are bound to no cores"),
-    "training.*": refused("this is the form of the PyNative trainer; runs are compiled graphs here"),
-    "parallelism.*": refused("this is the form of the PyNative trainer; runs are compiled graphs here"),
-    "checkpoint.*": refused("this is the form of the PyNative trainer; runs are compiled graphs here"),
-    "recompute.*": refused("this is the form of the PyNative trainer; runs are compiled graphs here"),
-    "lr_scheduler.*": refused("this is the form of the PyNative trainer; runs are compiled graphs here"),
 }
 NO_LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
 DECLARED = "strategies are declared beside the mathematics, not searched"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from mindllm.config.reading.document import KeyPath
 from mindllm.mindformers.keys.data import DATA
 from mindllm.mindformers.keys.model import MODEL
+from mindllm.mindformers.keys.pynative import PYNATIVE
 from mindllm.mindformers.keys.rules import Outcome, Table, rule_for
 from mindllm.mindformers.keys.run import PARALLEL, RUN
 from mindllm.mindformers.keys.update import UPDATE
@@ -43,7 +44,7 @@ def _full_targets(table: Table, section: str) -> Table:
     }
 
 
-KEYS: Table = {**RUN, **PARALLEL, **UPDATE, **DATA, **_full_targets(MODEL, "model.model_config")}
+KEYS: Table = {**RUN, **PYNATIVE, **PARALLEL, **UPDATE, **DATA, **_full_targets(MODEL, "model.model_config")}
 """Every key of MindFormers that is known, dotted, and what becomes of it."""
 
 

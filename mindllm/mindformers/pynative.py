@@ -1,0 +1,353 @@
+"""The PyNative form of MindFormers 2.x, written as the form of its static graphs, which is then translated key by key.
+
+What such a run computes does not depend on how it is executed, so each key has a place in the other form
+(``keys/pynative.py``); sizes that the trainer derives from the number of devices are derived here from the batch. Entries and
+mistakes name the keys as they were written.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mindllm.architecture.layer_counts import StageLayers, layer_counts
+from mindllm.config.reading.document import Document, KeyPath, Problem, at, child, closest_origin
+from mindllm.mindformers.keys.pynative import RENAMED, SECTIONS
+from mindllm.mindformers.keys.rules import Outcome
+from mindllm.mindformers.mesh import is_count
+from mindllm.mindformers.reading import Entry, path_of, shown
+
+ABSENT = object()
+LEFT_OUT: dict[str, Any] = {  # defaults of its configuration classes, by their place in the other form
+    "run_mode": "train",
+    "use_legacy": False,
+    "seed": 42,
+    "runner_config.batch_size": 1,
+    "runner_config.train_steps": 1000,
+    "runner_wrapper.type": "MFTrainOneStepCell",
+    "runner_wrapper.use_clip_grad": True,
+    "runner_wrapper.max_grad_norm": 1.0,
+    "optimizer.type": "AdamW",
+    "optimizer.weight_decay": 0.01,
+    "lr_schedule.learning_rate": 1e-5,
+}
+OF_ADAMW = {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-8}
+SAVING = {"save_interleaved_steps": ("save_checkpoint_steps", 1000), "save_max": ("keep_checkpoint_max", 5)}
+METHODS = {"colossal": "colossalai_cp", "ulysses": "ulysses_cp", "hybrid": "hybrid_cp"}
+SPEC = re.compile(r"(\d+)(?:-(\d+))?")
+MOST_LAYERS = 4096
+ALL_OF_A_PLACE = "of every stage the first layers are recomputed here, as the lists of recompute_config count them"
+
+
+@dataclass
+class Static:
+    """Such a document in the form of static graphs.
+
+    Attributes:
+        document: what is translated.
+        places: where a key of it was written, by its path in ``document``.
+        added: dotted keys that were not written.
+        reasons: what is told of a key beside its translation, by its path in ``document``.
+        entries: what became of keys that are not in ``document``.
+    """
+
+    document: Document
+    places: dict[KeyPath, KeyPath] = field(default_factory=dict)
+    added: set[str] = field(default_factory=set)
+    reasons: dict[KeyPath, str] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+
+    def written(self, path: KeyPath) -> KeyPath:
+        """Return where the key at ``path`` was written."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.places:
+                return (*self.places[path[:length]], *path[length:])
+        return path
+
+
+def is_pynative(data: Mapping[str, Any]) -> bool:
+    """Whether a YAML has this form: a section that only it has, or a flat section ``model``."""
+    model = data.get("model")
+    flat = isinstance(model, dict) and "model_config" not in model and {"model_type", "architectures"} & model.keys()
+    return bool(flat) or any(isinstance(data.get(section), dict) for section in SECTIONS)
+
+
+def as_static(theirs: Document) -> Static:
+    """Return ``theirs`` in the form of static graphs; what has no place there stays where it is."""
+    mover = _Mover(theirs)
+    mover.whole("model", "model.model_config")
+    mover.whole("train_dataset.dataloader", "train_dataset.data_loader")
+    mover.whole("lr_scheduler", "lr_schedule")
+    layers = _mesh(mover)
+    _recomputation(mover, layers)
+    for source, target in RENAMED.items():
+        mover.move(source, target)
+    _steps(mover)
+    _checkpoints(mover)
+    for key, value in LEFT_OUT.items():
+        mover.default(key, value)
+    if mover.ours("optimizer.type") == "AdamW":
+        for key, value in OF_ADAMW.items():
+            mover.default(key, value)
+    return mover.static
+
+
+def as_written(static: Static, original: Document, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the entries of the translated document as those of the YAML's own keys."""
+    yield from static.entries
+    for entry in entries:
+        path = static.written(entry.path)
+        if path == entry.path:
+            if entry.origin is not None or path[0] != "callbacks":  # those that follow from checkpoint are told there
+                yield entry
+            continue
+        becomes, outcome = entry.becomes, entry.outcome
+        if outcome is Outcome.USED:
+            becomes, outcome = f"{entry.key}: {shown(entry.value)}", Outcome.TRANSLATED
+        reason = static.reasons.get(entry.path, entry.reason)
+        value = at(original.data, path)
+        yield replace(entry, path=path, value=value, outcome=outcome, becomes=becomes, reason=reason)
+
+
+def problems_as_written(static: Static, problems: Iterable[Problem]) -> list[Problem]:
+    """Return the mistakes with the keys as they were written."""
+    return [replace(problem, path=static.written(problem.path)) for problem in problems]
+
+
+class _Mover:
+    """Takes keys from one form to the other; what is taken is gone from the first."""
+
+    def __init__(self, theirs: Document) -> None:
+        self.original = theirs
+        self.left: dict[str, Any] = copy.deepcopy(theirs.data)
+        self.static = Static(Document(self.left, dict(theirs.origins), list(theirs.problems)))
+
+    def theirs(self, key: str, default: Any = None) -> Any:
+        """The value as it was written."""
+        value = at(self.original.data, path_of(key))
+        return default if value is None else value
+
+    def count(self, key: str, default: int = 1) -> int:
+        """A positive whole number as it was written; ``default`` for anything else."""
+        value = self.theirs(key)
+        return value if is_count(value) else default
+
+    def ours(self, key: str) -> Any:
+        """A value in the other form."""
+        return at(self.left, path_of(key))
+
+    def whole(self, source: str, target: str) -> None:
+        """Moves a section with all that stands in it."""
+        if isinstance(self.theirs(source), dict):
+            self._put(path_of(target), self._take(path_of(source)), path_of(source))
+
+    def move(self, source: str, target: str, value: Any = ABSENT, reason: str = "") -> None:
+        """Moves a key that is written, with its value or another one."""
+        path = path_of(source)
+        parent = at(self.left, path[:-1])
+        if not isinstance(parent, dict) or path[-1] not in parent:
+            return
+        taken = self._take(path)
+        self._put(path_of(target), taken if value is ABSENT else value, path)
+        if reason:
+            self.static.reasons[path_of(target)] = reason
+
+    def drop(self, source: str, outcome: Outcome, becomes: str = "", reason: str = "") -> None:
+        """Takes a key out that has no place of its own in the other form, and says what became of it."""
+        path = path_of(source)
+        parent = at(self.left, path[:-1])
+        if isinstance(parent, dict) and path[-1] in parent:
+            value, origin = self._take(path), closest_origin(self.original.origins, path)
+            self.static.entries.append(Entry(path, value, outcome, becomes, reason, origin))
+
+    def add(self, target: str, value: Any) -> None:
+        """Writes a key that follows from others."""
+        self._put(path_of(target), value)
+        self.static.added.add(target)
+
+    def default(self, target: str, value: Any) -> None:
+        """Writes a key that is left out."""
+        if self.ours(target) is None:
+            self.add(target, value)
+
+    def _take(self, path: KeyPath) -> Any:
+        parent = at(self.left, path[:-1])
+        taken = parent.pop(path[-1])
+        if not parent and len(path) > 1:
+            at(self.left, path[:-2]).pop(path[-2])
+        return taken
+
+    def _put(self, path: KeyPath, value: Any, source: KeyPath = ()) -> None:
+        section: Any = self.left
+        for key in path[:-1]:
+            if not isinstance(child(section, key), dict | list):
+                section[key] = {}
+            section = section[key]
+        if isinstance(section, list):
+            section[int(path[-1])][path[-1]] = value
+        else:
+            section[path[-1]] = value
+        if not source:
+            return
+        self.static.places[path] = source
+        for known, origin in self.original.origins.items():
+            if known[: len(source)] == source:
+                here = path + known[len(source) :]
+                self.static.document.origins[here] = origin
+
+
+def _mesh(mover: _Mover) -> StageLayers | None:
+    """Sizes of the mesh and what each device takes of the batch; returns the layers of every place, where they come out."""
+    stages, tensor = mover.count("parallelism.pipeline_parallel"), mover.count("parallelism.tensor_parallel")
+    context, shards = mover.count("parallelism.context_parallel"), mover.theirs("parallelism.data_parallel_shard", -1)
+    own, whole = mover.count("training.local_batch_size"), mover.count("training.global_batch_size")
+    replicas = shards if is_count(shards) else max(1, whole // own)
+    told = f"all devices of a launch, here global_batch_size {whole} / local_batch_size {own}: nothing is accumulated"
+    told = "" if is_count(shards) else f"{told}; --parallelism.data_parallel_shard=N says otherwise"
+    mover.move("parallelism.data_parallel_shard", "parallel_config.data_parallel", replicas, told)
+    mover.default("parallel_config.data_parallel", replicas)
+    mover.add("use_parallel", replicas * tensor * stages * context > 1)
+    mover.add("parallel.enable_parallel_optimizer", replicas > 1)
+    mover.add("parallel_config.use_seq_parallel", tensor > 1)
+    parts = max(1, whole // (replicas * own))
+    told = f"{whole} samples / ({replicas} replicas x {own})"
+    target = "parallel_config.micro_batch_num" if stages > 1 else "runner_config.gradient_accumulation_steps"
+    mover.move("training.global_batch_size", target, parts, told)
+    mover.default(target, parts)
+    method = "parallelism.context_parallel_method"
+    said = mover.theirs(method)
+    known = METHODS.get(said, said) if isinstance(said, str) else said
+    mover.move(method, "parallel_config.context_parallel_algo", known)
+    chunks = mover.count("parallelism.pipeline_parallel_interleave_num")
+    if stages > 1 and chunks > 1:
+        mover.add("parallel.pipeline_config.pipeline_interleave", True)
+    return _placed_layers(mover, stages, chunks)
+
+
+def _placed_layers(mover: _Mover, stages: int, chunks: int) -> StageLayers | None:
+    """Layers of every ``[chunk][stage]``: an even split, or the intervals that are written for each stage."""
+    key, layers = "parallelism.pipeline_parallel_layers_per_stage", mover.count("model.num_hidden_layers", 0)
+    said = mover.theirs(key)
+    if said is None or said == "auto" or stages == 1:
+        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="an even split" if stages > 1 else "there is no pipeline")
+        try:
+            return layer_counts(layers, stages, chunks, 0)
+        except ValueError:
+            return None
+    counts = _intervals(said, stages, chunks, layers)
+    if counts is None:
+        told = (
+            f"must be {chunks} intervals in order for each of {stages} stages, as in ['0-3', '4-7'], of {layers} layers"
+        )
+        mover.drop(key, Outcome.REFUSED, reason=told)
+        return None
+    average = layers // (stages * chunks)
+    offset = [[count - average for count in row] for row in counts]
+    mover.move(key, "model.model_config.offset", offset if chunks > 1 else offset[0])
+    return tuple(map(tuple, counts))
+
+
+def _intervals(said: Any, stages: int, chunks: int, layers: int) -> list[list[int]] | None:
+    """Layers of every ``[chunk][stage]`` from ``['0-3,8-11', '4-7,12-15']``; None where that does not come out."""
+    rows = said.split("|") if isinstance(said, str) else said
+    if not isinstance(rows, list) or len(rows) != stages:
+        return None
+    places = [[_interval(part) for part in str(row).split(",")] for row in rows]
+    if any(len(row) != chunks for row in places):
+        return None
+    following, counts = 0, []
+    for chunk in range(chunks):
+        counts.append([len(row[chunk]) for row in places])
+        for row in places:
+            if not row[chunk] or row[chunk].start != following:
+                return None
+            following = row[chunk].stop
+    return counts if following == layers else None
+
+
+def _interval(text: str) -> range:
+    """The layers of ``0-3`` or ``5``; none of any other text."""
+    found = SPEC.fullmatch(text.strip())
+    if not found:
+        return range(0)
+    first, last = int(found[1]), int(found[2] or found[1])
+    return range(first, last + 1) if last < MOST_LAYERS else range(0)
+
+
+def _recomputation(mover: _Mover, layers: StageLayers | None) -> None:
+    """``mode: full`` names layers; lists of the other form count the first ones of every place."""
+    mode, key = str(mover.theirs("recompute.mode", "None")).lower(), "recompute.full_recompute_layer"
+    if mode == "select":
+        told = "modules have other names here; write recompute_config.select_recompute"
+        mover.drop("recompute.mode", Outcome.REFUSED, reason=told)
+    elif mode == "full":
+        mover.drop("recompute.mode", Outcome.TRANSLATED, "recompute_config.recompute", "the layers below")
+        counts = _recomputed(mover.theirs(key), layers)
+        if counts is None:
+            mover.drop(key, Outcome.REFUSED, reason=ALL_OF_A_PLACE)
+        else:
+            mover.move(key, "recompute_config.recompute", counts)
+    else:
+        mover.drop("recompute.mode", Outcome.WITHOUT_EFFECT, reason="nothing is recomputed")
+        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="mode is not full")
+    mover.drop("recompute.select_module", Outcome.WITHOUT_EFFECT, reason=f"mode is {mode}")
+
+
+def _recomputed(said: Any, layers: StageLayers | None) -> bool | list[Any] | None:
+    """``true``, or the number of recomputed layers of every place; None where they are not the first ones of it."""
+    if layers is None or not isinstance(said, list):
+        return None
+    chosen = {layer for part in said for layer in _interval(str(part))}
+    if chosen >= set(range(sum(map(sum, layers)))):
+        return True
+    first, counts = 0, []
+    for row in layers:
+        counts.append([sum(layer in chosen for layer in range(first + sum(row[:place]), first + sum(row[: place + 1])))
+                       for place in range(len(row))])  # fmt: skip
+        for place, count in enumerate(counts[-1]):
+            start = first + sum(row[:place])
+            if any(layer not in chosen for layer in range(start, start + count)):
+                return None
+        first += sum(row)
+    return counts if len(counts) > 1 else counts[0]
+
+
+def _steps(mover: _Mover) -> None:
+    """Steps of the run, and whether it is deterministic; both have no place of their own in the other form."""
+    mover.move("training.steps", "runner_config.train_steps")
+    if mover.theirs("training.deterministic") is not None:
+        mover.move("training.deterministic", "context.deterministic", bool(mover.theirs("training.deterministic")))
+    if mover.theirs("context.mode") == 1:
+        mover.move("context.mode", "context.mode", 0, "runs are compiled graphs here, with the same results")
+
+
+def _checkpoints(mover: _Mover) -> None:
+    """What is saved, as a callback; what is loaded."""
+    entries = mover.ours("callbacks")
+    if not isinstance(entries, list):
+        entries = []
+    mover.left["callbacks"] = entries
+    if mover.theirs("checkpoint.enable_save", True) is False:
+        entries.append({"type": "MFLossMonitor"})
+        mover.drop("checkpoint.enable_save", Outcome.TRANSLATED, "callbacks", "without a CheckpointMonitor")
+        for name in (*SAVING, "async_save"):
+            mover.drop(f"checkpoint.{name}", Outcome.WITHOUT_EFFECT, reason="enable_save is false")
+    else:
+        mover.drop("checkpoint.enable_save", Outcome.TRANSLATED, "callbacks", "with a CheckpointMonitor")
+        monitor = {"type": "CheckpointMonitor"} | dict(SAVING.values())
+        entries += [{"type": "MFLossMonitor"}, monitor]
+        place = f"callbacks.{len(entries) - 1}"
+        for source, (target, _) in SAVING.items():
+            mover.move(f"checkpoint.{source}", f"{place}.{target}")
+        mover.move("checkpoint.async_save", f"{place}.async_save")
+    if mover.theirs("checkpoint.load_path", "") == "":
+        for name in ("load_path", "no_load_optim"):
+            mover.drop(f"checkpoint.{name}", Outcome.WITHOUT_EFFECT, reason="nothing is loaded")
+        return
+    mover.move("checkpoint.load_path", "load_checkpoint")
+    resumed = mover.theirs("checkpoint.no_load_optim", False) is False
+    mover.move("checkpoint.no_load_optim", "resume_training", resumed)
+    mover.default("resume_training", resumed)

@@ -1,0 +1,236 @@
+"""The PyNative form of MindFormers 2.x: the run it describes is that of the form of static graphs, key by key."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mindllm.config import load_config
+from mindllm.config.reading.load import read_file
+from mindllm.errors import UserError
+from mindllm.mindformers.convert import convert
+from mindllm.mindformers.keys.pynative import PYNATIVE
+from mindllm.mindformers.keys.rules import Outcome
+from mindllm.mindformers.reading import leaves, path_of
+from mindllm.parallel.layer_plan import make_plan
+from tests.mindformers.mindformers_files import writer
+
+MODEL = {
+    "model_type": "qwen3",
+    "architectures": "Qwen3ForCausalLM",
+    "vocab_size": 4096,
+    "seq_length": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1.0e-6,
+    "rope_theta": 1.0e6,
+    "max_position_embeddings": 4096,
+    "use_flash_attention": True,
+    "params_dtype": "float32",
+    "compute_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+DATA = {
+    "type": "BlendedMegatronDatasetDataLoader",
+    "datasets_type": "GPTDataset",
+    "sizes": [8000, 0, 0],
+    "config": {"seq_length": 512, "split": "1, 0, 0", "eod": 1, "pad": -1, "data_path": ["1", "/path/corpus"]},
+}
+PYNATIVE_RUN = {
+    "checkpoint": {"save_interleaved_steps": 200, "save_max": 3, "async_save": False, "load_path": ""},
+    "training": {"steps": 100, "local_batch_size": 2, "global_batch_size": 32, "max_norm": 0.5, "seed": 7},
+    "optimizer": {"type": "AdamW", "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 0.1},
+    "lr_scheduler": {"type": "ConstantWarmUpLR", "learning_rate": 1.0e-4, "warmup_steps": 10},
+    "parallelism": {"data_parallel_shard": 4, "tensor_parallel": 2, "pipeline_parallel": 2},
+    "recompute": {"mode": "full", "full_recompute_layer": ["0-7"]},
+    "train_dataset": {"dataloader": DATA, "drop_remainder": True, "num_parallel_workers": 8, "numa_enable": False},
+    "model": MODEL,
+}
+STATIC_RUN = {
+    "run_mode": "train",
+    "use_legacy": False,
+    "seed": 7,
+    "use_parallel": True,
+    "runner_config": {"batch_size": 2, "train_steps": 100, "epochs": 1},
+    "runner_wrapper": {"type": "MFTrainOneStepCell", "use_clip_grad": True, "max_grad_norm": 0.5},
+    "optimizer": PYNATIVE_RUN["optimizer"],
+    "lr_schedule": PYNATIVE_RUN["lr_scheduler"],
+    "parallel": {"parallel_mode": 1, "enable_parallel_optimizer": True},
+    "parallel_config": {
+        "data_parallel": 4,
+        "model_parallel": 2,
+        "pipeline_stage": 2,
+        "micro_batch_num": 4,
+        "use_seq_parallel": True,
+    },
+    "recompute_config": {"recompute": True},
+    "callbacks": [
+        {"type": "MFLossMonitor"},
+        {"type": "CheckpointMonitor", "save_checkpoint_steps": 200, "keep_checkpoint_max": 3},
+    ],
+    "train_dataset": {"data_loader": DATA, "drop_remainder": True, "num_parallel_workers": 8, "numa_enable": False},
+    "model": {"model_config": MODEL},
+}
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    return writer(tmp_path)
+
+
+@pytest.fixture
+def load(theirs):
+    return lambda changes=None, *options: load_config(theirs(PYNATIVE_RUN, changes), options)
+
+
+def test_it_is_the_run_of_the_other_form(theirs):
+    assert load_config(theirs(PYNATIVE_RUN)) == load_config(theirs(STATIC_RUN))
+
+
+def test_every_key_that_is_written_has_an_outcome_under_its_own_name(theirs):
+    conversion = convert(read_file(theirs(PYNATIVE_RUN)))
+    entries = {entry.path: entry for entry in conversion.entries}
+    for path, value in leaves(PYNATIVE_RUN):
+        assert path in entries, path
+        assert entries[path].value == value
+        assert entries[path].origin.line
+        assert entries[path].outcome is not Outcome.REFUSED, entries[path]
+    assert {path for path, entry in entries.items() if entry.origin} == {path for path, _ in leaves(PYNATIVE_RUN)}
+
+
+@pytest.mark.parametrize("key", sorted(key for key in PYNATIVE if not key.endswith("*")))
+def test_every_key_of_its_classes_is_known(theirs, key):
+    conversion = convert(read_file(theirs(PYNATIVE_RUN, {key: None})))
+    assert not [problem for problem in conversion.document.problems if "unknown" in problem.message], key
+    assert path_of(key) in {entry.path for entry in conversion.entries}
+
+
+@pytest.mark.parametrize(
+    ("changes", "replicas", "parts"),
+    [
+        ({"parallelism.data_parallel_shard": 8}, 8, 2),
+        ({"training.global_batch_size": 67}, 4, 8),  # rounded down, as its trainer does
+        ({"parallelism.data_parallel_shard": 1}, 1, 16),
+    ],
+)
+def test_the_batch_says_how_often_gradients_are_accumulated(load, changes, replicas, parts):
+    staged = load(changes)
+    assert (staged.parallel_config.data_parallel, staged.parallel_config.micro_batch_num) == (replicas, parts)
+    flat = load({**changes, "parallelism.pipeline_parallel": 1})
+    assert flat.runner_config.gradient_accumulation_steps == parts
+    assert flat.global_batch_size == staged.global_batch_size == replicas * parts * 2
+
+
+def test_layers_of_stages_may_be_uneven_and_interleaved(load):
+    uneven = load({"parallelism.pipeline_parallel_layers_per_stage": ["0-2", "3-7"]})
+    assert [layer.stage for layer in make_plan(uneven).layers] == [0, 0, 0, 1, 1, 1, 1, 1]
+    several = {
+        "parallelism.pipeline_parallel_interleave_num": 2,
+        "parallelism.pipeline_parallel_layers_per_stage": ["0-2,4", "3,5-7"],
+    }
+    plan = make_plan(load(several)).layers
+    assert [(layer.chunk, layer.stage) for layer in plan] == [(0, 0)] * 3 + [(0, 1)] + [(1, 0)] + [(1, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    "said", [["0-3"], ["0-3", "5-7"], ["0-3", "4-8"], ["4-7", "0-3"], ["a", "b"], 3, ["0-3,4", "5-7"]]
+)
+def test_layers_that_do_not_come_out_are_refused(load, said):
+    with pytest.raises(
+        UserError, match=r"pipeline_parallel_layers_per_stage: must be 1 intervals in order for each of 2"
+    ):
+        load({"parallelism.pipeline_parallel_layers_per_stage": said})
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (["0-7"], [True] * 8),
+        (["0-1", "4"], [True, True, False, False, True, False, False, False]),
+        (["4-7"], [False] * 4 + [True] * 4),
+    ],
+)
+def test_recomputed_layers(load, layers, expected):
+    plan = make_plan(load({"recompute.full_recompute_layer": layers})).layers
+    assert [bool(layer.recompute) for layer in plan] == expected
+
+
+def test_recomputed_layers_that_are_not_the_first_of_a_stage_are_refused(load):
+    with pytest.raises(
+        UserError, match=r"recompute.full_recompute_layer: of every stage the first layers are recomputed"
+    ):
+        load({"recompute.full_recompute_layer": ["1-2"]})
+
+
+def test_nothing_is_recomputed_unless_a_mode_says_so(load):
+    assert load({"recompute.mode": "None"}).recompute_config.recompute is False
+
+
+def test_checkpoints(load):
+    kinds = [callback.type for callback in load({"checkpoint.enable_save": False}).callbacks]
+    assert kinds == ["MFLossMonitor"]
+    resumed = load({"checkpoint.load_path": "out/checkpoint"})
+    assert (resumed.load_checkpoint, resumed.resume_training) == ("out/checkpoint", True)
+    begun = load({"checkpoint.load_path": "weights", "checkpoint.no_load_optim": True})
+    assert (begun.load_checkpoint, begun.resume_training) == ("weights", False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("parallelism.tensor_paralel", 2, "unknown key of MindFormers"),
+        ("parallelism.cpu_offload", True, "weights stay on the device"),
+        ("parallelism.pipeline_parallel_enable_dxdw_split", True, "no backward pass in two parts"),
+        ("parallelism.context_parallel_mask_type", "full", "masks are causal here"),
+        ("recompute.mode", "select", "modules have other names here"),
+        ("recompute_comm.enable", True, "modules have other names here"),
+        ("swap.enable", True, "modules have other names here"),
+        ("optimizer.weight_decay_exclude", ["norm"], "matrices are decayed"),
+        ("model.num_hidden_layer", 4, "unknown key of MindFormers"),
+    ],
+)
+def test_what_would_change_the_result_is_refused_under_its_own_name(load, key, value, words):
+    with pytest.raises(UserError) as refused:
+        load({key: value})
+    (line,) = [line for line in str(refused.value).splitlines() if words in line]
+    assert f": {key}: " in line
+
+
+def test_all_devices_of_a_launch_are_those_that_the_batch_is_for(load):
+    flat = {"parallelism.data_parallel_shard": -1, "parallelism.pipeline_parallel": 1}
+    assert load(flat).parallel_config.data_parallel == 16
+    with pytest.raises(
+        UserError, match=r"theirs.yaml:9: parallel_config.micro_batch_num: must be at least pipeline_stage 2"
+    ):
+        load({"parallelism.data_parallel_shard": -1})
+
+
+def test_a_size_of_nothing_names_its_line(load):
+    with pytest.raises(UserError, match=r"theirs.yaml:8: runner_config.batch_size"):
+        load({"training.local_batch_size": 0})
+
+
+def test_options_may_be_of_any_form(load):
+    assert load(None, "--training.local_batch_size=4").runner_config.batch_size == 4
+    assert load(None, "--parallelism.data_parallel_shard=8").parallel_config.data_parallel == 8
+    assert load(None, "--parallel_config.data_parallel=8").parallel_config.data_parallel == 8
+    assert load(None, "--model.num_hidden_layers=10", "--recompute.mode=None").model.config.num_layers == 10
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 70), st.floats(allow_nan=False), st.text(max_size=6), st.just([]), st.just({}),
+    st.lists(st.sampled_from(["0-3", "4-7", "5", 3]), max_size=4),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from(sorted(key for key in PYNATIVE if not key.endswith("*"))), value=VALUES)
+def test_any_value_under_any_key_is_a_run_or_a_user_error(theirs, key, value):
+    with suppress(UserError):
+        load_config(theirs(PYNATIVE_RUN, {key: value}))
