@@ -1,11 +1,15 @@
 """The PyNative form of MindFormers 2.x: the run it describes is that of the form of static graphs, key by key."""
 
+import json
 from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mindllm.cli.convert import main
 from mindllm.config import load_config
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
@@ -16,6 +20,7 @@ from mindllm.mindformers.reading import leaves, path_of
 from mindllm.parallel.layer_plan import make_plan
 from tests.mindformers.mindformers_files import writer
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 MODEL = {
     "model_type": "qwen3",
     "architectures": "Qwen3ForCausalLM",
@@ -221,6 +226,99 @@ def test_options_may_be_of_any_form(load):
     assert load(None, "--parallelism.data_parallel_shard=8").parallel_config.data_parallel == 8
     assert load(None, "--parallel_config.data_parallel=8").parallel_config.data_parallel == 8
     assert load(None, "--model.num_hidden_layers=10", "--recompute.mode=None").model.config.num_layers == 10
+
+
+QWEN, DEEPSEEK = CONFIGS / "qwen3/pretrain_qwen3_8b.yaml", CONFIGS / "deepseek/pretrain_deepseek_v3_671b.yaml"
+STEPS = "--runner_config.train_steps=100"
+SORTED = ("--model.model_config.moe_grouped_gemm=true", "--model.model_config.capacity_factor=null")
+
+
+@pytest.fixture
+def there_and_back(tmp_path, capsys):
+    """Writes a run in the PyNative form by the command line and loads what was written; with the run itself."""
+
+    def moved(config, *options, flags=()):
+        options, output = (STEPS, *options), tmp_path / "theirs.yaml"
+        assert main([str(config), "--to", "mindformers-2", "-o", str(output), *flags, *options]) == 0
+        return load_config(config, options), load_config(output), capsys.readouterr().out
+
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (QWEN, ()),
+        (CONFIGS / "qwen3/pretrain_qwen3_32b.yaml", ("--lr_schedule.warmup_ratio=0.1", "--optimizer.eps=1e-6")),
+        (
+            CONFIGS / "qwen3/pretrain_qwen3_0_6b.yaml",
+            ("--optimizer.type=Muon", "--seed=5", "--runner_config.batch_size=2"),
+        ),
+        (DEEPSEEK, SORTED),
+    ],
+)
+def test_a_run_of_ours_is_the_same_run_there(there_and_back, config, options):
+    ours, theirs, _ = there_and_back(config, *options)
+    for key in ("seed", "runner_config.train_steps", "optimizer", "lr_schedule.type", "lr_schedule.learning_rate"):
+        assert attrgetter(key)(ours) == attrgetter(key)(theirs), key
+    assert theirs.model.config.architecture == ours.model.config.architecture
+    assert theirs.global_batch_size == ours.global_batch_size
+    sizes = ("data_parallel", "model_parallel", "pipeline_stage", "micro_batch_num", "expert_parallel")
+    assert [getattr(theirs.parallel_config, key) for key in sizes] == [
+        getattr(ours.parallel_config, key) for key in sizes
+    ]
+    assert [(layer.stage, layer.chunk) for layer in make_plan(theirs).layers] == [
+        (layer.stage, layer.chunk) for layer in make_plan(ours).layers
+    ]
+
+
+def test_uneven_and_interleaved_layers_move(there_and_back):
+    options = (
+        "--parallel_config={pipeline_stage: 4, micro_batch_num: 16, data_parallel: 2, model_parallel: 1}",
+        "--model.model_config.pp_interleave_num=2",
+        "--parallel.pipeline_config.pipeline_interleave=true",
+        "--model.model_config.offset=[[1, 0, 0, 0], [1, 1, 1, 0]]",
+        "--recompute_config.recompute=[[2, 0, 0, 0], [0, 0, 0, 3]]",
+    )
+    ours, theirs, told = there_and_back(QWEN, *options)
+    assert make_plan(theirs).layers == make_plan(ours).layers
+    assert "not carried over" not in told
+
+
+def test_what_costs_memory_alone_is_told(there_and_back):
+    chunks = ("--model.model_config.loss_chunks=4", "--recompute_config={recompute: false, select_recompute: true}")
+    *_, printed = there_and_back(QWEN, *chunks, flags=("--json",))
+    told = json.loads(printed)["not carried over"]
+    assert told["model.model_config.loss_chunks"] == "the logits of a sequence are whole there; they take more memory"
+    assert "names of modules differ" in told["recompute_config.select_recompute"]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "told"),
+    [
+        (DEEPSEEK, (STEPS,), "model.model_config.capacity_factor: has no PyNative form (value 1.5)"),
+        (QWEN, (), "runner_config.train_steps: how many steps?"),
+        (CONFIGS / "llama2/pretrain_llama2_7b.yaml", (STEPS,), "is known to have deepseek_v3, qwen3"),
+        (QWEN, (STEPS, "--runner_wrapper.use_clip_grad=false"), "gradients are always clipped there"),
+        (QWEN, (STEPS, "--runner_wrapper.skip_spikes={}"), "runner_wrapper.skip_spikes"),
+        (
+            QWEN,
+            (STEPS, "--train_dataset.data_loader={type: MindDataset, config: {data_path: a.mindrecord}}"),
+            "moves with a corpus of",
+        ),
+        (
+            QWEN,
+            (STEPS, "--parallel.enable_parallel_optimizer=false", "--parallel_config.data_parallel=8"),
+            "replicas of 1",
+        ),
+    ],
+)
+def test_a_run_that_would_be_another_one_there_is_refused(tmp_path, config, options, told):
+    output = tmp_path / "theirs.yaml"
+    with pytest.raises(UserError) as refused:
+        main([str(config), "--to", "mindformers-2", "-o", str(output), *options])
+    assert told in str(refused.value)
+    assert not output.exists()
 
 
 VALUES = st.one_of(
