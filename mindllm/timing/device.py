@@ -77,13 +77,16 @@ class Efficiency(StrictModel):
     """What kernels reach of the peaks, and what they cost beside.
 
     ``half_size``: a matrix product of [m, k] x [k, n] takes 1 + half_size (1/m + 1/k + 1/n) times as long as a large one:
-    tiles that are not full, pipelines that fill and drain. ``launch``: seconds of an operator beside its work. ``host``: seconds
-    in which the host gives an operator to the device; a pass never takes less than that for all its operators.
+    tiles that are not full, pipelines that fill and drain. ``attention`` is reached with heads of ``attention_head`` numbers:
+    where that is given the softmax decides, and a score of a narrower head takes as long; null: products decide.
+    ``launch``: seconds of an operator beside its work. ``host``: seconds in which the host gives an operator to the device; a
+    pass never takes less than that for all its operators.
     """
 
     matrix: Share
     half_size: Span
     attention: Share
+    attention_head: Figure | None = None
     vector: Share
     memory: Share
     launch: Span

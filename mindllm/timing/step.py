@@ -31,6 +31,7 @@ from mindllm.timing.workload import Strategy, Workload
 
 REPEATED, HOST, COPIES = "recomputation", "host", "copies of the host"
 SUMS = ("AllReduce", "ReduceScatter")
+ORDERED = 2  # copies, or parts of rows, whose exchanges MindSpore orders behind each other's computing
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,13 @@ class TimedWork:
 
 
 def overlapped(one: Pass, copies: int) -> Pass:
-    """A pass of so many copies, of which one exchanges while others compute; those of the first one are waited for."""
+    """A pass of so many copies, of which one exchanges while others compute; those of the first one are waited for.
+
+    MindSpore orders two copies and no more ("The micro interleaved num can only be 2", its front end says): of others nothing
+    hides.
+    """
+    if copies != ORDERED:
+        return one
     computed, exchanged = sum(one.compute.values()), sum(one.exchanged.values())
     return hiding(one, one.exchanged, min(computed, exchanged) * (copies - 1) / copies)
 

@@ -77,6 +77,8 @@ class Numerics:
         gradient_bytes: of a gradient as replicas exchange it.
         fused_attention: whether scores stay on chip.
         whole_masks: whether every score is computed, seen or not: rows hold documents.
+        reads_masks: whether the fused kernel is given a mask of every pair of tokens, which it reads for each score that it
+            computes. With a compressed one it reads and applies a mask on the diagonal alone.
         dropout: whether attention and residuals have it.
         wide_residual: whether hidden states between layers, and their sums, are in single precision.
         adds_gradients: whether a kernel of its own adds the gradient of a weight to those of earlier micro-batches. Megatron-LM's
@@ -90,6 +92,7 @@ class Numerics:
     fused_attention: bool = True
     dropout: bool = False
     whole_masks: bool = False
+    reads_masks: bool = False
     adds_gradients: bool = False
     scaled_loss: bool = False
     wide_residual: bool = False

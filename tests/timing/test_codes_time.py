@@ -64,4 +64,5 @@ def test_codes_save_the_memory_of_their_matrices_and_cost_time():
     assert whole.frozen - held.frozen == matrices
     assert stage_bytes(floats)[0] - stage_bytes(codes)[0] == 2 * matrices - nbytes
     device = read_device(DEFAULT)
-    assert step_time(codes, device).seconds > 1.1 * step_time(floats, device).seconds
+    passes = [step_time(run, device).seconds - device.step_overhead.value for run in (codes, floats)]
+    assert passes[0] > 1.1 * passes[1]

@@ -104,7 +104,9 @@ def vtrain(row: Row) -> Measured:
 def atlas(row: Row) -> Measured | None:
     """A row of MindFormers' tables; None for a mixture of experts whose routing is not known.
 
-    ``micro_batch_interleave`` copies share a micro-batch that is as many times larger.
+    ``micro_batch_interleave`` copies share a micro-batch that is as many times larger. Where no column
+    ``use_attn_mask_compression`` says otherwise, the kernel of attention is given a mask of every pair of tokens: MindFormers'
+    default (``llama_config.py``, r1.3.0), and none of the YAMLs of these rows has the key.
     """
     groups = int(row["ep"] or 1)
     if groups > 1 and row["model"] not in ROUTING:
@@ -133,7 +135,8 @@ def atlas(row: Row) -> Measured | None:
         copies=int(row["micro_batch_interleave"] or 1),
     )
     gradients = 4 if row["param_init_type"] == "float32" else 2
-    numerics = Numerics(row["compute_dtype"], gradients, row["flash_attention"] == "True")
+    flash, compressed = (row.get(key) == "True" for key in ("flash_attention", "use_attn_mask_compression"))
+    numerics = Numerics(row["compute_dtype"], gradients, flash, reads_masks=flash and not compressed)
     workload = Workload(ModelConfig.model_validate(fields).architecture, sequence, strategy, plan, numerics)
     return Measured(
         row["model"], workload, workload.tokens / strategy.device_num / float(row["tokens_per_s_per_device"])

@@ -101,7 +101,9 @@ def _scores(
         seen = seq_length if numerics.whole_masks else seen_keys(seq_length, spec.window, first)
         rows = 2 * tokens + 2 * sequences * seq_length * spec.num_kv_heads / spec.num_heads
         flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF_BYTES * rows * heads * spec.head_dim
-        yield Operator("attention.attention.flash_attention", ATTENTION, flops, traffic, dtype=numerics.compute)
+        masked = tokens * seen * heads if numerics.whole_masks or numerics.reads_masks else 0.0
+        name = "attention.attention.flash_attention"
+        yield Operator(name, ATTENTION, flops, traffic, dtype=numerics.compute, head=spec.head_dim, masked=masked)
         return
     batch = sequences * heads
     scores = HALF_BYTES * batch * queries * seq_length

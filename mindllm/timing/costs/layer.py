@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import FeedForwardSpec
@@ -203,7 +204,8 @@ def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Op
     elif one.name.endswith(HELD):
         return  # codes have no gradient; what is made of them is made again (repeated_work)
     elif one.kind == ATTENTION:
-        yield Operator(one.name, ATTENTION, one.flops * FLASH_BACKWARD, one.bytes * 2, dtype=one.dtype)
+        # scores are made again, and masked again
+        yield replace(one, flops=one.flops * FLASH_BACKWARD, bytes=one.bytes * 2)
     else:
         yield Operator(one.name, one.kind, bytes=one.bytes * backward_passes(one.name))
 

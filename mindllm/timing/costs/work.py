@@ -29,6 +29,8 @@ class Operator:
         bytes: read and written.
         sizes: rows, inner and columns of one product; empty for others.
         dtype: of the operands.
+        head: numbers of a query in one head of attention; 0: not known.
+        masked: scores of attention whose mask the kernel reads, a byte for each, and applies.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Operator:
     bytes: float = 0.0
     sizes: tuple[float, float, float] | tuple[()] = ()
     dtype: str = "bfloat16"
+    head: float = 0.0
+    masked: float = 0.0
 
 
 @dataclass(frozen=True)

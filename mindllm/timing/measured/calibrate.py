@@ -81,8 +81,10 @@ class Calibration:
 def calibrate(device: Device, rows: Sequence[Measured], source: str, known: Collection[str] = ()) -> Calibration:
     """Fits the constants of ``device`` that are not ``known`` to steps.
 
-    ``source`` says in the new description where the figures are from.
+    ``source`` says in the new description where the figures are from. What kernels of attention were measured to reach, at a
+    size of heads, stays as it is: it is a small part of most steps, which say little about it.
     """
+    known = {*known, *(("attention",) if device.efficiency.attention_head else ())}
 
     def predicted(devices: Sequence[Device]) -> np.ndarray:
         return np.array([step_seconds(row.workload, devices) for row in rows])

@@ -123,7 +123,7 @@ def _attention(kind: str, shapes: list[Shape], dtype: str, traffic: float) -> Op
     if len(query) != len(key) or len(query) not in (3, 4):
         return f"{kind}: in another layout"
     flops = 4.0 * math.prod(query) * seen_keys(key[-2]) * ATTENTIONS[kind]
-    return Operator(kind, ATTENTION, flops, traffic, dtype=dtype)
+    return Operator(kind, ATTENTION, flops, traffic, dtype=dtype, head=query[-1] if len(query) == 4 else 0)
 
 
 def _shapes(text: str) -> list[Shape]:
