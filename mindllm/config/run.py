@@ -31,6 +31,7 @@ class Provenance:
 
     source: Path | None = field(default=None, compare=False)
     origins: Mapping[KeyPath, Origin] = field(default_factory=dict, compare=False)
+    theirs: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 class RunConfig(Section):
@@ -146,6 +147,11 @@ class RunConfig(Section):
     def source(self) -> Path | None:
         """The file this configuration was read from."""
         return self._provenance.source
+
+    @property
+    def mindformers_keys(self) -> Mapping[str, Any] | None:
+        """Dotted keys and values of the YAML of MindFormers this configuration was read from; None where it was another."""
+        return self._provenance.theirs
 
     @property
     def is_preference_tuning(self) -> bool:

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mindllm.architecture.optimizer_state import MUON
 from mindllm.axes import CONTEXT, keys_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.timing.costs.work import FP32_BYTES
+from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.workload import Numerics, Strategy, Workload
+
+HALVES = ("float16", "bfloat16")
+
+
+def mindformers_workload(config: RunConfig) -> Workload | None:
+    """The same where MindFormers itself runs the YAML that ``config`` was read from; None where it was none of MindFormers.
+
+    Two things differ by what its YAML says. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask
+    of every pair of tokens (``sparse_mode`` 0, ``llama_transformer.py`` of r1.3.0), where ours is always compressed. Parameters
+    have ``param_init_type``, and so have their gradients, where ours are float32.
+
+    Raises:
+        UserError: the run has something that is not modelled.
+    """
+    keys = config.mindformers_keys
+    if keys is None:
+        return None
+    workload = workload_of(config)
+    said = {
+        key.rpartition(".")[2]: value
+        for key, value in keys.items()
+        if key.startswith(("model.model_config.", "model."))
+    }
+    reads = workload.numerics.fused_attention and said.get("use_attn_mask_compression") is not True
+    size = HALF_BYTES if said.get("param_init_type") in HALVES else FP32_BYTES
+    return replace(workload, numerics=replace(workload.numerics, reads_masks=reads, gradient_bytes=size))
 
 
 def workload_of(config: RunConfig) -> Workload:

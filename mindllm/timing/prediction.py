@@ -11,7 +11,7 @@ from mindllm.config import RunConfig
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
-from mindllm.timing.configured import workload_of
+from mindllm.timing.configured import mindformers_workload, workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import StageTime, mean_stage, report, stage_times, table
 from mindllm.timing.step import StepTime, step_time
@@ -33,12 +33,14 @@ class StepPrediction(Result):
         stages: where its time goes on every stage.
         memory: the memory of every stage, by formula, beside the limit.
         changes: seconds of the step with one change alone, by what is changed; empty where nobody asked.
+        in_mindformers: the step where MindFormers itself runs the YAML; None where it is none of MindFormers.
     """
 
     step: StepTime
     stages: tuple[StageTime, ...]
     memory: Room
     changes: Mapping[str, float]
+    in_mindformers: StepTime | None = None
 
     @property
     def seconds(self) -> float:
@@ -89,7 +91,9 @@ class StepPrediction(Result):
     def tree(self) -> dict[str, Any]:
         """Return seconds and bytes, as ``--json`` prints them."""
         found = report(self.step, self.stages, dict(self.changes), self.memory)
-        return {**found, "step_error": self.step_error, "device_target": self.step.device.device_target}
+        known = {"step_error": self.step_error, "device_target": self.step.device.device_target}
+        theirs = self.in_mindformers
+        return {**found, **known, "seconds_in_mindformers": None if theirs is None else theirs.seconds}
 
     def parts(self) -> Iterator[Part]:
         """Yield the headline, what it would hide, the stages, the changes, and what the figures rest on."""
@@ -97,6 +101,8 @@ class StepPrediction(Result):
         for doubt in self.doubts():
             yield styled((doubt, "bold red"))
         yield table(self.stages)
+        if self.in_mindformers is not None:
+            yield _in_mindformers(self.in_mindformers)
         if self.changes:
             yield self._changes()
         if self.step.uncounted:
@@ -131,7 +137,18 @@ def predict(config: RunConfig, device: Device, explain: bool = False) -> StepPre
     step = step_time(workload_of(config), device)
     stages = tuple(stage_times(step))
     memory = Room(tuple(stage.memory for stage in stages), memory_limit(config, device))
-    return StepPrediction(step, stages, memory, changes(step) if explain else {})
+    theirs = mindformers_workload(config)
+    own = None if theirs is None else step_time(theirs, device)
+    return StepPrediction(step, stages, memory, changes(step) if explain else {}, own)
+
+
+def _in_mindformers(step: StepTime) -> str:
+    """What MindFormers itself takes, and why it is another time."""
+    numerics = step.workload.numerics
+    reasons = ["attention reads a mask of every pair of tokens"] * numerics.reads_masks
+    reasons += [f"gradients of {numerics.gradient_bytes} bytes"]
+    speed = f"{step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} tokens/s/device"
+    return f"in MindFormers itself: {speed} ({', '.join(reasons)})"
 
 
 def headline(step: StepTime) -> str:

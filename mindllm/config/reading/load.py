@@ -188,7 +188,10 @@ def _over_directory(directory: Path) -> Document:
 def build_config(conversion: Conversion, source: Path | None) -> RunConfig:
     """Returns what a YAML of MindFormers was converted to; a ``UserError`` names all that is refused."""
     _refuse(conversion.document.problems)
-    return _build(conversion.document, conversion.overrides, source)
+    config = _build(conversion.document, conversion.overrides, source)
+    theirs = {entry.key: entry.value for entry in conversion.entries if entry.origin is not None}
+    config._provenance = replace(config._provenance, theirs=theirs)
+    return config
 
 
 def read_file(path: Path) -> Document:
