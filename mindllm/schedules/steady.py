@@ -18,6 +18,7 @@ from mindllm.errors import UserError
 from mindllm.schedules.orders import Orders, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, simulate
 
+SCHEDULE = "1f1b"  # the order that reaches a steady state
 LONG = 2**18  # stages x micro-batches from which on not all are simulated
 LARGEST = 2**22  # stages x micro-batches that are simulated
 SAME = 1e-11  # of the end of a pass, by which two periods may differ

@@ -89,7 +89,7 @@ class Candidate:
             repeat_exchanges=config.recompute_config.mp_comm_recompute,
             expert_parallel=self.expert_parallel,
             expert_model_parallel=self.expert_model_parallel,
-            **{CONTEXT.key: self.sharing.ranks},
+            context_parallel=self.sharing.ranks,
             exchanges_heads=self.sharing.heads,
             context_balanced=self.sharing.balanced,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mindllm.architecture.optimizer_state import MUON
-from mindllm.axes import CONTEXT, keys_of
+from mindllm.axes import keys_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
@@ -45,21 +45,6 @@ def workload_of(config: RunConfig) -> Workload:
         UserError: the run has something that is not modelled.
     """
     sizes, model, runner = config.parallel_config, config.model.config, config.runner_config
-    if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
-        key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
-        raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
-    if sizes.shares_sequences and runner.batch_size > 1:
-        message = (
-            f"the time of layout changes between sequences that ranks share is not modelled (value {runner.batch_size})"
-        )
-        raise config.error("runner_config.batch_size", f"{message}; write 1")
-    if sizes.shares_sequences:
-        for what, is_there in (("experts", model.expert_num > 1), ("latent attention", model.kv_lora_rank is not None)):
-            if is_there:
-                message = f"exchanges of ranks that share sequences beside {what} are not modelled"
-                raise config.error(
-                    f"parallel_config.{CONTEXT.key}", f"{message} (value {sizes.size(CONTEXT)}); write 1"
-                )
     if config.is_preference_tuning:
         kind = config.train_dataset.data_loader.type
         message = f"the time of the reference beside the model is not modelled (value {kind})"
@@ -68,9 +53,7 @@ def workload_of(config: RunConfig) -> Workload:
         message = f"the time of its products and exchanges is not modelled (value {MUON})"
         raise config.error("optimizer.type", f"{message}; write AdamW")
     optimizer = config.parallel.parallel_optimizer_config
-    for name, plain in (("gradient_accumulation_shard", False), ("optimizer_weight_shard_size", -1)):
-        if config.parallel.enable_parallel_optimizer and getattr(optimizer, name) != plain:
-            raise config.error(f"parallel.parallel_optimizer_config.{name}", f"its time is not modelled; write {plain}")
+    shared = optimizer.optimizer_weight_shard_size
     strategy = Strategy(
         **keys_of(sizes),
         micro_batches=sizes.micro_batch_num,
@@ -84,6 +67,9 @@ def workload_of(config: RunConfig) -> Workload:
         row_parts=model.fine_grain_interleave,
         exchanges_heads=sizes.exchanges_heads,
         context_balanced=sizes.context_parallel_balanced,
+        schedule=config.parallel.pipeline_config.pipeline_scheduler,
+        optimizer_ranks=shared if shared > 0 else None,
+        accumulators_shard=optimizer.gradient_accumulation_shard,
     )
     computes_it = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel

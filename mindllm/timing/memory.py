@@ -16,6 +16,7 @@ from mindllm.architecture.layer import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.held_memory import held_memory, working_memory
 from mindllm.schedules.orders import stage_orders
+from mindllm.schedules.steady import SCHEDULE
 from mindllm.timing.costs.layer import forward_work, repeated_work
 from mindllm.timing.costs.swapped import moved_bytes
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
@@ -36,7 +37,9 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     """Peak of every stage, ``[stages]``, without gaps between blocks and kernels' workspace."""
     plan, strategy = workload.plan, workload.strategy
     micro = min(strategy.micro_batches, MOST_SIMULATED * plan.stages)
-    orders = stage_orders("1f1b", plan.stages, plan.chunks, micro)
+    if strategy.schedule != SCHEDULE:  # what a stage holds grows with every micro-batch
+        micro = strategy.micro_batches
+    orders = stage_orders(strategy.schedule, plan.stages, plan.chunks, micro)
     layers: list[list[tuple[float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
     for own, needs in zip(plan.layers, _needs(workload), strict=True):
         layers[own.chunk * plan.stages + own.stage].append(needs)
@@ -101,11 +104,10 @@ def state_bytes(held: Held, workload: Workload) -> float:
     """
     strategy, pet = workload.strategy, workload.architecture.pet
     accumulates = strategy.micro_batches * strategy.accumulation > 1
-    trained = (
-        held.own(strategy) * STATE
-        + held.state
-        + held.updated * (HALF_BYTES + (FP32_BYTES if accumulates else HALF_BYTES))
-    )
+    gradients = held.updated * (FP32_BYTES if accumulates else HALF_BYTES)
+    if accumulates and strategy.accumulators_shard:
+        gradients = held.own(strategy) * FP32_BYTES
+    trained = held.own(strategy) * STATE + held.state + held.updated * HALF_BYTES + gradients
     in_half = pet is not None and pet.frozen_dtype != "float32"
     return trained + held.codes + held.frozen * (HALF_BYTES if in_half else FP32_BYTES + HALF_BYTES)
 

@@ -30,6 +30,9 @@ LOSS_PASSES = (
     4.0  # of logits in single precision: cast, maximum, sum of exponentials, and the gradient's read in between
 )
 LOOKUP_PASSES = 2.0
+Axes = tuple[Axis, Axis, Axis]
+OF_REPLICAS: Axes = ("dp", "share", "shares")
+OF_EXPERTS: Axes = ("replica", "expert share", "expert shares")
 UPDATE_BYTES = 7 * FP32_BYTES  # AdamW reads gradient, weight and two moments and writes the last three
 CLIP_BYTES = 3 * FP32_BYTES  # the norm reads a gradient, scaling reads and writes it
 SCALED_BYTES = 2 * HALF_BYTES + 4 * FP32_BYTES
@@ -137,9 +140,8 @@ class Held:
 
     def own(self, strategy: Strategy) -> float:
         """Whose optimizer state a rank keeps, and which it updates."""
-        if not strategy.optimizer_shard:
-            return self.updated
-        return self.trained / strategy.replica_num + self.experts / strategy.expert_replicas
+        shares = strategy.shards(strategy.replica_num), strategy.shards(strategy.expert_replicas)
+        return self.trained / shares[0] + self.experts / shares[1]
 
 
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:
@@ -221,15 +223,28 @@ def update_operator(held: Held, workload: Workload) -> Operator:
 
 
 def replica_exchanges(held: Held, workload: Workload) -> Work:
-    """Gradients to the replicas; and weights back where each updates a part of them."""
-    found = _exchanged("", held.trained, "dp", workload)
-    return found + (_exchanged("of experts", held.experts, "replica", workload) if held.experts else ())
+    """Gradients to the replicas; and weights back where each updates a part of them.
+
+    Where some replicas share the optimizer state, gradients are reduced among them, and the part of each among those that have
+    the same one. Accumulators in parts are given theirs of every micro-batch (``VirtualAssignAdd`` of MindSpore's ``level2``).
+    """
+    strategy = workload.strategy
+    found = _exchanged(("gradients", "weights"), held.trained, strategy.replica_num, OF_REPLICAS, workload)
+    if not held.experts:
+        return found
+    names = ("gradients of experts", "weights of experts")
+    return found + _exchanged(names, held.experts, strategy.expert_replicas, OF_EXPERTS, workload)
 
 
-def _exchanged(which: str, parameters: float, axis: Axis, workload: Workload) -> Work:
-    gradients, weights = f"gradients {which}".strip(), f"weights {which}".strip()
-    size = parameters * workload.numerics.gradient_bytes
-    if not workload.strategy.optimizer_shard:
-        return (Exchange(gradients, "AllReduce", size, axis),)
-    gathered = Exchange(weights, "AllGather", parameters * HALF_BYTES, axis)
-    return (Exchange(gradients, "ReduceScatter", size, axis), gathered)
+def _exchanged(names: tuple[str, str], parameters: float, replicas: int, axes: Axes, workload: Workload) -> Work:
+    """``axes``: all replicas, those that share the state, and those that have the same part of it."""
+    strategy, (gradients, weights), (every, share, shares) = workload.strategy, names, axes
+    size, shards = parameters * workload.numerics.gradient_bytes, strategy.shards(replicas)
+    times = strategy.times_reduced
+    if shards == 1:
+        return (Exchange(gradients, "AllReduce", size, every),) * times
+    inside = every if shards == replicas else share
+    summed: Work = (Exchange(gradients, "ReduceScatter", size, inside),)
+    if shards < replicas:
+        summed = (*summed, Exchange(gradients, "AllReduce", size / shards, shares))
+    return (*summed * times, Exchange(weights, "AllGather", parameters * HALF_BYTES, inside))

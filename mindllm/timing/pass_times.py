@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.schedules.orders import stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, simulate
-from mindllm.schedules.steady import is_long, simulate_long
+from mindllm.schedules.steady import SCHEDULE, is_long, simulate_long
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class PassTimes:
         stages, chunks, micro_batches: of the pipeline.
         forward, backward: seconds of a micro-batch on every place.
         delay: of a tensor that goes to another stage.
+        schedule: order of micro-batches.
     """
 
     stages: int
@@ -29,13 +30,14 @@ class PassTimes:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     delay: float = 0.0
+    schedule: str = SCHEDULE
 
     def simulated(self) -> Timeline:
         """Return the schedule; where there are far more micro-batches than stages, a steady state stands for most of them."""
         forward, backward = np.array(self.forward), np.array(self.backward)
-        if self.chunks == 1 and is_long(self.stages, self.micro_batches):
+        if self.chunks == 1 and self.schedule == SCHEDULE and is_long(self.stages, self.micro_batches):
             return simulate_long(self.micro_batches, forward, backward, self.delay)
-        table = timetable(stage_orders("1f1b", self.stages, self.chunks, self.micro_batches), self.chunks)
+        table = timetable(stage_orders(self.schedule, self.stages, self.chunks, self.micro_batches), self.chunks)
         return simulate(table, forward, backward, delay=self.delay)
 
     def tree(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from mindllm.axes import CONTEXT, TENSOR
 from mindllm.schedules.orders import Timetable, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, step_times
-from mindllm.schedules.steady import is_long
+from mindllm.schedules.steady import SCHEDULE, is_long
 from mindllm.timing.costs.exchanges import Group, exchange_seconds
 from mindllm.timing.costs.layer import SPLIT_INPUT
 from mindllm.timing.costs.operators import operator_seconds
@@ -123,9 +123,9 @@ def _once(ends: Sequence[StageEnd], device: Device) -> float:
 def _table(workload: Workload) -> Timetable | None:
     """The operations of a step; None where a steady state stands for most of them."""
     stages, chunks, micro = workload.plan.stages, workload.plan.chunks, workload.strategy.micro_batches
-    if chunks == 1 and is_long(stages, micro):
+    if chunks == 1 and workload.strategy.schedule == SCHEDULE and is_long(stages, micro):
         return None
-    return timetable(stage_orders("1f1b", stages, chunks, micro), chunks)
+    return timetable(stage_orders(workload.strategy.schedule, stages, chunks, micro), chunks)
 
 
 def groups(strategy: Strategy) -> dict[str, Group]:
@@ -135,16 +135,31 @@ def groups(strategy: Strategy) -> dict[str, Group]:
 
     To experts a stage is (replica, ep, etp), the last of them neighbours.
     """
+    experts = strategy.expert_parallel * strategy.expert_tensor_parallel
     return {
         "tp": Group(strategy.size(TENSOR)),
         "cp": Group(strategy.size(CONTEXT), strategy.size(TENSOR)),
         "dp": Group(strategy.replica_num, strategy.model_parallel),
+        **_shares("", strategy, strategy.replica_num, strategy.model_parallel),
         "pp": Group(2, strategy.model_parallel * strategy.replica_num),
         "etp": Group(strategy.expert_tensor_parallel),
         "ep": Group(strategy.expert_parallel, strategy.expert_tensor_parallel),
+        "ep over cp": Group(
+            strategy.expert_parallel // strategy.size(CONTEXT),
+            experts // strategy.expert_parallel * strategy.size(CONTEXT),
+        ),
         "all": Group(strategy.device_num),
-        "replica": Group(strategy.expert_replicas, strategy.expert_parallel * strategy.expert_tensor_parallel),
+        "replica": Group(strategy.expert_replicas, experts),
+        **_shares("expert ", strategy, strategy.expert_replicas, experts),
     }
+
+
+def _shares(which: str, strategy: Strategy, replicas: int, stride: int) -> dict[str, Group]:
+    """Of replicas that are ``stride`` apart: those that share one copy of the optimizer state, which are neighbours, and those
+    that have the same part of it.
+    """
+    shards = strategy.shards(replicas)
+    return {f"{which}share": Group(shards, stride), f"{which}shares": Group(replicas // shards, stride * shards)}
 
 
 def blocked(sends: np.ndarray, chunks: int) -> np.ndarray:
@@ -209,8 +224,9 @@ class TimedWork:
         """What the schedule of the step follows from."""
         plan, (forward, backward) = self.work.workload.plan, self.durations.tolist()
         return PassTimes(
-            plan.stages, plan.chunks, self.strategy.micro_batches, tuple(forward), tuple(backward), self.delay
-        )
+            plan.stages, plan.chunks, self.strategy.micro_batches, tuple(forward), tuple(backward), self.delay,
+            self.strategy.schedule,
+        )  # fmt: skip
 
     @property
     def delay(self) -> float:
@@ -275,6 +291,7 @@ class TimedWork:
     def _end(self, stage: int, update: StageUpdate) -> StageEnd:
         exchanged = sum(self.exchange_seconds(one) for one in update.exchanges if isinstance(one, Exchange))
         room = sum(one.seconds for one in self.backward[stage :: self.work.workload.plan.stages])
+        room *= self.strategy.times_reduced
         hidden = min(exchanged * self.device.overlap.value, room)
         waits, behind = self._table() if stage == 0 else (0.0, 0.0)
         beside = sum(one.times * self.spent(one.work).seconds for one in update.beside)

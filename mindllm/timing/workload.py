@@ -32,6 +32,9 @@ class Strategy(MeshSizes):
         context_parallel: ranks that share each sequence.
         exchanges_heads: whether attention exchanges their parts of a sequence for heads; otherwise it gathers keys and values.
         context_balanced: whether their queries see as many keys.
+        schedule: order of micro-batches, ``1f1b`` or ``gpipe``.
+        optimizer_ranks: replicas that share one copy of the optimizer state; None: all.
+        accumulators_shard: whether accumulated gradients are split as the optimizer state is.
     """
 
     data_parallel: int = 1
@@ -51,6 +54,9 @@ class Strategy(MeshSizes):
     context_parallel: int = 1
     exchanges_heads: bool = False
     context_balanced: bool = False
+    schedule: str = "1f1b"
+    optimizer_ranks: int | None = None
+    accumulators_shard: bool = False
 
     @property
     def sequence_ranks(self) -> int:
@@ -61,6 +67,19 @@ class Strategy(MeshSizes):
     def expert_replicas(self) -> int:
         """Devices of a stage that hold the same part of the same experts."""
         return self.stage_device_num // (self.expert_parallel * self.expert_tensor_parallel)
+
+    def shards(self, replicas: int) -> int:
+        """Of so many replicas of a weight, how many share its optimizer state: all where ``optimizer_ranks`` does not divide
+        them, as MindSpore has it.
+        """
+        if not self.optimizer_shard:
+            return 1
+        return replicas if self.optimizer_ranks is None or replicas % self.optimizer_ranks else self.optimizer_ranks
+
+    @property
+    def times_reduced(self) -> int:
+        """How often a step reduces gradients over replicas: once, or, accumulated in parts, with every micro-batch."""
+        return self.micro_batches * self.accumulation if self.optimizer_shard and self.accumulators_shard else 1
 
     @property
     def global_batch(self) -> int:

@@ -33,7 +33,6 @@ from toolkit.benchmark.zero_bubble_steps import place_shares, sends
 ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "configs/llama2/pretrain_llama2_13b_16p.yaml")
 TINY = str(ROOT / "configs/llama2/pretrain_llama2_tiny.yaml")
-EXPERTS = str(ROOT / "mindllm/verify/forms/context_parallel_experts.yaml")
 DATA = Path(__file__).parents[1] / "ground_truth"
 DEVICE = read_device(DEFAULT)
 
@@ -92,17 +91,7 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
     ("arguments", "said"),
     [
         (("--device", "b200"), "neither a file nor one of the described devices"),
-        (("--parallel.pipeline_config.pipeline_scheduler=gpipe",), "only the time of 1f1b is modelled"),
         (("--model.model_config.compute_dtype=float64",), "compute_dtype"),
-        (("--parallel.parallel_optimizer_config.gradient_accumulation_shard=true",), "its time is not modelled"),
-        (
-            ("--config", TINY, "--use_parallel=true", "--parallel_config.context_parallel=2"),
-            "the time of layout changes between sequences",
-        ),
-        (
-            ("--config", EXPERTS, "--runner_config.batch_size=1"),
-            "share sequences beside experts are not modelled",
-        ),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(arguments, said):

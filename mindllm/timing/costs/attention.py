@@ -26,7 +26,7 @@ def attention_work(
         yield from _latent_projections(spec, tokens, heads, strategy, numerics)
     else:
         yield from _projections(spec, tokens, strategy, numerics)
-    given, yielded = _context_exchanges(spec, tokens, heads, strategy)
+    given, yielded = _context_exchanges(spec, tokens, seq_length, strategy, numerics)
     yield from given
     yield from _scores(spec, tokens, seq_length, strategy, numerics)
     yield from yielded
@@ -64,22 +64,36 @@ def _latent_projections(
 
 
 def _context_exchanges(
-    spec: AttentionSpec | LatentAttentionSpec, tokens: float, heads: float, strategy: Strategy
+    spec: AttentionSpec | LatentAttentionSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
 ) -> tuple[list[Exchange], list[Exchange]]:
-    """What ranks of a sequence exchange before scores, and behind them."""
+    """What ranks of a sequence exchange before scores, and behind them.
+
+    Tokens of several sequences are split as one row of tokens, sequences by their parts: queries, keys, values and results go
+    from one layout to the other, and back. Values for a kernel that wants them as wide as keys are padded before they are
+    gathered.
+    """
     if not strategy.shares_sequences:
         return [], []
+    heads, ranks = spec.num_heads / strategy.model_parallel, strategy.size(CONTEXT)
     queries, results = (HALF_BYTES * tokens * heads * width for width in (spec.head_dim, spec.value_dim))
     shared = spec.num_kv_heads / spec.num_heads
-    before = {"keys": queries * shared, "values": results * shared}
+    values = queries if _fused(spec, numerics) else results
+    before = {"queries": queries, "keys": queries * shared, "values": values * shared}
+    laid_out: list[Exchange] = []
+    if tokens * ranks > seq_length:
+        narrow = {**before, "values": results * shared}
+        if isinstance(spec, LatentAttentionSpec):  # the turned part of keys is one for all heads
+            of_keys = heads * (spec.head_dim - spec.qk_rope_head_dim) + spec.qk_rope_head_dim
+            narrow["keys"] = HALF_BYTES * tokens * of_keys
+        laid_out = [Exchange(f"attention.{name}.layout", "AlltoAll", size, "cp") for name, size in narrow.items()]
+    behind = [Exchange("attention.results.layout", "AlltoAll", results, "cp")] * bool(laid_out)
     if not strategy.exchanges_heads:
-        ranks = strategy.size(CONTEXT)
-        return [
-            Exchange(f"attention.{name}.gather", "AllGather", ranks * size, "cp") for name, size in before.items()
-        ], []
-    before = {"queries": queries, **before}
+        gathered = [
+            Exchange(f"attention.{name}.gather", "AllGather", ranks * before[name], "cp") for name in ("keys", "values")
+        ]
+        return laid_out + gathered, behind
     exchanged = [Exchange(f"attention.{name}.exchange", "AlltoAll", size, "cp") for name, size in before.items()]
-    return exchanged, [Exchange("attention.results.exchange", "AlltoAll", results, "cp")]
+    return laid_out + exchanged, [Exchange("attention.results.exchange", "AlltoAll", results, "cp"), *behind]
 
 
 def _scores(

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.parts import FeedForwardSpec
-from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES, Exchange, Operator, elementwise, product
+from mindllm.axes import CONTEXT
+from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES, Axis, Exchange, Operator, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 
 ROUTER = "float32"
@@ -54,11 +55,19 @@ def experts_work(
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
     passes = ROUTED_PASSES + 2 * router.top_k  # the mask is made of a row of zeros and a one for every choice
     yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, passes)
+    away: Axis = "ep"
+    if strategy.shares_sequences:  # whole sequences are routed, and every rank of one takes its experts' places of them
+        away = "ep over cp"
+        yield Exchange(
+            f"{at}.sequence.gather", "AllGather", HALF_BYTES * tokens * strategy.size(CONTEXT) * hidden, "cp"
+        )
     yield elementwise(f"{at}.gather_tokens", rows, 2.0)
-    yield Exchange(f"{at}.depart", "AlltoAll", own, "ep")
+    yield Exchange(f"{at}.depart", "AlltoAll", own, away)
     yield from _products(spec, tokens, seq_length, strategy, numerics)
     yield Exchange(f"{at}.experts.reduce", "AllReduce", own, "etp")
-    yield Exchange(f"{at}.arrive", "AlltoAll", own, "ep")
+    yield Exchange(f"{at}.arrive", "AlltoAll", own, away)
+    if strategy.shares_sequences:
+        yield Exchange(f"{at}.results.gather", "AllGather", own * strategy.size(CONTEXT), "cp")
     if strategy.expert_tensor_parallel < strategy.model_parallel:
         yield Exchange(f"{at}.arrive.gather", "AllGather", rows)
     yield elementwise(f"{at}.collect", HALF_BYTES * tokens * router.top_k * hidden, COLLECTED_PASSES)

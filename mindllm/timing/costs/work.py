@@ -12,7 +12,21 @@ Kind = Literal["matrix", "attention", "vector"]
 MATRIX: Kind = "matrix"
 ATTENTION: Kind = "attention"
 VECTOR: Kind = "vector"
-Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "replica", "all"]
+Axis = Literal[
+    "tp",
+    "cp",
+    "dp",
+    "pp",
+    "etp",
+    "ep",
+    "ep over cp",
+    "replica",
+    "all",
+    "share",
+    "shares",
+    "expert share",
+    "expert shares",
+]
 HALF_BYTES = 2  # bytes of a number in half precision
 FP32_BYTES = 4  # and in single precision
 NORM_PASSES = (2.0, 4.0)  # tensors that a norm reads and writes, forward and backward
