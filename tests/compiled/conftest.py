@@ -65,6 +65,14 @@ CASES = {
         },
     ),  # weights of 8192 bytes, of which each tensor-parallel rank has 4096
     "dp2 tp2": (3, {"dp": 2, "tp": 2, "parallel": OPTIMIZER, **SEQUENCE}),
+    "experts": (
+        0,
+        {
+            "dp": 2,
+            "expert_parallel": 2,
+            "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2, "capacity_factor": 1.0},
+        },
+    ),
     "split vocabulary": (0, {"dp": 2, "tp": 2, "vocab_emb_dp": False, **SEQUENCE}),
     "composed": (
         0,

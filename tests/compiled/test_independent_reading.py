@@ -11,7 +11,13 @@ from test_asked_for import ALL, asked, changed, violated
 
 from mindllm import verify
 from mindllm.compiled.conformance import expected, planned
-from mindllm.compiled.conformance.expected import asked_plan, part_of_weight, rows_of_rank
+from mindllm.compiled.conformance.expected import (
+    asked_plan,
+    exchanged_with_experts,
+    gathered_elements,
+    part_of_weight,
+    rows_of_rank,
+)
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.config import load_config
 from mindllm.parallel import layer_plan, sharding
@@ -85,6 +91,45 @@ def test_sequence_parallelism_that_the_table_forgets(compiled, monkeypatch):
     assert "rank 0: model.layers.0.attention_norm is of 64 rows, not 32" in found["sizes"]
     behind = "behind model.layers.0.feed_forward.w2 stands AllReduce of [64, 64], not ReduceScatter of [32, 64]"
     assert f"rank 0: {behind}" in found["sizes"]
+
+
+def again(graph: CompiledGraph, where) -> CompiledGraph:
+    """A graph with the nodes that ``where`` is true of twice, one for nobody."""
+    assert any(map(where, graph.nodes()))
+    functions = tuple(
+        replace(
+            one,
+            nodes=tuple(
+                new
+                for node in one.nodes
+                for new in ([replace(node, name=f"{node.name}_again"), node] if where(node) else [node])
+            ),
+        )
+        for one in graph.functions
+    )
+    return replace(graph, functions=functions)
+
+
+@pytest.mark.compiles("tp2 sequence")
+def test_hidden_states_that_are_gathered_for_each_projection(compiled):
+    """It changes no number: the exchange is made twice."""
+    graph = compiled("tp2 sequence")
+    assert violated(asked(graph, "tp2 sequence")) == {}
+    gathers = lambda node: node.op == "AllGather" and "layers.1.attention.w" in node.path and not node.backward  # noqa: E731
+    text = "before the products of attention in layer 1 8192 elements are gathered in a step, not 4096"
+    assert violated(asked(again(graph, gathers), "tp2 sequence")) == {"sizes": (f"rank 1: {text}",)}
+
+
+@pytest.mark.slow
+@pytest.mark.compiles("experts")
+def test_tokens_that_are_exchanged_with_experts_twice(compiled):
+    graph = compiled("experts")
+    assert violated(asked(graph, "experts")) == {}
+    sent = lambda node: node.op == "AlltoAll" and "layers.0.feed_forward" in node.path and not node.backward  # noqa: E731
+    text = "layer 0 exchanges 32768 elements with its experts in a step, not 16384"
+    assert violated(asked(again(graph, sent), "experts")) == {"sizes": (f"rank 0: {text}",)}
+    smaller = asked(graph, "experts", model={"capacity_factor": 0.5})
+    assert "layer 1 exchanges 16384 elements with its experts in a step, not 8192" in violated(smaller)["sizes"][1]
 
 
 @pytest.mark.compiles("split vocabulary")
@@ -186,3 +231,7 @@ def test_what_a_rank_has_by_the_numbers_of_the_yaml():
     assert part_of_weight(config, "model.layers.1.feed_forward.w2.weight", (64, 96)) == (64, 48)
     assert part_of_weight(config, "model.layers.1.ffn_norm.weight", (64,)) == (64,)
     assert part_of_weight(config, "model.layers.1.attention.wk.bias", (32,)) == (16,)
+    assert gathered_elements(config) == 64 * 64
+    experts = cluster_run(**CASES["experts"][1])
+    assert gathered_elements(experts) == 0
+    assert exchanged_with_experts(experts) == 2 * 4 * 16 * 64  # sequences, experts, places, channels

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from small_cluster import cluster_run
 from test_asked_for import asked, changed, violated
 
+from mindllm.compiled.conformance.expected import parts_in_flight
 from mindllm.compiled.graph.compiled_graph import CALL, CompiledGraph, Node
+from mindllm.compiled.graph.schedule import BACKWARD, FORWARD, micro_batch_schedule
 
 ALL = "all"  # the last of two stages, two micro-batches
 ACCUMULATING = "dp2 accumulating"
@@ -98,3 +101,50 @@ def test_more_parts_that_wait_than_the_schedule_has(compiled):
     gpipe = {"pipeline_config": {"pipeline_scheduler": "gpipe", "pipeline_interleave": True}}
     found = violated(asked(compiled(ALL), ALL, parallel={**gpipe, "enable_parallel_optimizer": True}))
     assert found["order"] == ("rank 6: 1 parts of a batch wait for their backward pass at a time, not 2",)
+
+
+INTERLEAVED = "interleaved first"
+
+
+def held_longer(graph: CompiledGraph) -> CompiledGraph:
+    """A graph that does its first backward pass behind the next two passes, each of which waits for the one before."""
+    events = [one.node.name for one in micro_batch_schedule(graph) if one.kind in (FORWARD, BACKWARD)]
+    kinds = [one.kind for one in micro_batch_schedule(graph) if one.kind in (FORWARD, BACKWARD)]
+    first = kinds.index(BACKWARD)
+    late, between = events[first], events[first + 1]
+    assert kinds[first + 1] == FORWARD
+    by_name = {node.name: node for node in graph.step.nodes}
+    held = replace(by_name[late], inputs=(*by_name[late].inputs, between))
+    early = replace(by_name[between], inputs=tuple(name for name in by_name[between].inputs if name != late))
+    early = replace(early, inputs=(*early.inputs, events[first - 1]))
+    after = replace(by_name[events[first + 2]], inputs=(*by_name[events[first + 2]].inputs, late))
+    changed = {late: [], between: [early, held], after.name: [after]}
+    nodes = tuple(new for node in graph.step.nodes for new in changed.get(node.name, [node]))
+    return replace(graph, functions=(replace(graph.step, nodes=nodes), *graph.functions[1:]))
+
+
+@pytest.mark.compiles(INTERLEAVED)
+def test_chunks_that_hold_more_parts_than_their_schedule(compiled):
+    graph = compiled(INTERLEAVED)
+    assert "order" not in violated(asked(graph, INTERLEAVED))
+    problem = "rank 0: 6 parts of a batch wait for their backward pass at a time, not 5"
+    assert violated(asked(held_longer(graph), INTERLEAVED))["order"] == (problem,)
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "parts", "waiting"),
+    [
+        (2, 1, 4, (2, 1)),
+        (2, 2, 4, (5, 3)),
+        (2, 3, 4, (7, 5)),
+        (4, 2, 8, (11, 9, 7, 5)),
+        (4, 2, 4, (8, 8, 7, 5)),
+        (4, 2, 6, (12, 11, 9, 7)),  # all six are one round
+    ],
+)
+def test_parts_that_wait_as_mindspore_has_them(stages, chunks, parts, waiting):
+    """The numbers are those of graphs that MindSpore 2.10 compiled."""
+    model = {"num_layers": stages * chunks, "pp_interleave_num": chunks}
+    scheduler = {"pipeline_config": {"pipeline_interleave": chunks > 1}}
+    config = cluster_run(pp=stages, micro=parts, model=model, parallel=scheduler)
+    assert tuple(parts_in_flight(config, stage) for stage in range(stages)) == waiting

@@ -177,6 +177,56 @@ def rows_of_rank(config: RunConfig) -> Rows:
     return Rows(inside, inside // sizes.model_parallel if sizes.use_seq_parallel else inside)
 
 
+def gathered_elements(config: RunConfig) -> int:
+    """Elements that a rank has of hidden states when each part of a layer begins, put together from the tensor-parallel ranks in
+    one run of the layer: all rows where sequence parallelism has cut them, else none, for they are whole.
+    """
+    sizes = config.parallel_config
+    is_cut = sizes.use_seq_parallel and sizes.model_parallel > 1
+    return rows_of_rank(config).inside * config.model.config.hidden_size if is_cut else 0
+
+
+def exchanged_with_experts(config: RunConfig) -> int | None:
+    """Elements that a rank sends its experts, or they send back, in one run of a layer; None where this is not known here.
+
+    Each expert has as many places of a sequence as its capacity, or as the sequence has tokens. Where tokens are sorted, or
+    ranks share a sequence, they are not exchanged by place.
+    """
+    model, sizes = config.model.config, config.parallel_config
+    alike = sizes.expert_model_parallel in (None, sizes.model_parallel)
+    if model.moe_grouped_gemm or sizes.context_parallel > 1 or sizes.expert_parallel > sizes.data_parallel or not alike:
+        return None
+    if sizes.expert_parallel == 1:
+        return 0
+    places = model.seq_length
+    if model.capacity_factor is not None:
+        share = model.capacity_factor * model.num_experts_chosen * model.seq_length / model.expert_num
+        places = min(math.ceil(share), model.seq_length)
+    sequences = config.runner_config.batch_size // config.micro_batch_interleave_num
+    return sequences * model.expert_num * places * model.hidden_size
+
+
+def runs_of_a_layer(config: RunConfig) -> int:
+    """Runs of each layer in a step: micro-batches, times accumulation steps, times copies of the model."""
+    parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
+    return parts * config.micro_batch_interleave_num
+
+
+def parts_in_flight(config: RunConfig, stage: int) -> int:
+    """How many passes of parts of a batch wait for their backward pass on a stage, at most: all with GPipe; with 1F1B as many as
+    stages follow, and with several chunks those that fill them (Narayanan et al., 2021, section 2.2). MindSpore puts what is
+    left, where stages do not divide the parts, into the first round of parts.
+    """
+    sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
+    passes, behind = sizes.micro_batch_num * chunks, sizes.pipeline_stage - stage - 1
+    if config.parallel.pipeline_config.pipeline_scheduler == "gpipe":
+        return passes
+    if chunks == 1:
+        return min(passes, behind + 1)
+    first_round = sizes.pipeline_stage + sizes.micro_batch_num % sizes.pipeline_stage
+    return min(passes, 2 * behind + (chunks - 1) * first_round + 1)
+
+
 def neighbours(config: RunConfig, rank: int) -> tuple[int, ...]:
     """The tensor-parallel ranks of ``rank``, itself among them."""
     count = config.parallel_config.model_parallel

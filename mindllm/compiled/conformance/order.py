@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from mindllm.architecture.optimizer_state import FIRST_MOMENTS, updated_weights
+from mindllm.compiled.conformance.expected import parts_in_flight
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph.compiled_graph import CALL, CONSTANT, CompiledGraph, Node
@@ -21,7 +22,6 @@ from mindllm.config import RunConfig
 ASSIGNMENTS = frozenset({"Assign", "AssignAdd", "AssignSub", "AdamWeightDecay"})
 COUNT, ENDS = "grad_accu_num", ("forward_end", "pipeline_end")
 """Attributes the compiler reads."""
-GPIPE = "gpipe"
 COMMUTES = "AssignAdd"
 """Two of them may come in any order."""
 PASSED_ON = frozenset({"Depend", "Load", "TensorMove"})
@@ -140,9 +140,9 @@ def _parts(config: RunConfig, rank: Operators) -> Iterator[str]:
 
 def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
     """The order of passes of a pipeline, read off the graph: each has an edge to the next one, and as many parts of a batch wait
-    for their backward pass as the schedule has it: as many as there are stages from this one on (1F1B), or all (GPipe).
+    for their backward pass as the schedule has it.
     """
-    sizes, scheduler = config.parallel_config, config.parallel.pipeline_config.pipeline_scheduler
+    sizes = config.parallel_config
     events = [event for event in micro_batch_schedule(rank.graph) if event.kind in (FORWARD, BACKWARD)]
     if sizes.pipeline_stage == 1 or not events:
         return
@@ -162,13 +162,7 @@ def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
     if sorted(done) != sorted(wanted):
         yield f"there are {len(done)} passes, not {len(wanted)}"
     waiting = max(accumulate(1 if event.kind == FORWARD else -1 for event in events))
-    stage = rank.graph.rank // sizes.stage_device_num
-    if scheduler == GPIPE:
-        most = sizes.micro_batch_num * chunks
-    elif chunks == 1:
-        most = min(sizes.micro_batch_num, sizes.pipeline_stage - stage)
-    else:
-        return
+    most = parts_in_flight(config, rank.graph.rank // sizes.stage_device_num)
     if waiting != most:
         yield f"{waiting} parts of a batch wait for their backward pass at a time, not {most}"
 

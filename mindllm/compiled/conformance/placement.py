@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from mindllm import axes
 from mindllm.architecture.optimizer_state import updated_weights
-from mindllm.compiled.conformance.expected import AskedPlan
+from mindllm.compiled.conformance.expected import AskedPlan, runs_of_a_layer
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
@@ -82,8 +82,7 @@ def chunks(plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding |
 
 def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
     """Every layer runs once for each part of the batch: micro-batches, times accumulation steps, times copies of the model."""
-    parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
-    parts *= config.micro_batch_interleave_num
+    parts = runs_of_a_layer(config)
     found = {rank.graph.rank: _runs_of_layers(rank, positions_of_rank(config)) for rank in ranks}
     mistakes = [
         Mistake(rank, f"layer {layer} runs {times} times in a step, not {parts}")

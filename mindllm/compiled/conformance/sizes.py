@@ -6,12 +6,22 @@ The sharding table, which the compiler is given, is not asked (``shardings.py`` 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from mindllm.architecture.optimizer_state import updated_weights
-from mindllm.compiled.conformance.expected import Rows, neighbours, part_of_weight, rows_of_rank
+from mindllm.compiled.conformance.expected import (
+    Rows,
+    exchanged_with_experts,
+    gathered_elements,
+    neighbours,
+    part_of_weight,
+    rows_of_rank,
+    runs_of_a_layer,
+)
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
+from mindllm.compiled.conformance.placement import forward_operators
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
 from mindllm.config import RunConfig
@@ -20,7 +30,10 @@ NORMS = ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm", "
 """Cells between the parts of a layer, and behind the last one: each reads or makes hidden states."""
 INTO, OUT_OF = ("attention.wq", "feed_forward.w1"), ("attention.wo", "feed_forward.w2")
 """Projections with which the parts of a layer begin and end."""
-SUMS, GATHER = ("AllReduce", "ReduceScatter"), "AllGather"
+SUMS, GATHER, EXCHANGE = ("AllReduce", "ReduceScatter"), "AllGather", "AlltoAll"
+OF_EXPERTS = "feed_forward.experts"
+BEGINS = re.compile(r"(attention|feed_forward|feed_forward\.shared)\.(?:w[13qkv]|w[qk]v?_\w+)(?:\.|$)")
+"""Projections of hidden states, behind the part of a layer that begins with them."""
 
 
 def sizes(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
@@ -31,7 +44,13 @@ def sizes(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
     mistakes = [
         Mistake(rank.graph.rank, text)
         for rank in ranks
-        for text in (*_weights(config, rank), *_rows(config, rank, rows), *_sums(config, rank, rows))
+        for text in (
+            *_weights(config, rank),
+            *_rows(config, rank, rows),
+            *_sums(config, rank, rows),
+            *_gathers(config, rank),
+            *_exchanges_of_experts(config, rank),
+        )
     ]
     asked = f"{rows.between} rows of hidden states"
     found = f"{len(mistakes)} otherwise" if mistakes else asked
@@ -82,6 +101,46 @@ def _sums(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
         if any(op != wanted or shape not in shapes for op, shape in found) or not found:
             texts = " and ".join(f"{op} of {list(shape)}" for op, shape in sorted(found)) or "nothing"
             yield f"behind {place} stands {texts}, not {wanted} of {[rows.between, hidden]}"
+
+
+def _gathers(config: RunConfig, rank: Operators) -> Iterator[str]:
+    """Parts of layers that put together more or less of the hidden states than all of them, once.
+
+    Rows in parts one after another (``fine_grain_interleave``) lose their cells here, and are left out.
+    """
+    own = neighbours(config, rank.graph.rank)
+    if len(own) == 1 or config.model.config.fine_grain_interleave > 1:
+        return
+    found: dict[tuple[int, str], int] = defaultdict(int)
+    for node, layer, place in forward_operators(rank):
+        if not (begins := BEGINS.match(place)):
+            continue
+        part = begins.group(1)
+        if node.instance == "matmul":
+            found[layer, part] += 0
+        if node.op == GATHER and node.ranks == own and not rank.parameter(node.inputs[0]):
+            found[layer, part] += math.prod(node.shapes[0]) * rank.times(node)
+    wanted = gathered_elements(config) * runs_of_a_layer(config)
+    for (layer, part), elements in sorted(found.items()):
+        if elements != wanted:
+            yield f"before the products of {part} in layer {layer} {elements} elements are gathered in a step, not {wanted}"
+
+
+def _exchanges_of_experts(config: RunConfig, rank: Operators) -> Iterator[str]:
+    """Layers that exchange more or less with their experts than what these have places for, there and back."""
+    once = exchanged_with_experts(config)
+    if once is None:
+        return
+    found: dict[int, int] = defaultdict(int)
+    for node, layer, place in forward_operators(rank):
+        if place.startswith(OF_EXPERTS):
+            found[layer] += 0
+        if node.op == EXCHANGE and place.startswith("feed_forward"):
+            found[layer] += math.prod(node.shapes[0]) * rank.times(node)
+    wanted = 2 * once * runs_of_a_layer(config)
+    for layer, elements in sorted(found.items()):
+        if elements != wanted:
+            yield f"layer {layer} exchanges {elements} elements with its experts in a step, not {wanted}"
 
 
 def _exchanges(rank: Operators, own: tuple[int, ...]) -> dict[str, list[Node]]:
