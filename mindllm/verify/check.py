@@ -21,12 +21,16 @@ from mindllm.verify.compare import Comparison, is_of_loss
 from mindllm.verify.locate import locate
 from mindllm.verify.resume import resume_problems
 from mindllm.verify.scope import Memory, Scope, SmallModel, fitting, recorded_bytes, scope_of
-from mindllm.verify.side import Reference, train_cluster, train_single
+from mindllm.verify.side import ON_BOTH, Reference, train_cluster, train_single
 from mindllm.verify.single import table_problems
 
 LARGE_LOGITS = (
     "the loss of a step whose logits are beyond 88, and which is skipped: exponents are infinite there unless the largest logit "
     "is taken off first, over all ranks that share the vocabulary"
+)
+IN_BOTH = (
+    "in what a single device and all ranks have alike: the ranks compute what a single device does, and in float64 its logits "
+    "and moments give another loss or update"
 )
 MOST_RANKS = 64  # more take hours to compile
 
@@ -158,7 +162,10 @@ def judge(
         if problems := comparison.problems():
             progress("looking for the first operator that differs")
             of_loss = reference.tasks[step].spoiled is not None and all(map(is_of_loss, problems))
-            where = LARGE_LOGITS if of_loss else _located(config, graphs, reference, step, cache)
+            if all(problem.endswith(ON_BOTH) for problem in problems):
+                where = IN_BOTH
+            else:
+                where = LARGE_LOGITS if of_loss else _located(config, graphs, reference, step, cache)
             named = tuple(f"step {step + 1}: {problem}" for problem in problems)
             return Outcome(config, comparisons, (*of_tables, *named), len(graphs), where)
     return Outcome(config, comparisons, of_tables, len(graphs))

@@ -25,7 +25,7 @@ from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
 from mindllm.verify.compare import TOLERANCES, Comparison, Tolerance, compare
-from mindllm.verify.side import Reference, build_cluster, columns_read
+from mindllm.verify.side import Reference, build_cluster, done_by
 
 TOLERANCES_OF_VALUES = {"float32": (1e-5, 1e-6), "bfloat16": (5e-2,), "float16": (1e-2,)}
 """By compute dtype, relative to the largest magnitude of a value; where nothing is found by the first, the next."""
@@ -109,7 +109,7 @@ def suspected(
 def _executed(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Reference, step: int) -> _Side:
     task, recorder = reference.tasks[step], Recorder()
     cluster = build_cluster(config, list(graphs), reference.given(step), observer=recorder)
-    done = cluster.step(columns_read(config, task.batch), task.rate, task.scale, group_rates=task.group_rates)
+    done = done_by(cluster, config, task)
     tolerance = TOLERANCES[config.model.config.compute_dtype]
     found = compare(reference.results[step], reference.states[step], done, cluster, tolerance)
     return _Side(cluster, recorder, done, found)
@@ -171,8 +171,7 @@ def _kept(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Referen
     """What ranks keep otherwise than they should when the steps before ``step`` have gone by; empty where nothing."""
     cluster = build_cluster(config, list(graphs), reference.given(0))
     for task in reference.tasks[:step]:
-        columns = columns_read(config, task.batch)
-        cluster.step(columns, task.rate, task.scale, task.spoiled, group_rates=task.group_rates)
+        done_by(cluster, config, task)
     tolerance, given = TOLERANCES[config.model.config.compute_dtype], reference.given(step)
     wrong = [
         f"{name} on rank {machine.rank}"

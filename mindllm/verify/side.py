@@ -7,7 +7,8 @@ an update without Adam's part, which the new moments give, is the decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from mindllm.architecture.optimizer_state import LAYER_POWERS, MOMENT_PREFIXES, POWERS, is_of_layer, is_state
-from mindllm.compiled.execute.cluster import Cluster
+from mindllm.compiled.execute.cluster import Cluster, ClusterStep
 from mindllm.compiled.execute.rank_interpreter import Observer
-from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node
 from mindllm.config import OptimizerConfig, RunConfig
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
@@ -26,13 +27,19 @@ from mindllm.reduced_runs.model import single_device
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
 from mindllm.verify.compare import TOLERANCES, Comparison, compare
-from mindllm.verify.single import FINAL_NORM, Arrays, SingleDevice, Task, tasks
+from mindllm.verify.kept_values import StepValues
+from mindllm.verify.loss import last_gradients, loss_problems
+from mindllm.verify.single import BEYOND_NORMS, FINAL_NORM, Arrays, SingleDevice, Task, tasks
 from mindllm.verify.update import update_problems
 
 TOLERANCE = 1e-3
 """Of a decay, which is a number such as 0.1; rounding of fp32 changes it by about 1e-5."""
 SEED = 1
 TINY = 1e-30
+CLIPPING = re.compile(r"update-ApplyGradients/[^/]+$")
+"""Scopes of the operators that clip."""
+ON_BOTH = "(on a single device, too)"
+"""Ends what the ranks and the single device have wrong alike."""
 
 
 class Updates:
@@ -88,8 +95,18 @@ def _text(decay: float) -> str:
 
 
 @dataclass(frozen=True)
+class OnceMore:
+    """What the logits of a step say of it in float64: ``problems`` of its loss, ``gradients`` of weights behind the layers."""
+
+    problems: tuple[str, ...]
+    gradients: Arrays
+
+
+@dataclass(frozen=True)
 class Reference:
-    """A single device's training: its tables, weights that stay, state before it; after every step result, state and counts."""
+    """A single device's training: its tables, weights that stay, state before it; after every step result, state, counts
+    and what its logits say.
+    """
 
     tables: Arrays
     frozen: Arrays
@@ -98,6 +115,7 @@ class Reference:
     results: list[StepResult]
     states: list[Arrays]
     counts: list[Arrays] = field(default_factory=list)
+    losses: list[OnceMore] = field(default_factory=list)
 
     def before(self, step: int) -> Arrays:
         """State before step number ``step`` (from 0)."""
@@ -118,12 +136,20 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     set_up_device(one)
     device = SingleDevice(one)
     work = tasks(config, steps, SEED)
-    initial, results, states, counts = device.state(), [], [], []
+    frozen, initial = device.frozen(), device.state()
+    results, states, counts, losses = [], [initial], [], []
     for task in work:
         results.append(device.step(task))
+        losses.append(_once_more(one, task, results[-1], device.values(), {**frozen, **states[-1]}))
         states.append(device.state())
         counts.append(device.counts())
-    return Reference(device.tables(), device.frozen(), initial, work, results, states, counts)
+    return Reference(device.tables(), frozen, initial, work, results, states[1:], counts, losses)
+
+
+def _once_more(config: RunConfig, task: Task, result: StepResult, values: StepValues, before: Arrays) -> OnceMore:
+    """The loss of a step, whose logits were finite, and where it updated weights some of its gradients."""
+    problems = tuple(loss_problems(config, task.batch, result.loss, result.tokens, values))
+    return OnceMore(problems, {} if task.overflows else last_gradients(config, task.batch, values, before))
 
 
 def train_cluster(
@@ -135,14 +161,14 @@ def train_cluster(
     comparisons = []
     for number, task in enumerate(reference.tasks):
         weights = [machine.values() for machine in cluster.machines]
-        with enlarged_logits(cluster, task.enlarged):
-            columns = columns_read(config, task.batch)
-            found = cluster.step(columns, task.rate, task.scale, task.spoiled, group_rates=task.group_rates)
+        found = done_by(cluster, config, task)
         comparison = compare(reference.results[number], reference.states[number], found, cluster, tolerance)
+        comparison = replace(comparison, further=tuple(loss_on_both(reference, number)))
         if not task.overflows:
             rate_of = partial(task.rate_of, config)
             updates = Updates(config.optimizer, rate_of, reference.before(number), reference.states[number])
             further = (
+                *comparison.further,
                 *updates.decay_errors(cluster, weights),
                 *count_errors(cluster, reference.counts[number] if reference.counts else {}, tolerance.moments),
                 *own_problems(config, reference, number),
@@ -150,6 +176,48 @@ def train_cluster(
             comparison = replace(comparison, further=further)
         comparisons.append(comparison)
     return tuple(comparisons)
+
+
+def done_by(cluster: Cluster, config: RunConfig, task: Task) -> ClusterStep:
+    """One optimizer step of a cluster."""
+    columns = columns_read(config, task.batch)
+    with enlarged_logits(cluster, task.enlarged), clipping(cluster, config, task.clips):
+        return cluster.step(columns, task.rate, task.scale, task.spoiled, group_rates=task.group_rates)
+
+
+@contextmanager
+def clipping(cluster: Cluster, config: RunConfig, clips: bool) -> Iterator[None]:
+    """Unless it ``clips``, the threshold of clipping is one that no norm reaches inside: what the graph has computed of the
+    threshold, a constant that is divided by the norm, is that many times as large.
+    """
+    asked = config.runner_wrapper.max_grad_norm
+    if clips or not config.runner_wrapper.use_clip_grad:
+        yield
+        return
+    for machine in cluster.machines:
+        machine.fault = partial(_beyond_norms, frozenset(_thresholds(machine.graph, asked)), BEYOND_NORMS / asked)
+    try:
+        yield
+    finally:
+        for machine in cluster.machines:
+            machine.fault = None
+
+
+def _beyond_norms(names: Collection[str], factor: float, node: Node, result: Any) -> Any:
+    return result * np.float32(factor) if node.name in names else result
+
+
+def _thresholds(graph: CompiledGraph, asked: float) -> Iterator[str]:
+    """The names of what is computed of the threshold where gradients are applied."""
+    for node in graph.nodes():
+        if node.op != CONSTANT and CLIPPING.search(node.scope):
+            known = [graph.constants.get(name) for name in node.inputs]
+            if any(_is_equal(one, np.float32(asked)) for one in known):
+                yield node.name
+
+
+def _is_equal(value: Any, number: np.float32) -> bool:
+    return isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0 and np.float32(value) == number
 
 
 @contextmanager
@@ -187,8 +255,15 @@ def own_problems(config: RunConfig, reference: Reference, step: int) -> Iterator
     done = sum(not task.overflows for task in reference.tasks[: step + 1])
     task, norm = reference.tasks[step], reference.results[step].global_norm
     rate_of, before, after = partial(task.rate_of, config), reference.before(step), reference.states[step]
-    for problem in update_problems(config, done, rate_of, norm, before, after):
-        yield f"{problem} (on a single device, too)"
+    known = reference.losses[step].gradients if reference.losses else {}
+    for problem in update_problems(config, done, rate_of, norm, before, after, known, task.clips):
+        yield f"{problem} {ON_BOTH}"
+
+
+def loss_on_both(reference: Reference, step: int) -> Iterator[str]:
+    """Where the single device's own loss is not that of its logits."""
+    for problem in reference.losses[step].problems if reference.losses else ():
+        yield f"{problem} {ON_BOTH}"
 
 
 def columns_read(config: RunConfig, batch: Mapping[str, np.ndarray]) -> Arrays:

@@ -14,11 +14,12 @@ from mindspore import Parameter, Tensor, ops
 
 from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
-from mindllm.config import RunConfig
+from mindllm.config import RunConfig, override_config
 from mindllm.data.mind_record import IGNORED
-from mindllm.models.weights import assign, quantized_parameters
+from mindllm.models.weights import assign, constant, quantized_parameters
 from mindllm.random_keys import RANDOM_KEYS, random_keys
 from mindllm.train.engine import ReplicaEngine, StepResult
+from mindllm.verify.kept_values import StepValues, ValueKeeper
 
 Arrays = dict[str, np.ndarray]
 SPREAD = 0.02
@@ -27,6 +28,8 @@ LOSS_SCALE, OTHER_SCALE = 1024.0, 256.0  # of the first step, and of those behin
 OVERFLOWING_SCALE = float(np.finfo(np.float32).max)
 ROUNDING = 1e-6
 TABLES = "tables."
+BEYOND_NORMS = 1e6
+"""A threshold of clipping that no norm of gradients reaches."""
 FINAL_NORM = "model.norm_out.weight"
 ENLARGED = 2000.0
 """By which the final norm's weight, and so all logits, are multiplied in a step that overflows anyway: exponents beyond 88 are
@@ -38,6 +41,7 @@ infinite in fp32.
 class Task:
     """One optimizer step to be done on both sides: a global batch, a rate, a loss scale, the rates of groups of weights.
 
+    ``clips``: whether gradients are clipped where the run clips them; else no norm is large enough for it.
     ``spoiled`` is the rank of the cluster (-1: the last one) on which alone a gradient overflows, whatever the scale. Logits are
     ``enlarged`` for this step alone.
     """
@@ -48,6 +52,7 @@ class Task:
     spoiled: int | None = None
     enlarged: float = 1.0
     group_rates: tuple[float, ...] = ()
+    clips: bool = True
 
     def rate_of(self, config: RunConfig, name: str) -> float:
         """The learning rate of a weight."""
@@ -64,12 +69,16 @@ OVERFLOWS = ((OVERFLOWING_SCALE, None), (LOSS_SCALE, 0), (LOSS_SCALE, -1))
 
 
 def tasks(config: RunConfig, steps: int, seed: int) -> list[Task]:
-    """``steps`` steps, and behind the first one others that overflow: weights must stay, accumulators must be cleared."""
+    """``steps`` steps, and behind the first one others that overflow: weights must stay, accumulators must be cleared. The
+    last one does not clip.
+    """
     kinds: list[tuple[float, int | None]] = [(LOSS_SCALE, None), *OVERFLOWS, *[(OTHER_SCALE, None)] * (steps - 1)]
     rates = tuple(LEARNING_RATE / (2 + number) for number in range(len(config.grouped_lr_schedule.grouped)))
     work = [
         Task(batch(config, seed + number), LEARNING_RATE, *kind, group_rates=rates) for number, kind in enumerate(kinds)
     ]
+    if steps > 1:
+        work[-1] = replace(work[-1], clips=False)
     if config.is_preference_tuning or config.model.config.compute_dtype != "float32":
         return work  # such a loss is next to zero where logits are large; such gradients would overflow on all ranks
     first = next(number for number, task in enumerate(work) if task.spoiled is not None)
@@ -125,7 +134,10 @@ class SingleDevice:
     """The model of a run on one CPU device."""
 
     def __init__(self, config: RunConfig) -> None:
+        config = override_config(config, {"model.model_config.loss_chunks": 1})  # so the head makes all logits at once
         self.engine = ReplicaEngine(config)
+        self.keeper = ValueKeeper(config, self.engine.model)
+        self.threshold = ClipThreshold(self.engine, config) if config.runner_wrapper.use_clip_grad else None
         weights = {**self.engine.frozen, **self.engine.weights}
         begins = self._arrays(weights)
         codes = quantized_parameters(
@@ -150,6 +162,8 @@ class SingleDevice:
     def step(self, task: Task) -> StepResult:
         """One optimizer step."""
         scale = OVERFLOWING_SCALE if task.overflows else task.scale
+        if self.threshold is not None:
+            self.threshold.put(task.clips)
         norm = {**self.engine.frozen, **self.engine.weights}[FINAL_NORM]
         begins = norm.asnumpy().copy()
         if task.enlarged != 1:
@@ -159,6 +173,10 @@ class SingleDevice:
             _write(norm, begins)  # the step was skipped
         return result
 
+    def values(self) -> StepValues:
+        """What the last step made on its way to the loss."""
+        return self.keeper.values()
+
     def counts(self) -> Arrays:
         """What the last step counted, by the counter's name."""
         return {name: np.array(counted) for name, counted in self.engine.counts().items()}
@@ -166,6 +184,20 @@ class SingleDevice:
     @staticmethod
     def _arrays(parameters: Mapping) -> Arrays:
         return {name: parameter.asnumpy().copy() for name, parameter in parameters.items()}
+
+
+class ClipThreshold:
+    """The norm that a single device clips to, as a parameter of its step: known when it is compiled, it could not change."""
+
+    def __init__(self, engine: ReplicaEngine, config: RunConfig) -> None:
+        self.asked, update = config.runner_wrapper.max_grad_norm, engine.update
+        self.held = constant("clip_threshold", np.array(self.asked, np.float32))
+        del update.max_grad_norm
+        update.max_grad_norm = self.held
+
+    def put(self, clips: bool) -> None:
+        """The threshold of the run, or one that no norm reaches."""
+        _write(self.held, np.array(self.asked if clips else BEYOND_NORMS, np.float32))
 
 
 def _write(parameter: Parameter, array: np.ndarray) -> None:

@@ -7,6 +7,7 @@ clipped, and it gives the second moment and the weight anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,12 +21,21 @@ TOLERANCE = 1e-4
 """Of a norm, of the largest second moment of a weight, and of the largest change of a weight: what fp32 leaves."""
 ORTHOGONAL_TOLERANCE, TINY = 1e-3, 1e-7
 """Of the largest change of a matrix: Newton-Schulz steps make rounding of small singular values hundreds of times as large."""
+GRADIENT_TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 2e-2}
+"""Of the largest element of a gradient, by compute dtype."""
 ROUNDING = 1e-6
 """Of the largest weight: what is left of a difference of two weights."""
 
 
 def update_problems(
-    config: RunConfig, updates: int, rate_of: Callable[[str], float], norm: float, before: Mapping, after: Mapping
+    config: RunConfig,
+    updates: int,
+    rate_of: Callable[[str], float],
+    norm: float,
+    before: Mapping,
+    after: Mapping,
+    known: Mapping[str, np.ndarray] = MappingProxyType({}),
+    clips: bool = True,
 ) -> Iterator[str]:
     """Yield where an update is not that of AdamW, or of Muon, with the YAML's clipping, betas, epsilon and decays.
 
@@ -36,6 +46,8 @@ def update_problems(
         norm: of the step's gradients, as the step told it.
         before: weights and state before the step, by name.
         after: the same after it.
+        known: gradients of some weights by name, before clipping, that were computed another way.
+        clips: whether the step clips where the run does.
     """
     if config.model.config.pet_config is not None:
         return
@@ -45,11 +57,21 @@ def update_problems(
     parts = {name: kind(config, name, before, after) for name, kind in kinds.items()}
     applied = float(np.sqrt(sum(np.sum(part.gradient**2) for part in parts.values())))
     wrapper = config.runner_wrapper
-    clipped = min(1.0, wrapper.max_grad_norm / (norm + CLIP_EPSILON)) if wrapper.use_clip_grad else 1.0
+    clipped = min(1.0, wrapper.max_grad_norm / (norm + CLIP_EPSILON)) if wrapper.use_clip_grad and clips else 1.0
     if not abs(applied - norm * clipped) <= TOLERANCE * norm * clipped:
         yield f"gradients were applied with the norm {applied:.6g}; of {norm:.6g}, clipping leaves {norm * clipped:.6g}"
+    allowed = GRADIENT_TOLERANCES[config.model.config.compute_dtype]
+    for name, gradient in known.items():
+        if name in parts:
+            yield from _gradient_problems(name, parts[name].gradient, gradient * clipped, allowed)
     for name, part in parts.items():
         yield from part.problems(name, updates, rate_of(name))
+
+
+def _gradient_problems(name: str, found: np.ndarray, wanted: np.ndarray, tolerance: float) -> Iterator[str]:
+    if not _largest(found - wanted) <= tolerance * _largest(wanted):
+        factor = float(np.vdot(found, wanted) / np.vdot(wanted, wanted))
+        yield f"gradient of {name}: about {factor:.4g} times what the logits give"
 
 
 class _Part:

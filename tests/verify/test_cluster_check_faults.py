@@ -11,6 +11,7 @@ from execute_clusters import REAL, Compiled, compiled_cluster, judged, tampered
 from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node, OtherType
 from mindllm.verify.check import LARGE_LOGITS
+from mindllm.verify.side import CLIPPING
 from mindllm.verify.single import LOSS_SCALE
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"
@@ -309,6 +310,15 @@ def test_gradients_that_are_unscaled_by_a_constant(biased):
     outcome = judged(biased, [fixed(graph) for graph in biased.graphs])
     assert not any(problem.startswith("step 1:") for problem in outcome.problems)
     assert any(problem.startswith("step 5: global norm: ") for problem in outcome.problems)
+
+
+def test_gradients_that_are_scaled_up_to_the_norm_they_may_have(biased):
+    """The largest factor of clipping, which is one, is missing: no step that clips tells."""
+    bounds = lambda node: node.op == "Minimum" and CLIPPING.search(node.scope) is not None  # noqa: E731
+    outcome = judged(biased, everywhere(biased, bounds, dropped))
+    assert all(problem.startswith("step 5: ") for problem in outcome.problems)
+    assert any(problem.startswith("step 5: adam_m.model.norm_out.weight ") for problem in outcome.problems)
+    assert "update-ApplyGradients" in outcome.first_difference
 
 
 def test_exponents_whose_largest_logit_is_not_taken_off(biased):

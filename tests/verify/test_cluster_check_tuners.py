@@ -15,7 +15,7 @@ from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.optimizers.adalora import OVERLAP_OF_FIRST, OVERLAP_OF_SECOND
 from mindllm.train.part_exchange import ADDS
 from mindllm.verify.compare import TOLERANCES, compare
-from mindllm.verify.side import build_cluster
+from mindllm.verify.side import build_cluster, done_by
 from mindllm.verify.single import SingleDevice
 
 LAYOUTS = ("neighbours", "stages", "slices")
@@ -82,7 +82,7 @@ def test_a_checkpoint_goes_on_under_another_layout(kind, graph_cache, tmp_path):
         assert all(kept[key].shape == whole.shape for key, whole in reference.initial.items())
         for other in clusters.values():
             resumed = build_cluster(other.config, other.graphs, {**reference.frozen, **kept})
-            found = resumed.step(last.batch, last.rate, last.scale)
+            found = done_by(resumed, other.config, last)
             tolerance = TOLERANCES["float32"]
             compared = compare(reference.results[-1], reference.states[-1], found, resumed, tolerance)
             assert compared.problems() == [], (name, other.config.parallel_config)

@@ -34,7 +34,7 @@ from mindllm.train.health import Watched, by_weight, largest_of
 from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.optimizers.build import Optimizer, make_optimizer
-from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
+from mindllm.train.step import AccumulateStep, ApplyAccumulated, ApplyGradients, ForwardBackward, TrainStep
 from mindllm.train.watched import Watch, logits_of, make_watch
 
 LIMITS = 2  # of norm and loss
@@ -102,6 +102,11 @@ class ReplicaEngine(Engine):
         self._step.set_train()
         self._compiled = False
         self._waited = 0.0
+
+    @property
+    def update(self) -> ApplyGradients:
+        """The cell of a training step that clips and applies gradients."""
+        return self._step.update
 
     def step(
         self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = (), group_rates: Sequence[float] = ()
