@@ -17,6 +17,7 @@ from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.terminal.progress import Progress, unwatched
+from mindllm.verify.beginning import beginning_problems
 from mindllm.verify.compare import Comparison, is_of_loss
 from mindllm.verify.locate import locate
 from mindllm.verify.resume import resume_problems
@@ -157,7 +158,10 @@ def judge(
     from mindllm.parallel.build import kernels_of
 
     positions = kernels_of(config).positions(config.model.config.seq_length)
-    of_tables = tuple(table_problems(graphs, reference.tables, positions))
+    of_tables = (
+        *table_problems(graphs, reference.tables, positions),
+        *beginning_problems(graphs, config.seed, reference.begins),
+    )
     for step, comparison in enumerate(comparisons):
         if problems := comparison.problems():
             progress("looking for the first operator that differs")

@@ -105,7 +105,7 @@ class OnceMore:
 @dataclass(frozen=True)
 class Reference:
     """A single device's training: its tables, weights that stay, state before it; after every step result, state, counts
-    and what its logits say.
+    and what its logits say. ``begins``: weights when a run begins.
     """
 
     tables: Arrays
@@ -116,6 +116,7 @@ class Reference:
     states: list[Arrays]
     counts: list[Arrays] = field(default_factory=list)
     losses: list[OnceMore] = field(default_factory=list)
+    begins: Arrays = field(default_factory=dict)
 
     def before(self, step: int) -> Arrays:
         """State before step number ``step`` (from 0)."""
@@ -143,7 +144,7 @@ def train_single(config: RunConfig, steps: int) -> Reference:
         losses.append(_once_more(one, task, results[-1], device.values(), {**frozen, **states[-1]}))
         states.append(device.state())
         counts.append(device.counts())
-    return Reference(device.tables(), frozen, initial, work, results, states[1:], counts, losses)
+    return Reference(device.tables(), frozen, initial, work, results, states[1:], counts, losses, device.begins)
 
 
 def _once_more(config: RunConfig, task: Task, result: StepResult, values: StepValues, before: Arrays) -> OnceMore:

@@ -131,7 +131,7 @@ def _pairs(random: np.random.Generator, labels: np.ndarray) -> Arrays:
 
 
 class SingleDevice:
-    """The model of a run on one CPU device."""
+    """The model of a run on one CPU device. ``begins``: the weights that a run would begin with; here others train."""
 
     def __init__(self, config: RunConfig) -> None:
         config = override_config(config, {"model.model_config.loss_chunks": 1})  # so the head makes all logits at once
@@ -139,11 +139,11 @@ class SingleDevice:
         self.keeper = ValueKeeper(config, self.engine.model)
         self.threshold = ClipThreshold(self.engine, config) if config.runner_wrapper.use_clip_grad else None
         weights = {**self.engine.frozen, **self.engine.weights}
-        begins = self._arrays(weights)
+        self.begins = self._arrays(weights)
         codes = quantized_parameters(
             self.engine.model
         )  # no two parts of them are equal, and any sum with them would be none
-        assign(weights, {name: item if name in codes else _disturbed(name, item) for name, item in begins.items()})
+        assign(weights, {name: item if name in codes else _disturbed(name, item) for name, item in self.begins.items()})
 
     def state(self) -> Arrays:
         """Weights and optimizer state by name."""

@@ -224,6 +224,8 @@ class Parameter:
         layout: how the whole is cut; None where MindSpore has none (scalars, a single device).
         initial: what the whole tensor begins with, a scalar where all of it is equal; None for weights, which are drawn, and
             where it is unknown.
+        begins: how a weight of a run that begins is made, as :func:`mindllm.compiled.graph.initial.beginnings` has it; None of
+            others, and where it is unknown.
     """
 
     name: str
@@ -232,6 +234,7 @@ class Parameter:
     dtype: str
     layout: ParameterLayout | None = None
     initial: np.ndarray | None = field(default=None, repr=False, compare=False)
+    begins: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)

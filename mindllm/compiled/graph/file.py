@@ -11,6 +11,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from mindllm.files import atomic_path
 from mindllm.outside import LARGEST_GRAPH, open_file, parse_json
 from mindllm.parallel.parameter_layout import ParameterLayout
 
-FORMAT, VERSION = "mindllm compiled graph", 2
+FORMAT, VERSION = "mindllm compiled graph", 3
 MIND_IR, FACTS, INITIAL = "rank.mindir", "rank.json", "initial.npz"
 
 
@@ -36,14 +37,16 @@ def write_graph(
     layouts: Mapping[str, ParameterLayout],
     sources: Sources,
     initial: Mapping[str, np.ndarray],
+    begins: Mapping[str, tuple[Any, ...]],
 ) -> None:
-    """Writes a graph, layouts and initial values of its parameters and source lines of its operators; whole or absent."""
+    """Writes a graph, layouts and beginnings of its parameters and source lines of its operators; whole or absent."""
     facts = {
         "format": FORMAT,
         "version": VERSION,
         "rank": rank,
         "layouts": {name: dataclasses.asdict(layout) for name, layout in layouts.items()},
         "sources": sources_to_json(sources),
+        "begins": begins,
     }
     with atomic_path(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(FACTS, json.dumps(facts))
@@ -56,7 +59,8 @@ def save(graph: CompiledGraph, path: Path) -> None:
     parameters = graph.parameters.values()
     layouts = {parameter.name: parameter.layout for parameter in parameters if parameter.layout}
     initial = {parameter.name: parameter.initial for parameter in parameters if parameter.initial is not None}
-    write_graph(path, graph.rank, graph.mind_ir, layouts, graph.sources, initial)
+    begins = {parameter.name: parameter.begins for parameter in parameters if parameter.begins is not None}
+    write_graph(path, graph.rank, graph.mind_ir, layouts, graph.sources, initial, begins)
 
 
 def load(path: Path, pool: Pool | None = None) -> CompiledGraph:
@@ -77,7 +81,11 @@ def load(path: Path, pool: Pool | None = None) -> CompiledGraph:
         raise UserError(f"{path}: damaged, or not a compiled graph ({error})") from None
     try:
         layouts = {name: ParameterLayout.from_json(layout) for name, layout in facts["layouts"].items()}
-        return parse_mind_ir(mind_ir, int(facts["rank"]), layouts, sources_from_json(facts["sources"]), initial, pool)
+        begins = {name: _as_tuple(value) for name, value in facts["begins"].items()}
+        sources = sources_from_json(facts["sources"])
+        graph = parse_mind_ir(mind_ir, int(facts["rank"]), layouts, sources, initial, pool)
+        parameters = {one.name: replace(one, begins=begins.get(one.name)) for one in graph.parameters.values()}
+        return replace(graph, parameters=parameters)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -91,6 +99,11 @@ def _part(archive: zipfile.ZipFile, name: str) -> bytes:
     if len(content) > LARGEST_GRAPH:
         raise ValueError(f"{name} has more than {LARGEST_GRAPH:,} bytes once decompressed")
     return content
+
+
+def _as_tuple(value: Any) -> Any:
+    """Lists of JSON as the tuples that they were."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:

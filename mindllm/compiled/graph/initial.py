@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mindllm.architecture.optimizer_state import is_state
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.models.experts.expert_load import is_probe
+from mindllm.models.weights import is_quantized_parameter
 
 if TYPE_CHECKING:
     from mindspore import Parameter, nn
 
+DRAWN, CONSTANT = ("lengths_of", "initial_std"), "constant"
 CONSTANT_INITIALIZERS = ("Zero", "One", "Constant")
 
 
@@ -30,6 +32,28 @@ def initial_values(step: nn.Cell, names: Collection[str]) -> dict[str, np.ndarra
         if parameter.name in wanted and not _is_weight(parameter)
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def beginnings(step: nn.Cell, names: Collection[str]) -> dict[str, tuple[Any, ...]]:
+    """How the weights called ``names`` of a training step begin where nothing is loaded, in plain values: what
+    :func:`mindllm.models.weights.drawn_value` asks of them by its name, or a number that all elements are.
+
+    Codes of quantized weights, which nothing changes, have no entry.
+    """
+    wanted = set(names)
+    weights = [one for one in step.get_parameters() if one.name in wanted and _is_weight(one)]
+    found = {one.name: _beginning(one) for one in weights}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _beginning(parameter: Parameter) -> tuple[Any, ...] | None:
+    if is_quantized_parameter(parameter):
+        return None
+    for kind in DRAWN:
+        if hasattr(parameter, kind):
+            return kind, getattr(parameter, kind)
+    value = _initial(parameter)
+    return None if value is None or value.ndim else (CONSTANT, float(value))
 
 
 def _is_weight(parameter: Parameter) -> bool:

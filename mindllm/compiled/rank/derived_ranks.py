@@ -191,13 +191,13 @@ def _leaves(graph: CompiledGraph) -> Iterator[Mapping[str, Any]]:
 
 
 def _leaves_of_parameter(parameter: Parameter) -> Mapping[str, Any]:
-    layout = parameter.layout
+    layout, beginning = parameter.layout, {"initial": parameter.initial, "begins": parameter.begins}
     if layout is None:
-        return {"initial": parameter.initial}
+        return beginning
     of_group = (
         {RANKS_OF_NAME: layout.optimizer_ranks, "group": layout.optimizer_group} if layout.optimizer_group else {}
     )
-    return {"initial": parameter.initial, **of_group}
+    return {**beginning, **of_group}
 
 
 def _with_leaves(node: Node, leaf: Mapping[str, Any], constants: Mapping[str, Node]) -> list[Node]:
@@ -216,7 +216,7 @@ def _of_parameter(parameter: Parameter, leaf: Mapping[str, Any]) -> Parameter:
     layout = parameter.layout
     if layout is not None and layout.optimizer_group:
         layout = replace(layout, optimizer_group=leaf["group"], optimizer_ranks=leaf[RANKS_OF_NAME])
-    return replace(parameter, layout=layout, initial=leaf["initial"])
+    return replace(parameter, layout=layout, initial=leaf["initial"], begins=leaf["begins"])
 
 
 @dataclass

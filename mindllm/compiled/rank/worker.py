@@ -51,7 +51,7 @@ def compile_to(
     front_end.pretend_device(rank, mesh_of(config).device_num, asked)
     import mindspore as ms
 
-    from mindllm.compiled.graph.initial import initial_values
+    from mindllm.compiled.graph.initial import beginnings, initial_values
     from mindllm.train.distributed_step import build_distributed_loss, build_distributed_step, example_inputs
 
     ms.set_context(mode=ms.GRAPH_MODE)
@@ -63,9 +63,11 @@ def compile_to(
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
     layouts |= getattr(cell, "state_layouts", {})
     sources = sources_in(Path(os.environ[TEXT_DIRECTORY]))
-    begins = initial_values(cell, parameter_names(graph.mind_ir))
+    names = parameter_names(graph.mind_ir)
     own = ms.get_auto_parallel_context("global_rank") if asked else rank
-    write_graph(output / GRAPH, own, graph.mind_ir, layouts, sources, begins)
+    write_graph(
+        output / GRAPH, own, graph.mind_ir, layouts, sources, initial_values(cell, names), beginnings(cell, names)
+    )
 
 
 def text_of_last_graph(output: Path) -> dict[str, str]:
