@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import is_state
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, is_state
 from mindllm.compiled.execute.cluster import Cluster, ClusterStep
 from mindllm.compiled.execute.state import state_parts
+from mindllm.config import OptimizerConfig, RunConfig
 from mindllm.train.engine import StepResult
+
+Arrays = Mapping[str, np.ndarray]
+Explained = Callable[[str], np.ndarray | None]
 
 
 @dataclass(frozen=True)
@@ -30,16 +35,21 @@ TOLERANCES = {
     "float16": Tolerance(loss=5e-4, norm=5e-3, weights=4e-2, moments=4e-2),
 }
 """By compute dtype."""
+OF_PAIRS = 4.0
+"""Times the tolerance of a loss in short types: that of a pair is made of sums over the tokens of answers, not of means."""
 ROUNDING = (
     1e-8  # of the largest moment of all: what zero gradients leave, as those of key biases without rotary positions
 )
-LOSS = "loss"
+LOSS, FP32 = "loss", "float32"
 SQUARES = ("adam_v", "moment2")
 
 
 @dataclass(frozen=True)
 class TensorError:
-    """The largest error of one tensor on one rank: absolute, and relative to the tensor's largest magnitude."""
+    """The largest error of one tensor on one rank: absolute, and relative to the tensor's largest magnitude.
+
+    What errors of its moments explain is no part of the relative one.
+    """
 
     name: str
     rank: int
@@ -95,21 +105,38 @@ class Comparison:
                 yield f"{error.name} on rank {error.rank}: off by {error.absolute:.2e}, {error.relative:.2e} of its largest"
 
 
+def tolerance_of(config: RunConfig) -> Tolerance:
+    """The largest errors of a run that are rounding."""
+    dtype = config.model.config.compute_dtype
+    found = TOLERANCES[dtype]
+    return replace(found, loss=OF_PAIRS * found.loss) if config.is_preference_tuning and dtype != FP32 else found
+
+
 def is_of_loss(problem: str) -> bool:
     """Whether one of the problems of a comparison is that losses differ."""
     return problem.startswith(f"{LOSS}: ")
 
 
 def compare(
-    single: StepResult, state: Mapping[str, np.ndarray], step: ClusterStep, cluster: Cluster, tolerance: Tolerance
+    single: StepResult,
+    state: Mapping[str, np.ndarray],
+    step: ClusterStep,
+    cluster: Cluster,
+    tolerance: Tolerance,
+    explained: Explained = lambda name: None,
 ) -> Comparison:
-    """Holds a step's results together, and the state both sides have after it."""
+    """Holds a step's results together, and the state both sides have after it.
+
+    ``explained``: of a whole weight how large an error may be, element by element, beside what is allowed anyway.
+    """
     worst: dict[str, TensorError] = {}
     negligible = _negligible(state)
     for machine in cluster.machines:
         for name, part in state_parts(machine).items():
             whole = np.asarray(state[name])
-            error = _error(name, machine.rank, np.asarray(part.value), whole[part.slices], whole)
+            beside = explained(name)
+            beside = None if beside is None else beside[part.slices]
+            error = _error(name, machine.rank, np.asarray(part.value), whole[part.slices], whole, beside)
             if error.absolute <= negligible.get(_kind(name), 0.0):
                 error = replace(error, relative=0.0)
             known = worst.get(name)
@@ -134,10 +161,36 @@ def _kind(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _error(name: str, rank: int, found: np.ndarray, wanted: np.ndarray, whole: np.ndarray) -> TensorError:
-    absolute = float(np.max(np.abs(found - wanted), initial=0.0))
+def explained_by_moments(
+    optimizer: OptimizerConfig, tolerance: Tolerance, rate_of: Callable[[str], float], updates: int, state: Arrays
+) -> Explained:
+    """How large errors of weights may be because errors of their moments may be as large as the tolerance.
+
+    Adam divides by the root of the second moment: where that is small, next to zero gradients that are large elsewhere, rounding
+    of a gradient is a visible part of an update. ``state``: after the update, number ``updates``, counted from 1.
+    """
+    left1, left2 = (1 - beta**updates if optimizer.bias_correction else 1.0 for beta in optimizer.betas)
+
+    @cache
+    def explained(name: str) -> np.ndarray | None:
+        first, second = (state.get(f"{prefix}{name}") for prefix in MOMENT_PREFIXES)
+        if first is None or second is None or first.shape != state[name].shape:
+            return None
+        error = tolerance.moments * float(np.max(np.abs(first), initial=0.0)) / left1
+        return rate_of(name) * error / (np.sqrt(second / left2) + optimizer.eps)
+
+    return explained
+
+
+def _error(
+    name: str, rank: int, found: np.ndarray, wanted: np.ndarray, whole: np.ndarray, explained: np.ndarray | None
+) -> TensorError:
+    distance = np.abs(found - wanted)
+    absolute = counted = float(np.max(distance, initial=0.0))
+    if explained is not None:
+        counted = float(np.max(np.maximum(distance - explained, 0.0), initial=0.0))  # a NaN stays one
     largest = float(np.max(np.abs(whole), initial=0.0))
-    return TensorError(name, rank, absolute, absolute / largest if largest else absolute)
+    return TensorError(name, rank, absolute, counted / largest if largest else counted)
 
 
 def _absolute(error: TensorError) -> float:

@@ -26,7 +26,7 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
-from mindllm.verify.compare import TOLERANCES, Comparison, compare
+from mindllm.verify.compare import Comparison, compare, explained_by_moments, tolerance_of
 from mindllm.verify.kept_values import StepValues
 from mindllm.verify.loss import last_gradients, loss_problems
 from mindllm.verify.single import BEYOND_NORMS, FINAL_NORM, Arrays, SingleDevice, Task, tasks
@@ -118,6 +118,10 @@ class Reference:
     losses: list[OnceMore] = field(default_factory=list)
     begins: Arrays = field(default_factory=dict)
 
+    def updates(self, step: int) -> int:
+        """Updates that are done behind step number ``step``."""
+        return sum(not task.overflows for task in self.tasks[: step + 1])
+
     def before(self, step: int) -> Arrays:
         """State before step number ``step`` (from 0)."""
         return self.states[step - 1] if step else self.initial
@@ -158,12 +162,12 @@ def train_cluster(
 ) -> tuple[Comparison, ...]:
     """Trains the cluster from the same weights on the same batches, and compares after every step."""
     cluster = build_cluster(config, graphs, reference.given(0), mindspore_kernels)
-    tolerance = TOLERANCES[config.model.config.compute_dtype]
+    tolerance = tolerance_of(config)
     comparisons = []
     for number, task in enumerate(reference.tasks):
         weights = [machine.values() for machine in cluster.machines]
         found = done_by(cluster, config, task)
-        comparison = compare(reference.results[number], reference.states[number], found, cluster, tolerance)
+        comparison = compared(config, reference, number, found, cluster)
         comparison = replace(comparison, further=tuple(loss_on_both(reference, number)))
         if not task.overflows:
             rate_of = partial(task.rate_of, config)
@@ -177,6 +181,18 @@ def train_cluster(
             comparison = replace(comparison, further=further)
         comparisons.append(comparison)
     return tuple(comparisons)
+
+
+def compared(config: RunConfig, reference: Reference, number: int, found: ClusterStep, cluster: Cluster) -> Comparison:
+    """Step ``number`` held against that of the single device. Gradients that are not clipped are large beside Adam's epsilon."""
+    task, state = reference.tasks[number], reference.states[number]
+    tolerance = tolerance_of(config)
+    if task.clips and config.runner_wrapper.use_clip_grad:
+        return compare(reference.results[number], state, found, cluster, tolerance)
+    explained = explained_by_moments(
+        config.optimizer, tolerance, partial(task.rate_of, config), reference.updates(number), state
+    )
+    return compare(reference.results[number], state, found, cluster, tolerance, explained)
 
 
 def done_by(cluster: Cluster, config: RunConfig, task: Task) -> ClusterStep:
@@ -253,7 +269,7 @@ def count_errors(cluster: Cluster, wanted: Arrays, tolerance: float) -> Iterator
 
 def own_problems(config: RunConfig, reference: Reference, step: int) -> Iterator[str]:
     """Where the single device itself does not do the update that the YAML asks for."""
-    done = sum(not task.overflows for task in reference.tasks[: step + 1])
+    done = reference.updates(step)
     task, norm = reference.tasks[step], reference.results[step].global_norm
     rate_of, before, after = partial(task.rate_of, config), reference.before(step), reference.states[step]
     known = reference.losses[step].gradients if reference.losses else {}

@@ -9,6 +9,7 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.verify.compare import TOLERANCES, explained_by_moments
 from mindllm.verify.side import count_errors
 from mindllm.verify.update import update_problems
 
@@ -74,3 +75,22 @@ def test_counters_that_a_rank_has_otherwise():
     assert of(whole, whole, 0 * whole) == []  # the last one is of another stage
     assert of(whole, 2 * whole) == [f"{COUNTER} on rank 1: off by 4.00e+00, 1.00e+00 of its largest"]
     assert of(0 * whole) == [f"{COUNTER}: no rank has counted anything"]
+
+
+def test_errors_of_weights_that_errors_of_moments_explain():
+    """An element whose second moment is small may be off by as much as its first moment may; one with a large one may not."""
+    optimizer = run().optimizer
+    first, second = (np.float32(values) for values in ([1e-2, 1e-6], [1e-4, 0.0]))
+    state = {
+        NORM: np.ones(2, np.float32),
+        **dict(zip((f"{one}{NORM}" for one in MOMENT_PREFIXES), (first, second), strict=True)),
+    }
+    explained = explained_by_moments(optimizer, TOLERANCES["float32"], lambda name: RATE, UPDATES, state)
+    large, small = explained(NORM)
+    beta1, beta2 = optimizer.betas
+    error = 1e-4 * 1e-2 / (1 - beta1**UPDATES)
+    assert large == pytest.approx(RATE * error / (np.sqrt(1e-4 / (1 - beta2**UPDATES)) + optimizer.eps), rel=1e-5)
+    assert small == pytest.approx(RATE * error / optimizer.eps, rel=1e-5)
+    assert (
+        explained_by_moments(optimizer, TOLERANCES["float32"], lambda name: RATE, UPDATES, {NORM: first})(NORM) is None
+    )
