@@ -146,6 +146,7 @@ def verify(
     workers: int | None = None,
     most_ranks: int | None = None,
     every_rank: bool = False,
+    accumulation_steps: int | None = None,
     cache: Path | str | None = None,
     use_cache: bool = True,
     progress: Progress = unwatched,
@@ -162,6 +163,7 @@ def verify(
         workers: ranks compiled at a time; None: by cores and memory.
         most_ranks: a mesh of more ranks is checked as a smaller one of its kind; None: 64.
         every_rank: compile every rank; otherwise a few of each stage, and others are derived where that is shown to be right.
+        accumulation_steps: of more so many are executed; None: 2.
         cache: a directory for compiled graphs; None: ``~/.cache/mindllm/graphs``.
         use_cache: whether graphs are kept at all.
         progress: told of ranks that are compiled, and of what follows.
@@ -177,11 +179,19 @@ def verify(
     config = several(load_config(run))
     quiet()
     from mindllm.compiled.rank.compile_ranks import cache_directory
+    from mindllm.reduced_runs.model import ACCUMULATION_STEPS
     from mindllm.verify.check import MOST_RANKS, Options
 
     directory = (Path(cache) if cache else cache_directory()) if use_cache else None
     how = Options(
-        steps, real_dtype, mindspore_kernels, workers, directory, most_ranks or MOST_RANKS, every_rank=every_rank
+        steps,
+        real_dtype,
+        mindspore_kernels,
+        workers,
+        directory,
+        most_ranks or MOST_RANKS,
+        every_rank=every_rank,
+        accumulation_steps=accumulation_steps or ACCUMULATION_STEPS,
     )
     return verify_run(config, how, _name(run, config), progress)
 

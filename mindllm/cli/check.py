@@ -73,6 +73,7 @@ def _how(options: argparse.Namespace) -> Options:
         cache,
         options.most_ranks,
         every_rank=options.every_rank,
+        accumulation_steps=options.accumulation_steps,
     )
 
 

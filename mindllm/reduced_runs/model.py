@@ -30,7 +30,8 @@ SMALLEST_RANK = 4
 SMALLEST_GROUP = 4  # columns that share a scale
 LARGEST_BATCH = 2
 TRAIN_STEPS = 10
-MOST_PARTS = PARTS  # of a batch, and micro batches for every stage
+ACCUMULATION_STEPS = 2
+"""That are left of more: a third one makes a check about a quarter longer."""
 BYTES = 4
 KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
@@ -38,11 +39,17 @@ SMALLEST_DECAY = 0.1
 LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
 
 
-def reduce_model(config: RunConfig, real_dtype: bool = False, mesh: ReducedMesh | None = None) -> RunConfig:
+def reduce_model(
+    config: RunConfig,
+    real_dtype: bool = False,
+    mesh: ReducedMesh | None = None,
+    accumulation_steps: int = ACCUMULATION_STEPS,
+) -> RunConfig:
     """Return the configuration that is checked in place of ``config``, on its own mesh or a smaller one.
 
     It computes in fp32 unless ``real_dtype``, whatever the YAML says; Adam's epsilon is large, so that gradients next to
-    zero, whose sign is a matter of rounding, do not become whole updates; and every step is clipped, if the YAML clips.
+    zero, whose sign is a matter of rounding, do not become whole updates; and every step is clipped, if the YAML clips. Of more
+    than ``accumulation_steps`` so many are left.
 
     Raises:
         UserError: the configuration has contradictory lists of recomputation.
@@ -62,7 +69,7 @@ def reduce_model(config: RunConfig, real_dtype: bool = False, mesh: ReducedMesh 
             **({} if real_dtype else _in_fp32(config.model.config)),
             **_swapped(config, kept),
             **_optimizer(config, sizes),
-            **_of_the_run(config, MOST_PARTS if mesh is None else mesh.parts),
+            **_of_the_run(config, PARTS if mesh is None else mesh.parts, accumulation_steps),
         },
     )
 
@@ -164,7 +171,7 @@ def _visible(decay: float) -> float:
     return decay and max(decay, SMALLEST_DECAY)
 
 
-def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:
+def _of_the_run(config: RunConfig, parts: int, accumulation_steps: int) -> Mapping[str, Any]:
     """Nothing is read or written, and batches are small."""
     copies, schedule = config.micro_batch_interleave_num, config.lr_schedule
     warmup = schedule.warmup_steps if schedule is not None else None
@@ -178,7 +185,9 @@ def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:
             group.model_dump() | ({"warmup_steps": min(group.warmup_steps, TRAIN_STEPS)} if group.warmup_steps else {})
             for group in config.grouped_lr_schedule.grouped
         ],
-        "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
+        "runner_config.gradient_accumulation_steps": min(
+            config.runner_config.gradient_accumulation_steps, accumulation_steps
+        ),
         "parallel_config.micro_batch_num": _micro_batches(config, parts),
     }
 

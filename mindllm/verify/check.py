@@ -16,6 +16,7 @@ from mindllm.compiled.rank.compile_ranks import RankCompilation
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.reduced_runs.model import ACCUMULATION_STEPS
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.beginning import beginning_problems
 from mindllm.verify.compare import Comparison, is_of_loss
@@ -40,7 +41,7 @@ MOST_RANKS = 64  # more take hours to compile
 class Options:
     """How to check. ``real_dtype`` computes in the dtypes of the YAML instead of fp32; a mesh of more than ``most_ranks`` is made
     smaller; ``resume`` also saves and resumes, where the ranks compute what they should. Without ``every_rank`` a few ranks of
-    each stage are compiled, and the others derived where that is shown to be right.
+    each stage are compiled, and the others derived where that is shown to be right. At most ``accumulation_steps`` are executed.
     """
 
     steps: int = 2
@@ -51,6 +52,7 @@ class Options:
     most_ranks: int = MOST_RANKS
     resume: bool = False
     every_rank: bool = False
+    accumulation_steps: int = ACCUMULATION_STEPS
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def check(config: RunConfig, options: Options, progress: Progress = unwatched) -
         UserError: the configuration is wrong, or does not compile.
     """
     with MemoryClaim() as claim:
-        model = fitting(config, options.real_dtype, claim, options.most_ranks, options.workers)
+        model = fitting(
+            config, options.real_dtype, claim, options.most_ranks, options.workers, options.accumulation_steps
+        )
         outcome = _check(model, scope_of(config, model.config), options, progress)
         memory = Memory(model.needs.total(model.workers), claim.budget, max(claim.peak, claim.taken()))
         plan = planned(config)

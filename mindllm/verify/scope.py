@@ -22,7 +22,7 @@ from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.reduced_runs.mesh import reduced_meshes
-from mindllm.reduced_runs.model import reduce_model, single_device
+from mindllm.reduced_runs.model import ACCUMULATION_STEPS, reduce_model, single_device
 
 FP32 = 4
 RECORDED = 6  # forward and backward, what is recomputed, on both sides
@@ -91,7 +91,12 @@ def _values(spec: LayerSpec) -> int:
 
 
 def fitting(
-    config: RunConfig, real_dtype: bool, claim: MemoryClaim, most_ranks: int, workers: int | None
+    config: RunConfig,
+    real_dtype: bool,
+    claim: MemoryClaim,
+    most_ranks: int,
+    workers: int | None,
+    accumulation_steps: int = ACCUMULATION_STEPS,
 ) -> SmallModel:
     """The small model of ``config`` on the most of its mesh that memory and ``most_ranks`` allow; memory is claimed.
 
@@ -104,7 +109,7 @@ def fitting(
         if mesh.device_num > most_ranks:
             continue
         try:
-            small = reduce_model(config, real_dtype, mesh)
+            small = reduce_model(config, real_dtype, mesh, accumulation_steps)
         except UserError:
             if mesh == found[0]:
                 raise

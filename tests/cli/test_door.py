@@ -168,9 +168,9 @@ def test_what_help_says_of_the_library_is_true():
     from mindllm.planning.problem import Schedule
     from mindllm.planning.reports.picture import FORMATS
     from mindllm.timing.measured import kernel_file
-    from mindllm.verify.check import MOST_RANKS
+    from mindllm.verify.check import ACCUMULATION_STEPS, MOST_RANKS
 
-    assert check.MOST_RANKS == MOST_RANKS
+    assert (check.MOST_RANKS, check.ACCUMULATION_STEPS) == (MOST_RANKS, ACCUMULATION_STEPS)
     assert tuple(HANDLERS) == data.HANDLERS
     assert EvaluationConfig.model_fields["data"].default == evaluate.DATA
     assert EvaluationConfig.model_fields["batch_size"].default == evaluate.BATCH_SIZE

@@ -108,3 +108,9 @@ def test_a_warm_up_longer_than_the_few_steps_is_shortened():
         runner_config={"train_steps": 5000}, lr_schedule={"type": "ConstantWarmUpLR", "warmup_steps": 2000}
     )
     assert reduce_model(run).lr_schedule.warmup_steps == reduce_model(run).runner_config.train_steps
+
+
+@pytest.mark.parametrize(("steps", "asked", "left"), [(4, {}, 2), (4, {"accumulation_steps": 3}, 3), (1, {}, 1)])
+def test_accumulation_steps_that_are_left(steps, asked, left):
+    run = cluster_run(dp=2, runner_config={"gradient_accumulation_steps": steps})
+    assert reduce_model(run, **asked).runner_config.gradient_accumulation_steps == left

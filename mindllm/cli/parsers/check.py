@@ -9,7 +9,7 @@ from mindllm.command import CommandParser, output_directory, output_file, positi
 from mindllm.executor.option import add_executor_option
 from mindllm.process.host_memory import add_memory_option
 
-MOST_RANKS = 64  # mindllm.verify.check.MOST_RANKS, which takes long to import
+MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.check, which takes long to import
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
 
 All ranks are compiled by MindSpore's parallel compiler with a small model in place of the real one (the mesh, micro batches,
@@ -52,6 +52,14 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps, besides one that overflows (default: 2)")
     parser.add_argument("--real_dtype", action="store_true", help="compute in the YAML's dtypes instead of fp32")
+    parser.add_argument(
+        "--accumulation_steps",
+        type=positive,
+        default=ACCUMULATION_STEPS,
+        metavar="N",
+        help=f"of more accumulation steps so many are executed; a third makes a check a quarter longer (default: "
+        f"{ACCUMULATION_STEPS})",
+    )
     parser.add_argument(
         "--mindspore_kernels",
         action="store_true",
