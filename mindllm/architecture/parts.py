@@ -63,6 +63,17 @@ Position = RotarySpec | AlibiSpec | None
 """What attention does about positions; None: nothing, they are learned and added to the embeddings, or not there."""
 
 
+SMALLEST_BLOCK, MOST_BLOCKS = 128, 4
+
+
+def causal_blocks(length: int) -> int:
+    """In how many blocks of query rows a CPU computes attention under a causal mask: each sees the keys up to its own end.
+
+    Slices of the key and value cost less than what is saved as long as blocks are large, hence four at most.
+    """
+    return min(MOST_BLOCKS, max(1, length // SMALLEST_BLOCK))
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Attention with grouped queries (Ainslie et al., 2023).

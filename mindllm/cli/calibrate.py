@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
+from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mindllm.cli.parsers.time import calibrate_parser
-from mindllm.command import run_command
+from mindllm.command import CommandParser, run_command
 from mindllm.config import load_config
 from mindllm.config.reading.yaml_tree import write_yaml
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.outside import read_rows
 from mindllm.terminal.console import output, track
+from mindllm.terminal.render import drawn
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.work import VECTOR
-from mindllm.timing.device import Device, Share, read_device
+from mindllm.timing.device import DEFAULT, Device, Share, read_device
 from mindllm.timing.measured import kernel_file
 from mindllm.timing.measured.calibrate import Calibration, Measured, calibrate
 from mindllm.timing.measured.kernel_file import profiled_step
@@ -34,8 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fits, says how well rows are predicted that were not given, and writes the device."""
     parser = calibrate_parser()
     options = parser.parse_args(arguments)
+    if options.here:
+        return _here(parser, options)
     if not options.measured and not options.kernels:
-        parser.error("nothing to calibrate on; give --measured, --kernels, or both")
+        parser.error("nothing to calibrate on; give --measured, --kernels, or both; or --here")
     device = read_device(options.device)
     known: tuple[str, ...] = ()
     rows = read_measured(options.measured) if options.measured else []
@@ -46,10 +51,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         held = held_out(device, rows, known)
         _show(found, rows, held, device)
         device = with_error(found.device, held, options.measured.name)
-    with atomic_open(options.output) as file:
+    return _write(device, options.output)
+
+
+def _write(device: Device, path: Path) -> int:
+    with atomic_open(path) as file:
         file.write(write_yaml(device.model_dump(mode="json", exclude_none=False)))
-    output.print(f"{options.output}: for --device")
+    output.print(f"{path}: for --device")
     return 0
+
+
+def _here(parser: CommandParser, options: Namespace) -> int:
+    """This machine's CPU: small runs of it, and a device fitted to them."""
+    from mindllm.accept.this_machine import FITTED, NOT_TOLD, described_here, measure
+
+    if options.measured or options.kernels or options.device != DEFAULT:
+        parser.error("--here measures this machine, and starts from what it finds; leave out the other options")
+    device = described_here()
+    with tempfile.TemporaryDirectory(prefix="mindllm_") as directory, drawn() as progress:
+        rows = [*measure(FITTED, Path(directory), progress)]
+    found = calibrate(device, rows, f"calibrated on {len(rows)} small runs of this machine", NOT_TOLD)
+    held = held_out(device, rows, NOT_TOLD)
+    _show(found, rows, held, device)
+    return _write(with_error(found.device, held, "this machine"), options.output)
 
 
 def from_kernels(device: Device, path: Path) -> tuple[Device, tuple[str, ...]]:

@@ -38,8 +38,8 @@ def mindformers_workload(config: RunConfig) -> Workload | None:
     return replace(workload, numerics=replace(workload.numerics, reads_masks=reads, gradient_bytes=size))
 
 
-def workload_of(config: RunConfig) -> Workload:
-    """What the model of time is told of a run.
+def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
+    """What the model of time is told of a run; ``on_cpu``: on a device whose attention is composed, in blocks of rows.
 
     Raises:
         UserError: the run has something that is not modelled.
@@ -72,10 +72,13 @@ def workload_of(config: RunConfig) -> Workload:
         accumulators_shard=optimizer.gradient_accumulation_shard,
     )
     computes_it = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
-    fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel
+    fused = (
+        model.use_flash_attention is not False and computes_it and not on_cpu
+    )  # auto: every other device has the kernel
     numerics = Numerics(
         model.compute_dtype, FP32_BYTES, fused, model.architecture.drops, whole_masks=config.uses_position_ids,
-        wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32",
+        wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32", causal_blocks=on_cpu,
+        plain_softmax=True,
     )  # fmt: skip
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()

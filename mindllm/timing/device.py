@@ -97,8 +97,9 @@ class Device(StrictModel):
     """A device, its links from the innermost to the outermost, and what of them is reached."""
 
     name: str
-    software: Literal["mindspore", "megatron"] = Field(
-        description="What the efficiencies are of: which operators are fused, and whether sends block a stage."
+    software: Literal["mindspore", "megatron", "cpu"] = Field(
+        description="What the efficiencies are of: which operators are fused, and whether sends block a stage; cpu: MindSpore's "
+        "kernels of a CPU, where attention is composed of operators."
     )
     memory_size: Figure
     matrix_flops: Mapping[str, Figure] = Field(min_length=1, description="By dtype of the operands.")
@@ -145,7 +146,7 @@ class Device(StrictModel):
     @property
     def device_target(self) -> str:
         """What MindSpore calls such devices; the efficiencies of Megatron-LM are those of a GPU."""
-        return "Ascend" if self.software == "mindspore" else "GPU"
+        return {"mindspore": "Ascend", "megatron": "GPU", "cpu": "CPU"}[self.software]
 
     @property
     def host_rate(self) -> float:

@@ -134,7 +134,7 @@ def predict(config: RunConfig, device: Device, explain: bool = False) -> StepPre
     Raises:
         UserError: the run has something that is not modelled, or the device lacks a figure that it needs.
     """
-    step = step_time(workload_of(config), device)
+    step = step_time(workload_of(config, device.software == "cpu"), device)
     stages = tuple(stage_times(step))
     memory = Room(tuple(stage.memory for stage in stages), memory_limit(config, device))
     theirs = mindformers_workload(config)

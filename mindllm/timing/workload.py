@@ -104,6 +104,9 @@ class Numerics:
             does for sums in half precision; where its gradient accumulation fusion applies, the product itself adds them.
         scaled_loss: whether gradients in half precision come from a scaled loss (Micikevicius et al., 2018), so that an update
             brings them to single precision, divides them by the scale and looks for infinities.
+        plain_softmax: whether mask, softmax and casts of composed attention are kernels of their own, as in MindSpore's graph;
+            Megatron-LM has one for all of it.
+        causal_blocks: whether composed attention computes blocks of rows, each with the keys up to its own end, as on a CPU.
     """
 
     compute: str = "bfloat16"
@@ -114,6 +117,8 @@ class Numerics:
     reads_masks: bool = False
     adds_gradients: bool = False
     scaled_loss: bool = False
+    plain_softmax: bool = False
+    causal_blocks: bool = False
     wide_residual: bool = False
 
     @property

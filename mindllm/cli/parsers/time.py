@@ -18,6 +18,7 @@ EXAMPLES = """example:
   %(prog)s calibrate --measured steps.csv --output my_device.yaml
 """
 CALIBRATE_EXAMPLES = """example:
+  %(prog)s --here --output here.yaml
   %(prog)s --measured steps.csv --device atlas_800t_a2 --output my_device.yaml
   %(prog)s --kernels profile/kernel_details.csv --measured steps.csv --output my_device.yaml
 """
@@ -89,5 +90,8 @@ def calibrate_parser() -> CommandParser:
         help="kernel_details.csv of MindSpore's profiler (level 1), or its directory",
     )
     parser.add_argument("--device", default=DEFAULT, metavar="FILE", help="where to start (default: %(default)s)")
+    parser.add_argument(
+        "--here", action="store_true", help="measure this machine's CPU by small training runs, in about two minutes"
+    )
     parser.add_argument("--output", type=output_file, required=True, metavar="YAML", help="the calibrated device")
     return parser

@@ -6,7 +6,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.architecture.parts import AlibiSpec, AttentionSpec, LatentAttentionSpec, RotarySpec
+from mindllm.architecture.parts import AlibiSpec, AttentionSpec, LatentAttentionSpec, RotarySpec, causal_blocks
 from mindllm.models.attention.alibi import alibi_bias
 from mindllm.models.attention.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.attention.largest_logit import LargestLogit
@@ -122,12 +122,8 @@ class ComposedAttention(nn.Cell):
 class CausalAttention(ComposedAttention):
     """:class:`ComposedAttention` under a causal mask ``[seq, seq]`` on a CPU, in blocks of query rows.
 
-    A block sees the keys up to its own end: of the half that the mask would hide, most is not computed. Slices of the key
-    and value cost less than what is saved as long as blocks are large, hence four at most.
+    A block sees the keys up to its own end: of the half that the mask would hide, most is not computed.
     """
-
-    SMALLEST_BLOCK = 128
-    MOST_BLOCKS = 4
 
     def __init__(self, spec: AnyAttention, kernels: Kernels, seq_length: int) -> None:
         super().__init__(spec, kernels, seq_length)
@@ -146,7 +142,7 @@ class CausalAttention(ComposedAttention):
         """As :class:`ComposedAttention`, with as many queries as keys."""
         query = self.mul(query, self.scale)
         length = query.shape[2]
-        blocks = min(self.MOST_BLOCKS, max(1, length // self.SMALLEST_BLOCK))
+        blocks = causal_blocks(length)
         parts: tuple[Tensor, ...] = ()
         for index in range(blocks):
             start, end = length * index // blocks, length * (index + 1) // blocks

@@ -32,12 +32,13 @@ OFFSET = "model.model_config.offset"
 
 def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
     """Answer how long a step takes, with the bound of all plans."""
-    if config.context.device_target == "CPU":
-        reason = Finding("no CPU is described (value CPU)", "allow step_time, or write Ascend", "context.device_target")
+    device = described(options)
+    if config.context.device_target == "CPU" and device.device_target != "CPU":
+        ways = "give --device FILE of mindllm time calibrate --here, allow step_time, or write Ascend"
+        reason = Finding("no CPU is described (value CPU)", ways, "context.device_target")
         yield Answer(STEP_TIME, Standing.NOT_PROVED, "a step on a CPU is not predicted", (reason,))
         return
     progress("predicting a step")
-    device = described(options)
     try:
         predicted = predict(config, device)
     except UserError as error:

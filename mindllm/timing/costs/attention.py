@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec, RotarySpec
+from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec, RotarySpec, causal_blocks
 from mindllm.axes import CONTEXT
 from mindllm.timing.costs.work import ATTENTION, HALF_BYTES, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 
+SOFTMAX_PASSES, PLAIN_SOFTMAX_PASSES = 2.0, (14.0, 8.0)
+"""Tensors in half precision that composed attention reads and writes of its scores: two in one kernel. In kernels of their own
+the mask is added and the softmax taken in single precision, four each, and of half-precision scores two casts, three each, are
+around that. The second figure is of scores in single precision."""
 OF_HEADS = ("wq_plain", "wq_rotary", "wq_up_plain", "wq_up_rotary", "wk_plain", "wv")
 """Projections of latent attention that heads are made by; the others make what all heads share."""
 
@@ -119,13 +123,20 @@ def _scores(
         name = "attention.attention.flash_attention"
         yield Operator(name, ATTENTION, flops, traffic, dtype=numerics.compute, head=spec.head_dim, masked=masked)
         return
-    batch = sequences * heads
-    scores = HALF_BYTES * batch * queries * seq_length
-    yield product("attention.scores", queries, spec.head_dim, seq_length, numerics.compute, batch)
-    yield elementwise("attention.softmax", scores, 2.0)
+    batch, keys = sequences * heads, seq_length * (computed_keys(seq_length) if numerics.causal_blocks else 1.0)
+    scores = HALF_BYTES * batch * queries * keys
+    yield product("attention.scores", queries, spec.head_dim, keys, numerics.compute, batch)
+    passes = PLAIN_SOFTMAX_PASSES[numerics.compute == "float32"] if numerics.plain_softmax else SOFTMAX_PASSES
+    yield elementwise("attention.softmax", scores, passes)
     if numerics.dropout:
         yield elementwise("attention.dropout", scores, 2 + MASK)
-    yield product("attention.context", queries, seq_length, spec.value_dim, numerics.compute, batch)
+    yield product("attention.context", queries, keys, spec.value_dim, numerics.compute, batch)
+
+
+def computed_keys(length: float) -> float:
+    """The share of all scores that a CPU computes under a causal mask, in up to four blocks of rows (``models/attention``)."""
+    blocks = causal_blocks(int(length))
+    return (blocks + 1) / (2 * blocks)
 
 
 def seen_keys(length: float, window: float | None = None, first: float = 0.0) -> float:

@@ -1,0 +1,60 @@
+"""This machine as a device: what its CPU reaches is measured, and small runs of it are predicted."""
+
+import numpy as np
+import pytest
+
+from mindllm.accept import this_machine
+from mindllm.accept.this_machine import FITTED, NOT_TOLD, described_here, measure, run_of
+from mindllm.architecture.parts import causal_blocks
+from mindllm.cli.time import main
+from mindllm.timing.configured import workload_of
+from mindllm.timing.device import read_device
+from mindllm.timing.measured.calibrate import Measured, calibrate, with_constants
+from mindllm.timing.step import step_seconds
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """One small try instead of many large ones."""
+    monkeypatch.setattr(this_machine, "TRIES", 1)
+    monkeypatch.setattr(this_machine, "PRODUCT", 64)
+    monkeypatch.setattr(this_machine, "ARRAY", 1 << 16)
+
+
+def test_a_machine_that_is_described_wrongly_is_found_by_its_steps(quick, tmp_path):
+    device = described_here()
+    truth = with_constants(
+        device, {"matrix": 0.3, "half_size": 20.0, "memory": 0.4, "launch": 9e-5, "step_overhead": 0.03}, "planted"
+    )
+    workloads = [workload_of(run_of(shape, tmp_path / str(number)), on_cpu=True) for number, shape in enumerate(FITTED)]
+    rows = [Measured("planted", workload, float(step_seconds(workload, [truth])[0])) for workload in workloads]
+    found = calibrate(device, rows, "planted steps", NOT_TOLD).device
+    errors = [float(step_seconds(row.workload, [found])[0]) / row.seconds - 1 for row in rows]
+    assert np.abs(errors).max() < 0.05
+
+
+def test_attention_of_a_cpu_is_composed_in_blocks_of_rows(tmp_path):
+    config = run_of(FITTED[-1], tmp_path)
+    here, elsewhere = workload_of(config, on_cpu=True), workload_of(config)
+    assert elsewhere.numerics.fused_attention
+    assert not here.numerics.fused_attention
+    assert here.numerics.causal_blocks
+    assert [causal_blocks(length) for length in (64, 128, 255, 256, 384, 512, 4096)] == [1, 1, 1, 2, 3, 4, 4]
+
+
+@pytest.mark.slow
+def test_runs_of_this_machine_are_predicted_by_what_others_told(tmp_path, capsys):
+    output = tmp_path / "here.yaml"
+    assert main(["calibrate", "--here", "--output", str(output)]) == 0
+    assert "left out: mean" in capsys.readouterr().out
+    device = read_device(str(output))
+    assert device.device_target == "CPU"
+    (row,) = measure(FITTED[:1], tmp_path / "again")
+    assert 0.2 < float(step_seconds(row.workload, [device])[0]) / row.seconds < 5  # others may have the machine
+    assert main(["configs/llama2/pretrain_llama2_tiny.yaml", "--device", str(output)]) == 0
+
+
+def test_what_a_machine_does_not_need_beside_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["calibrate", "--here", "--measured", "steps.csv", "--output", str(tmp_path / "here.yaml")])
+    assert "--here measures this machine" in capsys.readouterr().err
