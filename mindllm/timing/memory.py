@@ -17,18 +17,15 @@ from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.held_memory import held_memory, working_memory
 from mindllm.schedules.orders import stage_orders
 from mindllm.schedules.steady import SCHEDULE
-from mindllm.timing.costs.layer import forward_work, repeated_work
+from mindllm.timing.costs.layer import WHOLE_ON_A_RANK, forward_work, repeated_work
 from mindllm.timing.costs.swapped import moved_bytes
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
-from mindllm.timing.non_layer_cost import Held
+from mindllm.timing.non_layer_cost import EXPERTS, Held
 from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.workload import Workload
 
 STATE = 3 * FP32_BYTES  # weight and two moments
-LOGITS = (
-    4 * FP32_BYTES + HALF_BYTES
-)  # of a logit: as the product yields it, and what a dry run has of it in single precision at once
 CAPPED_LOGITS = 5 * FP32_BYTES  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
 MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no more
 
@@ -50,8 +47,28 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     held = held_memory(kept.reshape(shape), working.reshape(shape), orders)
     updates = step_work(workload).updates
     return tuple(
-        state_bytes(update.parameters, workload) + float(size) for update, size in zip(updates, held, strict=True)
+        state_bytes(update.parameters, workload) + float(size) + placeholder_bytes(workload, stage)
+        for stage, (update, size) in enumerate(zip(updates, held, strict=True))
     )
+
+
+def placeholder_bytes(workload: Workload, stage: int) -> float:
+    """Of the gradients in half precision that stand for those which products added up themselves: one for each shape.
+
+    Queries, keys and values have one weight, as a gate and what it opens have; of experts every one has the same shape.
+    """
+    if not workload.numerics.forms.placeholders:
+        return 0.0
+    plan, architecture, ranks = workload.plan, workload.architecture, workload.strategy.model_parallel
+    kinds = {architecture.specification_numbers[at] for at, own in enumerate(plan.layers) if own.stage == stage}
+    shapes = {
+        (name, shape[-2] * shape[-1] / (1 if name.startswith((*WHOLE_ON_A_RANK, EXPERTS)) else ranks))
+        for kind in kinds
+        for name, shape in architecture.layers[kind].weights().items()
+        if len(shape) > 1
+    }
+    table = architecture.vocab_size * architecture.hidden_size / ranks if stage == plan.stages - 1 else 0.0
+    return HALF_BYTES * (sum(size for _, size in shapes) + table)
 
 
 def kept_bytes(workload: Workload) -> tuple[float, ...]:
@@ -117,7 +134,7 @@ def loss_bytes(workload: Workload) -> float:
     vocabulary = workload.architecture.vocab_size / workload.strategy.model_parallel
     whole = workload.loss_chunks == 1
     heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
-    of_one = LOGITS if workload.architecture.head.soft_cap is None else CAPPED_LOGITS
+    of_one = workload.numerics.forms.logit if workload.architecture.head.soft_cap is None else CAPPED_LOGITS
     logits = heads * of_one * workload.rank_tokens * vocabulary
     slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
     return logits / workload.loss_chunks + slices * HALF_BYTES * vocabulary * workload.architecture.hidden_size

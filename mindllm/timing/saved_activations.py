@@ -17,7 +17,6 @@ from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.workload import Numerics, Strategy
 
 ROUTED = 3  # tensors of [tokens, experts] in single precision: logits, scores, and scores as the losses see them
-STATISTICS = 16 * FP32_BYTES  # of a query and head, for the kernel's gradient: eight maxima and eight sums
 Kept = dict[str, float]
 
 
@@ -26,17 +25,22 @@ def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strate
     whole = HALF_BYTES * tokens * spec.attention.hidden_size
     hidden = whole / strategy.sequence_ranks
     found = {
-        "residuals": FP32_BYTES / HALF_BYTES * len(spec.norms) * hidden,
+        "residuals": numerics.forms.residual / HALF_BYTES * len(spec.norms) * hidden,
         **{f"{norm}.norm": hidden for norm in spec.norms[:2]},
     }
     for norm in spec.norms[: 1 if sorts_split_tokens(spec.feed_forward) else 2]:  # gathered, it is kept instead
-        found |= {f"{norm}.gather": whole - hidden} if strategy.sequence_parallel else {}
+        if strategy.sequence_parallel and numerics.forms.gathered:
+            found[f"{norm}.gather"] = whole - hidden
     if spec.is_mtp:  # both operands of what joins them, the joint one, and what the last norm is given
         found["around_prediction"] = 5 * hidden
     found |= _attention(spec, tokens, seq_length, strategy, numerics)
     if isinstance(spec.feed_forward, FeedForwardSpec):
-        return found | _dense(spec.feed_forward, tokens, strategy, "feed_forward")
-    return found | _experts(spec.feed_forward, tokens, seq_length, strategy)
+        found |= _dense(spec.feed_forward, tokens, strategy, "feed_forward")
+    else:
+        found |= _experts(spec.feed_forward, tokens, seq_length, strategy)
+    if numerics.forms.activation:
+        return found
+    return {name: size for name, size in found.items() if ".activation." not in name}
 
 
 def gradients_at_once(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> float:
@@ -69,7 +73,8 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
     found: Kept = {}
     if isinstance(attention, LatentAttentionSpec):
         value = attention.head_dim if fused else attention.value_dim  # the kernel has values as wide as keys
-        heads = attention.num_heads * (2 * attention.head_dim + (1 + fused) * value + attention.value_dim)
+        again = numerics.forms.results - 1 if fused else 0  # what the kernel yields, once more in another order
+        heads = attention.num_heads * (2 * attention.head_dim + value + again * value + attention.value_dim)
         narrow = attention.kv_lora_rank + (attention.q_lora_rank or 0)
         found["attention.latents"] = 2 * HALF_BYTES * tokens * narrow  # before and behind their norms
     else:
@@ -78,11 +83,12 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
         )  # the kernel's results are put into another order
         gathered = 1 if strategy.exchanges_heads else strategy.size(CONTEXT)
         heads = (
-            (2 + fused + exchanged) * attention.num_heads + 2 * gathered * attention.num_kv_heads
+            (2 + fused * (numerics.forms.results - 1) + exchanged) * attention.num_heads
+            + 2 * gathered * attention.num_kv_heads
         ) * attention.head_dim
     found["attention.heads"] = HALF_BYTES * tokens * heads / ranks
     if fused:
-        found["attention.statistics"] = STATISTICS * tokens * attention.num_heads / ranks
+        found["attention.statistics"] = numerics.forms.statistics * tokens * attention.num_heads / ranks
     else:
         capped = attention.soft_cap is not None
         found["attention.scores"] = ((1 + capped) * FP32_BYTES + HALF_BYTES) * _scores(

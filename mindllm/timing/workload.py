@@ -88,6 +88,37 @@ class Strategy(MeshSizes):
 
 
 @dataclass(frozen=True)
+class SavedForms:
+    """In which form a program keeps what gradients need, where programs differ; what MindSpore's dry run shows by default.
+
+    Attributes:
+        residual: bytes of a number that a norm was given.
+        gathered: whether products keep what was gathered of a split sequence; otherwise it is gathered again.
+        results: how often what attention's kernel yields is kept: for its gradient, and in another order for a product.
+        statistics: bytes of a query and head for the kernel's gradient: eight maxima and eight sums.
+        activation: whether what an activation yields is kept beside what it was given.
+        logit: bytes of a logit at the loss: as the product yields it, and of it in single precision what is there at once.
+        placeholders: whether a gradient in half precision stays for each shape of weight, where products add gradients up
+            themselves and must hand on something all the same.
+    """
+
+    residual: int = FP32_BYTES
+    gathered: bool = True
+    results: int = 2
+    statistics: int = 16 * FP32_BYTES
+    activation: bool = True
+    logit: int = 4 * FP32_BYTES + HALF_BYTES
+    placeholders: bool = False
+
+
+TRANSFORMER_ENGINE = SavedForms(HALF_BYTES, False, 1, FP32_BYTES, False, HALF_BYTES, True)
+"""Megatron-LM over TransformerEngine: norms in half precision, whose results are kept split and gathered again (Korthikanti
+et al., 2022, section 4.2.2), one logarithm of sums of a query and head (Dao, 2023, section 3.1), the activation and its product
+with the gate in one kernel, the gradient of logits in their place (fused cross entropy), one placeholder for each shape of
+weight (``get_dummy_wgrad`` of its ``module/base.py``)."""
+
+
+@dataclass(frozen=True)
 class Numerics:
     """What is computed in which type, and with which kernels.
 
@@ -107,6 +138,7 @@ class Numerics:
         plain_softmax: whether mask, softmax and casts of composed attention are kernels of their own, as in MindSpore's graph;
             Megatron-LM has one for all of it.
         causal_blocks: whether composed attention computes blocks of rows, each with the keys up to its own end, as on a CPU.
+        forms: in which forms results are kept for gradients.
     """
 
     compute: str = "bfloat16"
@@ -120,6 +152,7 @@ class Numerics:
     plain_softmax: bool = False
     causal_blocks: bool = False
     wide_residual: bool = False
+    forms: SavedForms = SavedForms()
 
     @property
     def hidden_bytes(self) -> int:
