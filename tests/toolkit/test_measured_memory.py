@@ -10,7 +10,7 @@ from mindllm.errors import UserError
 from mindllm.timing.memory import placeholder_bytes, stage_bytes
 from mindllm.timing.saved_activations import kept_results
 from mindllm.timing.workload import TRANSFORMER_ENGINE, Numerics, SavedForms
-from toolkit.benchmark.measured_memory import main, peaks, tables, workload_of_row
+from toolkit.benchmark.measured_memory import main, peaks, step_tables, steps, tables, workload_of_row
 from toolkit.benchmark.published_steps import read_rows
 
 DATA = Path(__file__).parents[1] / "ground_truth"
@@ -70,6 +70,18 @@ def test_each_form_changes_what_it_names_and_nothing_else(form, name, share):
     assert {key: size for key, size in usual.items() if not key.endswith(end)} == {
         key: size for key, size in other.items() if not key.endswith(end)
     }
+
+
+def test_steps_of_another_device_are_met_from_kernels_alone():
+    """43 steps, none of them fitted to; a smaller bound than the page's."""
+    rows = steps(DATA)
+    assert len(rows) == 43
+    assert np.mean([abs(row.predicted / row.measured - 1) for row in rows]) < 0.1
+    (_, _, lines), (_, _, halves) = step_tables(rows)
+    assert (lines[0][:4], [half[:2] for half in halves]) == (
+        ("llama3-70b, dp4 pp2, 4k", "4", "looked at", "0.843"),
+        [("looked at", "22"), ("judges", "21")],
+    )
 
 
 def test_the_table_has_both_halves_and_a_missing_one_is_an_error(found, tmp_path):

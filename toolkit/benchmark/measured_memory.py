@@ -1,9 +1,12 @@
-"""The formula of memory beside peaks that were measured: Megatron-LM over TransformerEngine on eight B200, by stage.
+"""The formula of memory and the model of time beside what was measured: Megatron-LM over TransformerEngine on eight B200.
 
 Figures are those of SimuMax's repository (github.com/MooreThreads/SimuMax, ``docs/b200/b200_release_v1.2_summary.json``, commit
 4dcaae5): the most bytes that ``torch.cuda.max_memory_allocated`` says of a rank of each stage. Nothing else of it is used.
 Llama 3 70B (12 layers) and 405B (4), DeepSeek-V2 and V3 (4), tensor, pipeline, expert and context parallel, nothing recomputed,
 optimizer state split over replicas. Rows that differ in the number of micro-batches alone have the same peak, and are one.
+
+Steps are predicted on ``toolkit/benchmark/b200.yaml``: the vendor's peaks and what kernels were measured to reach alone, nothing
+fitted to a step.
 
 Every other layout, in the order of the file, was looked at when the formula was given the forms of this software; the others
 judge.
@@ -29,7 +32,9 @@ from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.terminal.console import output
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.timing.device import read_device
 from mindllm.timing.memory import stage_bytes
+from mindllm.timing.step import step_seconds
 from mindllm.timing.workload import TRANSFORMER_ENGINE, Numerics, Strategy, Workload
 from mindllm.units import MIB
 from toolkit.benchmark.published_steps import Row, even_plan, read_rows
@@ -39,6 +44,8 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.measured_memory --data tests/ground_truth --markdown docs/benchmarks/measured_memory.md
 """
 FILE = "megatron_b200.csv"
+DEVICE = Path(__file__).parent / "b200.yaml"
+HALVES = ("looked at", "judges")
 LAYOUT = ("model", "layers", "tp", "cp", "pp", "ep", "dp", "seq_length")
 LATENT = {
     "num_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
@@ -109,6 +116,50 @@ def peaks(data: Path) -> list[Peak]:
     return found
 
 
+@dataclass(frozen=True)
+class Step:
+    """A measured step, and what the model of time says; seconds."""
+
+    layout: str
+    micro_batches: int
+    judges: bool
+    measured: float
+    predicted: float
+
+
+def steps(data: Path) -> list[Step]:
+    """Every row.
+
+    Raises:
+        UserError: the table is missing.
+    """
+    device, layouts, found = read_device(str(DEVICE)), dict[tuple[str, ...], int](), list[Step]()
+    for row in read_rows(data / FILE):
+        number = layouts.setdefault(tuple(row[key] for key in LAYOUT), len(layouts))
+        seconds = float(step_seconds(workload_of_row(row), [device])[0])
+        found.append(Step(_name(row), int(row["micro_batches"]), number % 2 == 1, float(row["step_ms"]) / 1e3, seconds))
+    return found
+
+
+def step_tables(rows: Sequence[Step]) -> Tables:
+    """A line for every step, and a line for each half."""
+    lines = [
+        (
+            row.layout, str(row.micro_batches), HALVES[row.judges], f"{row.measured:.3f}", f"{row.predicted:.3f}",
+            f"{100 * (row.predicted / row.measured - 1):+.1f}%",
+        )
+        for row in rows
+    ]  # fmt: skip
+    parts = [[row for row in rows if row.judges == judges] for judges in (False, True)]
+    halves = [
+        (HALVES[part[0].judges], str(len(part)), _sizes([row.predicted / row.measured - 1 for row in part]))
+        for part in parts
+    ]
+    columns = ("layout", "micro-batches", "half", "measured s", "predicted s", "error")
+    summary = ("half", "steps", "mean / median / worst")
+    return [("Steps", columns, lines), ("Sizes of errors of steps", summary, halves)]
+
+
 def _name(row: Row) -> str:
     sizes = [f"{key}{row[key]}" for key in ("dp", "tp", "cp", "pp", "ep") if row[key] != "1"]
     return f"{row['model']}, {' '.join(sizes)}, {int(row['seq_length']) // 1024}k"
@@ -118,7 +169,7 @@ def tables(rows: Sequence[Peak]) -> Tables:
     """A line for every peak, and a line for each half."""
     lines = [
         (
-            row.layout, str(row.stage), "judges" if row.judges else "looked at", f"{row.measured:,.0f}",
+            row.layout, str(row.stage), HALVES[row.judges], f"{row.measured:,.0f}",
             f"{row.ours:,.0f}", _signed(row.ours, row), f"{row.theirs:,.0f}", _signed(row.theirs, row),
         )
         for row in rows
@@ -156,13 +207,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.data.is_dir():
         raise UserError(f"--data {options.data}: is not a directory")
-    found = tables(peaks(options.data))
+    found = [*tables(peaks(options.data)), *step_tables(steps(options.data))]
     for title, columns, lines in found:
-        words = 3 if title == "Peaks by stage" else 1
+        words = 3 if len(lines) > len(HALVES) else 1
         output.print(Table(title, [*texts(*columns[:words]), *figures(*columns[words:])], lines))
     if options.markdown:
         command = "python -m toolkit.benchmark.measured_memory " + " ".join(arguments or sys.argv[1:])
-        write_markdown(options.markdown, "Formula and measured memory", __doc__ or "", command, found, "What it says")
+        write_markdown(options.markdown, "Measured memory and steps", __doc__ or "", command, found, "What it says")
     return 0
 
 
