@@ -161,6 +161,12 @@ KINDS = (
         edits.dropped,
         f"{MEGATRON}/pull/5916",
     ),
+    Kind(
+        "small gradients scaled up",
+        "clipping enlarges gradients whose norm is below the threshold",
+        _op("Minimum", path="update-ApplyGradients/"),
+        edits.dropped,
+    ),
     Kind("norm summed twice", "squares are added over ranks twice", _op("AllReduce", path="global_norm"), edits.twice),
     Kind(
         "partial products not summed",

@@ -22,7 +22,7 @@ VARIED = {
     "context_parallel_windows": ("another seed", "no sequence parallel", "whole optimizer state", "all recomputed"),
     "grouped_experts": ("another seed", "a larger batch", "shared optimizer state", "all recomputed"),
     "experts": ("another seed", "a larger batch", "whole optimizer state", "all recomputed"),
-    "sharded_accumulators": ("another seed", "a larger batch", "whole optimizer state", "all recomputed"),
+    "sharded_accumulators": ("another seed", "a larger batch", "all recomputed"),
     "gpipe": ("another seed", "a larger batch", "all recomputed"),
     "sliced_inputs": ("another seed", "a larger batch", "shared optimizer state", "all recomputed"),
 }

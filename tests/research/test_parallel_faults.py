@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from mindllm import verify
+from mindllm.config import load_config
 from mindllm.verify.locate import suspected
 
 ROOT = Path(__file__).parents[2]
-FORMS = sorted(path.stem for path in (Path(verify.__file__).parent / "forms").glob("*.yaml"))
+DIRECTORY = Path(verify.__file__).parent / "forms"
+FORMS = sorted(path.stem for path in DIRECTORY.glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +67,10 @@ def test_names_are_right_in_the_cell_around_and_wrong_in_another(bench):
     assert bench.locates(at, ("model.layers.1.wo.weight",))
     assert not bench.locates(at, ("model.layers.0.wo",))
     assert not bench.locates("", ("model.layers.1.wo",))
+
+
+def test_every_correct_variation_is_a_run(bench):
+    found = bench.variations()
+    assert len(found) == 42
+    for form, _, keys in found:
+        load_config(DIRECTORY / f"{form}.yaml", keys)
