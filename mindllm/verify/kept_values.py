@@ -1,6 +1,7 @@
 """What a step of the single device made on its way to the loss: hidden states before the head, logits, what layers add.
 
-They are kept by assignments inside the compiled step, so nothing is compiled or computed for them once more.
+They are kept by assignments inside the compiled step, so nothing is compiled or computed for them once more. Of layers, which are
+compiled once where they are alike, nothing can be kept so: with assignments in a router the step made no update (MindSpore 2.10).
 """
 
 from __future__ import annotations
