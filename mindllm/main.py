@@ -9,6 +9,8 @@ from mindllm.process.interrupts import own_interrupts
 
 COMPLETION = "completion"
 HELP = ("-h", "--help", "help")
+SHORT = {"calibrate": ("time", "calibrate")}
+"""What is a verb below a verb, by the name that people try alone."""
 
 
 def command() -> None:
@@ -24,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from mindllm.cli.registry import VERBS
 
     first, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if first in SHORT:
+        first, *rest = *SHORT[first], *rest
     if first in VERBS:
         return VERBS[first].run(rest)
     if first in HELP:

@@ -79,6 +79,7 @@ def test_versions_are_told_without_importing_mindspore():
         (("eval", "--config", TINY, "--batch_sise", "3"), "did you mean --batch_size?"),
         (("weights", "impot", "a", "b"), "did you mean 'import'?"),
         (("weights", "import", "a", "b", "--jsn"), "did you mean --json?; mindllm weights import --help"),
+        (("calibrate", "--mesured", "a"), "did you mean --measured?; mindllm time calibrate --help"),
         (("time", "calibrate", "--mesured", "a"), "did you mean --measured?; mindllm time calibrate --help"),
         (("offline", "--device", "2", "--", "python", "--devics"), "mindllm offline --help"),
         (
