@@ -8,7 +8,7 @@ from mindllm.accept.this_machine import FITTED, NOT_TOLD, described_here, measur
 from mindllm.architecture.parts import causal_blocks
 from mindllm.cli.time import main
 from mindllm.timing.configured import workload_of
-from mindllm.timing.device import read_device
+from mindllm.timing.device import Device, read_device
 from mindllm.timing.measured.calibrate import Measured, calibrate, with_constants
 from mindllm.timing.step import step_seconds
 
@@ -22,7 +22,9 @@ def quick(monkeypatch):
 
 
 def test_a_machine_that_is_described_wrongly_is_found_by_its_steps(quick, tmp_path):
-    device = described_here()
+    tree = described_here().model_dump()
+    tree["matrix_flops"]["float32"]["value"], tree["memory_bandwidth"]["value"] = 1.5e11, 2e10  # not those of a small try
+    device = Device.model_validate(tree)
     truth = with_constants(
         device, {"matrix": 0.3, "half_size": 20.0, "memory": 0.4, "launch": 9e-5, "step_overhead": 0.03}, "planted"
     )
