@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ ROW = 0.02  # spread of undisturbed steps around a good model, as a logarithm
 FREEDOM = 4.0  # degrees of freedom of the errors' distribution; 2 to 4 predict published steps alike
 STEP = 1e-3  # of a logarithm, for differences
 ROUNDS = 30
+WIDER = (16.0, 4.0, 1.0)
+"""Times the spread, one after the other (graduated non-convexity, Blake and Zisserman, 1987): from a description that is far off,
+every row looks like one that says nothing. Of this way and the straight one the likelier end is taken."""
 SETTLED = 1e-5  # of the sum of squares
 
 
@@ -120,13 +124,17 @@ def fitted(
     def described(moves: np.ndarray) -> Device:
         return with_constants(device, dict(zip(free, before * np.exp(moves), strict=True)), source)
 
-    def residuals(points: Sequence[np.ndarray]) -> np.ndarray:
+    def residuals(points: Sequence[np.ndarray], wider: float) -> np.ndarray:
         """[points, rows + constants]."""
         devices = [described(point) for point in points]
-        errors = np.log(predicted(devices) / measured[:, None]).T / spread
+        errors = np.log(predicted(devices) / measured[:, None]).T / (spread * wider)
         return np.concatenate([_tempered(errors), np.array(points) / widths], axis=1)
 
-    moves = _least(residuals, len(free), most)
+    exact = partial(residuals, wider=1.0)
+    ways = [_least(exact, np.zeros(len(free)), most), np.zeros(len(free))]
+    for wider in WIDER:
+        ways[1] = _least(partial(residuals, wider=wider), ways[1], most)
+    moves = ways[int((exact(ways) ** 2).sum(axis=1).argmin())]
     after = described(moves)
     return Calibration(
         after,
@@ -140,11 +148,11 @@ def _tempered(errors: np.ndarray) -> np.ndarray:
     return np.sign(errors) * np.sqrt((FREEDOM + 1) * np.log1p(errors**2 / FREEDOM))
 
 
-def _least(residuals: Callable[[Sequence[np.ndarray]], np.ndarray], count: int, most: np.ndarray) -> np.ndarray:
-    """Levenberg-Marquardt from nothing moved, within ``most``."""
-    moves, damping = np.zeros(count), 1e-2
+def _least(residuals: Callable[[Sequence[np.ndarray]], np.ndarray], moves: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Levenberg-Marquardt from ``moves``, within ``most``."""
+    damping = 1e-2
     for _ in range(ROUNDS):
-        shifts = [moves, *(moves - STEP * row for row in np.eye(count))]  # downwards: never beyond ``most``
+        shifts = [moves, *(moves - STEP * row for row in np.eye(len(moves)))]  # downwards: never beyond ``most``
         found = residuals(shifts)
         here, slopes = found[0], (found[0] - found[1:]).T / STEP
         normal, gradient, cost = slopes.T @ slopes, slopes.T @ here, float(here @ here)
