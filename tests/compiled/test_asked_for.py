@@ -146,12 +146,13 @@ def test_recomputation_shifted_by_a_layer(compiled):
         for function in graph.functions
     )
     found = violated(asked(replace(graph, functions=functions), "full"))
-    assert found == {
-        "recomputation": (
-            "rank 0: layer 0 is not recomputed",
-            "rank 0: layer 1 is recomputed, which nobody asked for",
-        )
-    }
+    assert list(found) == ["recomputation"]
+    told = found["recomputation"]
+    assert {"rank 0: layer 0 is not recomputed", "rank 0: layer 1 is recomputed, which nobody asked for"} <= {*told}
+    others = [one for one in told if "recomputed" not in one]
+    assert all(
+        re.match(r"rank 0: layer (0 does not repeat|1 repeats) the communication beside ", one) for one in others
+    )
 
 
 @pytest.mark.compiles("select", "full without silu")
