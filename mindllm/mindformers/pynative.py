@@ -186,10 +186,7 @@ class _Mover:
             if not isinstance(child(section, key), dict | list):
                 section[key] = {}
             section = section[key]
-        if isinstance(section, list):
-            section[int(path[-1])][path[-1]] = value
-        else:
-            section[path[-1]] = value
+        section[path[-1]] = value
         if not source:
             return
         self.static.places[path] = source
@@ -303,15 +300,17 @@ def _recomputed(said: Any, layers: StageLayers | None) -> bool | list[Any] | Non
     chosen = {layer for part in said for layer in _interval(str(part))}
     if chosen >= set(range(sum(map(sum, layers)))):
         return True
-    first, counts = 0, []
+    following = 0
+    counts: list[list[int]] = []
     for row in layers:
-        counts.append([sum(layer in chosen for layer in range(first + sum(row[:place]), first + sum(row[: place + 1])))
-                       for place in range(len(row))])  # fmt: skip
-        for place, count in enumerate(counts[-1]):
-            start = first + sum(row[:place])
-            if any(layer not in chosen for layer in range(start, start + count)):
+        counts.append([])
+        for held in row:
+            place = range(following, following + held)
+            following += held
+            count = sum(layer in chosen for layer in place)
+            if not chosen.issuperset(place[:count]):
                 return None
-        first += sum(row)
+            counts[-1].append(count)
     return counts if len(counts) > 1 else counts[0]
 
 
