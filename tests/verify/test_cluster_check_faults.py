@@ -251,7 +251,7 @@ def test_a_tied_embedding_whose_stages_disagree(tied):
     graphs = [tampered(graph, exchanged, dropped) for graph in tied.graphs]
     outcome = judged(tied, graphs)
     assert outcome.comparisons[0].problems() == []
-    assert outcome.problems[0].startswith("step 5: loss: ")
+    assert outcome.problems[0].startswith("step 3: loss: ")
     assert outcome.first_difference
 
 
