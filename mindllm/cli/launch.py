@@ -19,7 +19,7 @@ from mindllm.launch.clusters.schedulers import placement_of
 from mindllm.launch.clusters.slurm_script import SlurmScript
 from mindllm.launch.layouts import LayoutBook, read_book
 from mindllm.launch.script import command_of
-from mindllm.launch.start import HOST, Launch, launch, placed, refuse_impossible
+from mindllm.launch.start import HOST, PATIENCE_SECONDS, Launch, launch, placed, refuse_impossible
 
 if TYPE_CHECKING:
     from mindllm.config import RunConfig
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = 
         raise UserError(
             f"{rest[0]}: no such option; put the script and all its options in one pair of quotes: {quoted}"
         )
-    _refuse_writing(options)
+    _refuse_idle_options(options)
     if options.slurm or options.kubernetes:
         sys.stdout.write(write_slurm(options) if options.slurm else write_manifest(options))
         return 0
@@ -83,12 +83,16 @@ def _launch(options: Namespace, command: tuple[str, ...], workers: int) -> Launc
         restart=options.restart,
         msrun=options.msrun,
         book=read_book(options.book) if options.book else None,
-        patience=options.patience,
+        patience=PATIENCE_SECONDS if options.patience is None else options.patience,
     )
 
 
-def _refuse_writing(options: Namespace) -> None:
-    """Raise UserError for what is said of a written job where none of that kind is written."""
+def _refuse_idle_options(options: Namespace) -> None:
+    """Raise UserError for what is said of a book or of a written job where there is none."""
+    if options.patience is not None and not options.book:
+        raise UserError(
+            "--patience: is said of nodes that a book has layouts without; give --book FILE too, or leave it out"
+        )
     if options.slurm and options.kubernetes:
         raise UserError("--slurm and --kubernetes: one job is written at a time; keep one")
     for name, takes in TAKEN_BY.items():

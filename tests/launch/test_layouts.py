@@ -7,6 +7,7 @@ import pytest
 from test_launch_job import wait_for
 from test_launch_nodes import begin, finish
 
+from mindllm.cli.launch import main
 from mindllm.errors import UserError
 from mindllm.launch.clusters.placement import Placement
 from mindllm.launch.layouts import LayoutBook, read_book
@@ -127,3 +128,10 @@ def test_a_node_that_comes_later_is_a_spare(port):
     first, *_ = finish(launchers, [0, -9, 0])
     assert "done run_4.yaml 0 [6.0]" in first
     assert "done run_4.yaml 3 [6.0]" in Path("log_2/worker_3.log").read_text()
+
+
+def test_patience_without_a_book_is_refused():
+    with pytest.raises(
+        UserError, match="--patience: is said of nodes that a book has layouts without; give --book FILE"
+    ):
+        main(["--patience", "5", "--check", "job.py"])

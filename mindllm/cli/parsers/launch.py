@@ -83,9 +83,9 @@ def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm
     parser.add_argument(
         "--patience",
         type=float,
-        default=PATIENCE_SECONDS,
         metavar="SECONDS",
-        help="for which a restart waits for lost nodes before it takes a smaller layout of --book (default: %(default)g)",
+        help="for which a restart waits for lost nodes before it takes a smaller layout of --book "
+        f"(default: {PATIENCE_SECONDS:g})",
     )
     parser.add_argument(
         "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"

@@ -34,6 +34,15 @@ OF_CONFIG = Path()  # --apply without a file: the run of --config
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(prog=spelled("plan"), takes_keys=True, description=DESCRIPTION, epilog=EXAMPLES)
+    _add_subject(parser)
+    _add_settings(parser)
+    _add_planning(parser)
+    _add_written(parser)
+    return parser
+
+
+def _add_subject(parser: CommandParser) -> None:
+    """Add what is planned."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--config",
@@ -59,6 +68,10 @@ def make_parser() -> CommandParser:
         help=f"costs of --config from the architecture alone, as {spelled('search')} has them: in seconds, for a layer that "
         "predicts ahead too",
     )
+
+
+def _add_settings(parser: CommandParser) -> None:
+    """Add what a file may leave open."""
     given = parser.add_argument_group("what the file does not say, or says otherwise")
     given.add_argument("--instance", metavar="NAME", help="one of the instances that the file of --problem holds")
     given.add_argument("--stages", type=_positive, metavar="N")
@@ -74,6 +87,10 @@ def make_parser() -> CommandParser:
     given.add_argument("--micro_batches", type=_positive, metavar="N")
     given.add_argument("--schedule", choices=SCHEDULES, help="1f1b is interleaved where there are chunks")
     given.add_argument("--max_memory", type=_size, metavar="SIZE", help="of every stage: 58GB, 58000MB")
+
+
+def _add_planning(parser: CommandParser) -> None:
+    """Add how it is planned, and what is told beside the plan."""
     parser.add_argument(
         "--device", metavar="FILE", help=f"what the device of a run can do: a YAML or a name (default: {DEFAULT})"
     )
@@ -85,6 +102,10 @@ def make_parser() -> CommandParser:
     parser.add_argument("--explain", action="store_true", help="which constraint binds, and what one more GB would buy")
     add_memory_option(parser)
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
+
+
+def _add_written(parser: CommandParser) -> None:
+    """Add the files that a plan is written to."""
     parser.add_argument("--yaml", type=output_file, metavar="FILE", help="write offset and recompute lists")
     parser.add_argument(
         "--torch_csv",
@@ -105,7 +126,6 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--output", type=output_file, metavar="FILE", help="where --apply writes")
     parser.add_argument("--picture", type=output_file, metavar="FILE", help=f"draw the schedule: {', '.join(FORMATS)}")
-    return parser
 
 
 def _positive(text: str) -> int:
