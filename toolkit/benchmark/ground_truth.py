@@ -22,9 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mindllm.command import CommandParser, output_file, run_command
+from mindllm.command import run_command
 from mindllm.config import load_config
-from mindllm.errors import UserError
 from mindllm.terminal.console import output
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.configured import workload_of
@@ -32,7 +31,7 @@ from mindllm.timing.device import DEFAULT, Device, read_device
 from mindllm.timing.measured.calibrate import Measured, uncalibrated
 from mindllm.timing.step import step_seconds
 from toolkit.benchmark.published_steps import Row, korthikanti, read_atlas, read_rows, vtrain
-from toolkit.benchmark.report import Tables, write_markdown
+from toolkit.benchmark.report import Tables, data_options, write_markdown
 from toolkit.benchmark.step_time import vtrain_cluster
 from toolkit.benchmark.zero_bubble_steps import throughputs
 
@@ -137,12 +136,7 @@ def _sizes(errors: np.ndarray) -> tuple[float, float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints all rows and groups, and writes them as a page."""
-    parser = CommandParser(prog="python -m toolkit.benchmark.ground_truth", description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the published tables, as CSV")
-    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="page to write")
-    options = parser.parse_args(arguments)
-    if not options.data.is_dir():
-        raise UserError(f"--data {options.data}: is not a directory")
+    options = data_options("python -m toolkit.benchmark.ground_truth", __doc__, EXAMPLES, arguments)
     found = tables(compared(options.data))
     for title, columns, lines in found:
         words = 2 if title == "Rows" else 1

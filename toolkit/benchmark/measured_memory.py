@@ -27,9 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.command import CommandParser, output_file, run_command
+from mindllm.command import run_command
 from mindllm.config.model import ModelConfig
-from mindllm.errors import UserError
 from mindllm.terminal.console import output
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.device import read_device
@@ -38,7 +37,7 @@ from mindllm.timing.step import step_seconds
 from mindllm.timing.workload import TRANSFORMER_ENGINE, Numerics, Strategy, Workload
 from mindllm.units import MIB
 from toolkit.benchmark.published_steps import Row, even_plan, read_rows
-from toolkit.benchmark.report import Tables, write_markdown
+from toolkit.benchmark.report import Tables, data_options, write_markdown
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.measured_memory --data tests/ground_truth --markdown docs/benchmarks/measured_memory.md
@@ -201,12 +200,7 @@ def _sizes(errors: Sequence[float]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the peaks and both halves, and writes them as a page."""
-    parser = CommandParser(prog="python -m toolkit.benchmark.measured_memory", description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the measured tables, as CSV")
-    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="page to write")
-    options = parser.parse_args(arguments)
-    if not options.data.is_dir():
-        raise UserError(f"--data {options.data}: is not a directory")
+    options = data_options("python -m toolkit.benchmark.measured_memory", __doc__, EXAMPLES, arguments)
     found = [*tables(peaks(options.data)), *step_tables(steps(options.data))]
     for title, columns, lines in found:
         words = 3 if len(lines) > len(HALVES) else 1

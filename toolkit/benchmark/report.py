@@ -5,17 +5,35 @@ from __future__ import annotations
 import json
 import os
 import platform
+from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mindllm.command import CommandParser, output_file
+from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.outside import parse_json
 
 LIBRARIES = ("mindspore", "torch", "transformers", "numpy")
 Tables = Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]  # (title, columns, rows) of each
+
+
+def data_options(prog: str, description: str | None, examples: str, arguments: Sequence[str] | None) -> Namespace:
+    """Read ``--data``, a directory of published tables, and ``--markdown``, the page to write.
+
+    Raises:
+        UserError: there is no such directory.
+    """
+    parser = CommandParser(prog=prog, description=description, epilog=examples)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the published tables, as CSV")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="page to write")
+    options = parser.parse_args(arguments)
+    if not options.data.is_dir():
+        raise UserError(f"--data {options.data}: is not a directory")
+    return options
 
 
 def write_markdown(
