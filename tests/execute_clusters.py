@@ -41,6 +41,14 @@ CASES: dict[str, dict[str, Any]] = {
         "expert_parallel": 2,
         "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
     },
+    "experts of global batches": {
+        "dp": 2,
+        "expert_parallel": 2,
+        "model": {
+            **{"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
+            **{"aux_loss_types": ["global"], "aux_loss_factors": [0.5]},
+        },
+    },
     "experts of four groups": {
         "dp": 4,
         "expert_parallel": 4,

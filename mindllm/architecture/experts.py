@@ -12,7 +12,7 @@ from typing import Literal
 
 from mindllm.architecture.parts import FORWARD_AND_BACKWARD, FeedForwardSpec, Shapes, scalars
 
-BalanceLoss = Literal["expert", "switch", "device", "communication"]
+BalanceLoss = Literal["expert", "switch", "global", "device", "communication"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class RouterSpec:
         bias: a number per expert is added to the scores for the choice alone; then a group is as good as its two best experts
             together, otherwise as its best one.
         balance_losses: what is added to the loss, with factors: ``expert`` for every sequence by itself (DeepSeek-V2, section
-            2.2.3), ``switch`` for all sequences that are computed together (Fedus et al., 2021); ``device`` and
+            2.2.3), ``switch`` for all sequences that are computed together (Fedus et al., 2021), ``global`` for those of a global
+            batch (Qiu et al., 2025, "Demons in the detail"), whose choices are those of the step before; ``device`` and
             ``communication`` for every sequence by groups of experts, that their devices have as much to compute and to receive
             (DeepSeek-V2, section 2.2.3).
         z_loss: factor of the mean squared log-normaliser of the logits (Zoph et al., 2022).
@@ -49,6 +50,11 @@ class RouterSpec:
     def adds_to_loss(self) -> bool:
         """Whether there is a loss besides that of the tokens."""
         return self.z_loss > 0 or any(factor > 0 for _, factor in self.balance_losses)
+
+    @property
+    def remembers_choices(self) -> bool:
+        """Whether a loss asks for the choices of the step before: a number per expert that is kept beside optimizer state."""
+        return dict(self.balance_losses).get("global", 0.0) > 0
 
 
 @dataclass(frozen=True)

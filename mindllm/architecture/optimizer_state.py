@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mindllm.architecture.adapters import VALUES, A, B
 from mindllm.architecture.decoder import Architecture
+from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.parts import Shapes
 from mindllm.architecture.tuners import ADALORA, GALORE, LISA, Tuning
 
@@ -22,6 +23,8 @@ IMPORTANCE, UNCERTAINTY, KEPT_RANKS, STEPS_TAKEN = "importance", "uncertainty", 
 PROJECTION, INTERVAL, STEPS_IN_INTERVAL = "projection", "interval", "steps_in_interval"
 LAYER_POWERS = ("layer_beta1_power", "layer_beta2_power")
 PREFIXES = tuple(f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION, MUON_MOMENT))
+SHARES = "feed_forward.router.balance.shares"
+"""Ends the names of what a balance loss over global batches keeps: of all choices of the step before, the part of each expert."""
 SCALARS = (*POWERS, STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)
 """Names of state that is one number, the same on every rank."""
 
@@ -79,7 +82,21 @@ def updated_weights(names: Iterable[str]) -> list[str]:
 def further_state(architecture: Architecture) -> Shapes:
     """Shapes by name, all fp32, of what is kept beside the state that every run has, and where this has other shapes."""
     pet = architecture.pet
-    return FURTHER[pet.tuner.name](architecture, pet) if pet is not None and pet.tuner.name in FURTHER else {}
+    of_tuner = FURTHER[pet.tuner.name](architecture, pet) if pet is not None and pet.tuner.name in FURTHER else {}
+    return {**of_tuner, **_of_balance(architecture)}
+
+
+def _of_balance(architecture: Architecture) -> Shapes:
+    routers = {
+        number: layer.feed_forward.router
+        for number, layer in enumerate(architecture.layers)
+        if isinstance(layer.feed_forward, ExpertsSpec)
+    }
+    return {
+        f"model.layers.{number}.{SHARES}": (router.experts,)
+        for number, router in routers.items()
+        if router.remembers_choices
+    }
 
 
 def is_of_layer(name: str) -> bool:
@@ -128,5 +145,10 @@ FURTHER: dict[str, Callable[[Architecture, Tuning], Shapes]] = {
 
 
 def is_state(name: str) -> bool:
-    """Whether a parameter is the optimizer's own and belongs into checkpoints."""
-    return name in SCALARS or name.startswith((*MOMENT_PREFIXES, *PREFIXES))
+    """Whether a parameter is the optimizer's own, or what it sets for the next step, and belongs into checkpoints."""
+    return name in SCALARS or name.startswith((*MOMENT_PREFIXES, *PREFIXES)) or name.endswith(SHARES)
+
+
+def kind_of_state(name: str) -> str:
+    """What a state is, whichever weight or layer it is of: ``adam_m``, ``shares``."""
+    return name.rpartition(".")[2] if name.endswith(SHARES) else name.partition(".")[0]

@@ -217,7 +217,8 @@ class ModelKeys(Section):
     aux_loss_types: List[BalanceLoss] = Field(
         default=(),
         description="Losses that keep experts balanced: `expert` for every sequence, `switch` for all of a micro batch, "
-        "`device` and `communication` for the groups of `n_group`.",
+        "`global` for all of a global batch, by the choices of the step before, `device` and `communication` for the groups of "
+        "`n_group`.",
     )
     aux_loss_factors: List[float] = Field(default=(), description="Their factors.")
     z_loss_factor: float = Field(default=0.0, ge=0, description="Factor of the router's z-loss.")

@@ -22,6 +22,7 @@ from mindllm.mindformers.keys.experts import (
     LOSSES,
     METHOD,
     MODEL,
+    OF_STEP_BEFORE,
     PRE_SOFTMAX,
     RATES,
     SAME,
@@ -217,10 +218,9 @@ def _one_loss(reading: Reading, listed: bool) -> None:
         if factor is None or kind == "none":
             reading.idle(KIND, "there is no such loss")
         elif kind in BALANCE.values():
-            reading.translate(KIND, f"{MODEL}.aux_loss_types", [kind])
+            reading.translate(KIND, f"{MODEL}.aux_loss_types", [kind], OF_STEP_BEFORE if kind == "global" else "")
         else:
-            advice = f"--{KIND}=seq_aux_loss or aux_loss"
-            reading.refuse(KIND, f"losses are of a sequence or of a micro batch here, not of all of them; {advice}")
+            reading.refuse(KIND, f"losses are {', '.join(BALANCE)}")
     for key in written:
         if key != factor or listed or kind == "none":
             reading.idle(key, "another key says it" if factor and kind != "none" else "there is no such loss")

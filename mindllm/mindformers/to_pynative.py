@@ -37,6 +37,7 @@ UNREAD = (
     *("torch_dtype", "use_sliding_window", "sliding_window"),
 )
 """Names of ``config.json`` that MindFormers has not; what they say comes back from other keys, or the run is refused."""
+LOSSES = {"expert": "seq_aux_loss", "global": "global_aux_loss"}
 YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 TOLD = {  # prefixes of keys that change nothing of what is computed, and what is told of them
     "recompute_config": "recomputation of parts of a layer is not carried over: names of modules differ; it takes more memory",
@@ -290,12 +291,13 @@ def _positions(config: RunConfig) -> dict[str, Any]:
 def _experts(config: RunConfig) -> dict[str, Any]:
     model = config.model.config
     kinds, factors = [*model.aux_loss_types], [*model.aux_loss_factors]
-    if kinds not in ([], ["expert"]):
-        raise config.error(f"{SECTION}.aux_loss_types", "moves as [expert], which is seq_aux_loss there, or without")
+    if len(kinds) > 1 or not {*kinds} <= {*LOSSES}:
+        message = f"moves as one of {', '.join(LOSSES)}, or without (value {', '.join(kinds)})"
+        raise config.error(f"{SECTION}.aux_loss_types", message)
     tree: dict[str, Any] = {
         "moe_grouped_gemm": model.moe_grouped_gemm,
         "moe_shared_expert_intermediate_size": model.moe_shared_expert_intermediate_size,
-        "moe_router_load_balancing_type": "seq_aux_loss" if kinds else "none",
+        "moe_router_load_balancing_type": LOSSES[kinds[0]] if kinds else "none",
         "moe_router_enable_expert_bias": model.balance_via_topk_bias,
         "moe_token_dispatcher_type": "alltoall",
     }

@@ -19,6 +19,7 @@ from mindspore.common.initializer import Normal, initializer
 from mindspore.nn.utils import no_init_parameters
 from numpy.typing import ArrayLike
 
+from mindllm.architecture.optimizer_state import SHARES, is_state
 from mindllm.config import ModelConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.quantize.packed import rounded
@@ -87,8 +88,13 @@ def trained_weights(model: nn.Cell) -> dict[str, Parameter]:
 
 
 def model_weights(model: nn.Cell) -> dict[str, Parameter]:
-    """All weights by name, frozen ones too; tables, masks and counters of the graph are not among them."""
+    """All weights by name, frozen ones too; tables, masks and counters of the graph are not among them, nor what steps keep."""
     return {item.name: item for item in model.get_parameters() if _is_weight(item)}
+
+
+def shares_of(model: nn.Cell) -> list[Parameter]:
+    """By which a balance loss over global batches knows the choices of the step before, one for each router that has it."""
+    return [item for item in model.get_parameters() if item.name.endswith(SHARES)]
 
 
 def quantized_parameters(model: nn.Cell) -> dict[str, Parameter]:
@@ -102,7 +108,8 @@ def is_quantized_parameter(parameter: Parameter) -> bool:
 
 
 def _is_weight(parameter: Parameter) -> bool:
-    return not getattr(parameter, "is_constant", False) and not is_probe(parameter.name)
+    is_constant = getattr(parameter, "is_constant", False)
+    return not (is_constant or is_probe(parameter.name) or is_state(parameter.name))
 
 
 def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:

@@ -16,6 +16,7 @@ from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.optimizer_state import MUON
 from mindllm.config import RunConfig
 from mindllm.models.experts.expert_load import is_probe
+from mindllm.models.weights import shares_of
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
@@ -234,7 +235,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     pet = config.model.config.pet_config
     exchanges = config.optimizer.type == MUON or (pet is not None and pet.tuner.whole_gradients)
     cuts = weight_cuts(parallel.model, config) if exchanges else None
-    optimizer = make_optimizer(owned, config, cuts, rank)
+    optimizer = make_optimizer(owned, config, cuts, rank, shares_of(parallel.network))
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,

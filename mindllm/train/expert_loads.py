@@ -1,6 +1,7 @@
-"""What a step counted of experts: kept for those who ask, and used to keep experts balanced without a loss.
+"""What a step counted of experts: kept for those who ask, and used to keep experts balanced in the next one.
 
-The bias of an expert with fewer tokens than the mean grows, that of one with more shrinks (Wang et al., 2024).
+Without a loss: the bias of an expert with fewer tokens than the mean grows, that of one with more shrinks (Wang et al., 2024).
+By a loss over global batches: it is told the part of the choices that fell on each expert.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindllm.architecture.optimizer_state import SHARES
 from mindllm.models.experts.expert_load import PROBE, ROUTER_BIAS, is_probe
 
 LOAD = "load."
@@ -19,7 +21,7 @@ AS_GOOD_AS_THE_MEAN = 1e-3  # relative: closer loads differ by rounding, which m
 NONE = 1e-30  # in place of a sum that is zero
 
 count = ops.MultitypeFuncGraph("count")
-balance = ops.MultitypeFuncGraph("balance")
+change = ops.MultitypeFuncGraph("change")
 
 
 @count.register("Tensor", "Tensor", "Tensor")
@@ -27,38 +29,74 @@ def _count(coefficient, counted, gradient):
     return ops.assign(counted, gradient * coefficient)
 
 
-@balance.register("Tensor", "Tensor", "Tensor", "Tensor")
-def _balance(rate, done, bias, gradient):
-    load = ops.depend(gradient, done)[: bias.shape[0]]
-    mean = load.mean()
-    missing = ops.round((mean - load) / (mean * AS_GOOD_AS_THE_MEAN))
-    return ops.assign_add(bias, rate * ops.sign(missing))
+@change.register("Function", "Tensor", "Tensor", "Tensor")
+def _change(by, done, parameter, gradient):
+    """What the tokens of each expert make of a number per expert, when ``done`` is there."""
+    return by(parameter, ops.depend(gradient, done)[: parameter.shape[0]])
+
+
+class TowardsMean(nn.Cell):
+    """Adds ``rate`` to the bias of each expert whose load is below the mean, and takes it from those above."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(auto_prefix=False)
+        self.rate = Tensor(rate, ms.float32)
+
+    def construct(self, bias: Tensor, load: Tensor) -> Tensor:
+        mean = load.mean()
+        missing = ops.round((mean - load) / (mean * AS_GOOD_AS_THE_MEAN))
+        return ops.assign_add(bias, self.rate * ops.sign(missing))
+
+
+class PartsOfAll(nn.Cell):
+    """Sets the part of all choices that fell on each expert."""
+
+    def construct(self, shares: Tensor, load: Tensor) -> Tensor:
+        return ops.assign(shares, load / load.sum())
+
+
+class ChangedByLoad(nn.Cell):
+    """Numbers per expert, fp32 ``[experts]``, which ``by`` changes after each step by what was counted beside them.
+
+    ``counters``: the place of each one's counter among the gradients.
+    """
+
+    def __init__(self, by: nn.Cell, parameters: Sequence[Parameter], counters: Sequence[int]) -> None:
+        super().__init__(auto_prefix=False)
+        self.by, self.parameters, self.counters = by, ParameterTuple(parameters), tuple(counters)
+        self.map = ops.HyperMap()
+
+    def construct(self, gradients: tuple[Tensor, ...], done: Tensor) -> tuple[Tensor, ...]:
+        counted = tuple([gradients[index] for index in self.counters])
+        return self.map(ops.partial(change, self.by, done), self.parameters, counted)
 
 
 class ExpertLoads(nn.Cell):
-    """Keeps the counters' gradients of a step, and changes the biases beside them by ``bias_rate``."""
+    """Keeps the counters' gradients of a step, changes the biases beside them by ``bias_rate``, and sets ``shares`` by them."""
 
-    def __init__(self, parameters: Sequence[Parameter], bias_rate: float) -> None:
+    def __init__(self, parameters: Sequence[Parameter], bias_rate: float, shares: Sequence[Parameter] = ()) -> None:
         super().__init__(auto_prefix=False)
         found = {item.name: index for index, item in enumerate(parameters)}
         self.probes = tuple(index for name, index in found.items() if is_probe(name))
         self.counted = ParameterTuple([parameters[index] for index in self.probes]).clone(LOAD[:-1], init="zeros")
-        biases = {name: name.replace(ROUTER_BIAS, PROBE) for name in found if name.endswith(ROUTER_BIAS)}
+        biases = [item for item in parameters if item.name.endswith(ROUTER_BIAS)]
         self.balances = bias_rate > 0 and bool(biases)
-        self.rate = Tensor(bias_rate, ms.float32)
         if self.balances:
-            self.biases = ParameterTuple([parameters[found[name]] for name in biases])
-            self.of_biases = tuple(found[probe] for probe in biases.values())
+            counters = [found[item.name.replace(ROUTER_BIAS, PROBE)] for item in biases]
+            self.biases = ChangedByLoad(TowardsMean(bias_rate), biases, counters)
+        self.remembers = bool(shares)
+        if self.remembers:
+            counters = [found[item.name.replace(SHARES, PROBE)] for item in shares]
+            self.shares = ChangedByLoad(PartsOfAll(), shares, counters)
         self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, done: Tensor) -> tuple[Tensor, ...]:
-        """``done``: what must have happened before biases change."""
+        """``done``: what must have happened before biases and shares change."""
         counted = tuple([gradients[index] for index in self.probes])
         kept = self.map(ops.partial(count, coefficient), self.counted, counted)
-        if not self.balances:
-            return kept
-        of_biases = tuple([gradients[index] for index in self.of_biases])
-        return kept + self.map(ops.partial(balance, self.rate, done), self.biases, of_biases)
+        if self.balances:
+            kept = kept + self.biases(gradients, done)
+        return kept + self.shares(gradients, done) if self.remembers else kept
 
 
 @dataclass(frozen=True)

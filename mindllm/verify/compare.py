@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, is_state
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, is_state, kind_of_state
 from mindllm.compiled.execute.cluster import Cluster, ClusterStep
 from mindllm.compiled.execute.state import state_parts
 from mindllm.config import OptimizerConfig, RunConfig
@@ -137,7 +137,7 @@ def compare(
             beside = explained(name)
             beside = None if beside is None else beside[part.slices]
             error = _error(name, machine.rank, np.asarray(part.value), whole[part.slices], whole, beside)
-            if error.absolute <= negligible.get(_kind(name), 0.0):
+            if error.absolute <= negligible.get(kind_of_state(name), 0.0):
                 error = replace(error, relative=0.0)
             known = worst.get(name)
             if known is None or not error.relative <= known.relative:
@@ -153,12 +153,10 @@ def _negligible(state: Mapping[str, np.ndarray]) -> dict[str, float]:
     largest: dict[str, float] = {}
     for name, array in state.items():
         if is_state(name):
-            largest[_kind(name)] = max(largest.get(_kind(name), 0.0), float(np.max(np.abs(array), initial=0.0)))
+            largest[kind_of_state(name)] = max(
+                largest.get(kind_of_state(name), 0.0), float(np.max(np.abs(array), initial=0.0))
+            )
     return {kind: size * (ROUNDING**2 if kind in SQUARES else ROUNDING) for kind, size in largest.items()}
-
-
-def _kind(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def explained_by_moments(

@@ -191,10 +191,19 @@ def test_how_experts_of_mcore_are_chosen_and_balanced(tmp_path):
     assert not load_config(writer(tmp_path)(MCORE, mcore(sigmoid))).model.config.norm_topk_prob
 
 
+@pytest.mark.parametrize("word", ["gbs_aux_loss", "global_aux_loss"])
+def test_experts_balanced_over_a_global_batch_are_and_what_differs_is_told(tmp_path, word):
+    path = writer(tmp_path)(MCORE, mcore({**QWEN3_MOE, "moe_router_load_balancing_type": word}))
+    model = load_config(path).model.config
+    assert (model.aux_loss_types, model.aux_loss_factors) == (("global",), (0.001,))
+    told = {dotted(entry.path): entry.reason for entry in convert(read_file(path), ()).entries}
+    assert told[f"{MODEL}.moe_router_load_balancing_type"].startswith("choices are those of the global batch before")
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({**QWEN3_MOE, "moe_router_load_balancing_type": "gbs_aux_loss"}, "of a sequence or of a micro batch"),
+        ({**QWEN3_MOE, "moe_router_load_balancing_type": "sinkhorn"}, "seq_aux_loss, aux_loss, gbs_aux_loss"),
         ({**QWEN3_MOE, "num_moe_experts": 64}, "contradicts"),
         ({**QWEN3_MOE, "moe_router_dtype": "bfloat16"}, "computes in float32"),
         ({**QWEN3_MOE, "moe_router_score_function": "sqrtsoftplus"}, "sigmoid or softmax"),

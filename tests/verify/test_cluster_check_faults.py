@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from execute_clusters import REAL, Compiled, compiled_cluster, judged, tampered
 
+from mindllm.architecture.optimizer_state import SHARES
 from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node, OtherType
+from mindllm.models.experts.expert_load import PROBE
 from mindllm.verify.check import LARGE_LOGITS
 from mindllm.verify.side import CLIPPING
 from mindllm.verify.single import LOSS_SCALE
@@ -128,6 +130,22 @@ def test_a_gradient_of_experts_that_is_not_added_over_their_replicas(graph_cache
     )
     outcome = judged(cluster, everywhere(cluster, reduces_expert_gradient, dropped))
     assert any(EXPERTS in problem for problem in outcome.problems)
+
+
+def reduces_counts(node: Node) -> bool:
+    """The sum over ranks of the tokens of every expert."""
+    name = str(node.primal.get("mirror_user_id", node.attributes.get("mirror_user_id", "")))
+    return node.op == "AllReduce" and name.endswith(PROBE)
+
+
+@pytest.mark.slow
+def test_choices_of_a_global_batch_that_are_not_added_over_ranks(graph_cache):
+    cluster = compiled_cluster("experts of global batches", graph_cache)
+    assert judged(cluster).ok
+    outcome = judged(cluster, everywhere(cluster, reduces_counts, dropped))
+    assert not outcome.ok
+    for name in (SHARES, PROBE):
+        assert any(name in problem for problem in outcome.problems)
 
 
 SORTED_TOKENS_FAULTS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
-from mindspore.common.initializer import initializer
+from mindspore.common.initializer import Constant, initializer
 
 from mindllm.architecture.experts import RouterSpec
 from mindllm.models.weights import normal_parameter
@@ -135,6 +135,10 @@ class Balance(nn.Cell):
     their sum): ``Σ f p`` over the experts, 1 where all are alike. ``expert`` takes both of a sequence, ``switch`` both of all
     sequences; those of groups are :class:`GroupBalance`. The z-loss is the mean squared log-normaliser of the logits.
 
+    ``global`` takes ``p`` of a sequence and ``f`` of the global batch of the step before: ``shares`` fp32 ``[experts]``, which
+    add up to 1. They have no gradient; whoever counts the tokens of experts sets them between steps. They begin alike: then the
+    loss is 1, and its gradient is zero.
+
     ``switch`` is added last: alone it ``is_one_number`` for all sequences, fp32 ``[1]``, which no layout splits.
     """
 
@@ -142,6 +146,7 @@ class Balance(nn.Cell):
         super().__init__()
         factors = dict(spec.balance_losses)
         self.of_sequence, self.of_all = factors.get("expert", 0.0), factors.get("switch", 0.0)
+        self.of_global = factors.get("global", 0.0)
         self.share = spec.experts / spec.top_k
         self.sigmoid = spec.sigmoid
         self.mean_mask = P.ReduceMean()
@@ -159,6 +164,13 @@ class Balance(nn.Cell):
             self.batch_mul = P.Mul()
             self.batch_sum = P.ReduceSum(keep_dims=True)
             self.batch_scale = P.Mul()
+        if self.of_global:
+            equal = initializer(Constant(1.0 / spec.experts), (spec.experts,), ms.float32)
+            self.shares = Parameter(equal, name="shares", requires_grad=False)
+            self.global_mul = P.Mul()
+            self.global_sum = P.ReduceSum()
+            self.global_scale = P.Mul()
+            self.global_factor = self.of_global * spec.experts
         self.z_loss = spec.z_loss
         if spec.z_loss:
             self.largest = P.ReduceMax(keep_dims=True)
@@ -174,12 +186,15 @@ class Balance(nn.Cell):
         if self.of_groups:
             self.group_balance = GroupBalance(spec)
         self.adds_groups = bool(self.of_groups and self.of_sequence)
-        self.adds_z = bool(spec.z_loss and (self.of_sequence or self.of_groups))
-        of_sequences = bool(self.of_sequence or self.of_groups or spec.z_loss)
+        self.adds_global = bool(self.of_global and (self.of_sequence or self.of_groups))
+        self.adds_z = bool(spec.z_loss and (self.of_sequence or self.of_groups or self.of_global))
+        of_sequences = bool(self.of_sequence or self.of_groups or self.of_global or spec.z_loss)
         self.adds_switch = bool(self.of_all and of_sequences)
         self.is_one_number = not of_sequences
         if self.adds_groups:
             self.add_groups = P.Add()
+        if self.adds_global:
+            self.add_global = P.Add()
         if self.adds_z:
             self.add_z = P.Add()
         if self.adds_switch:
@@ -191,7 +206,7 @@ class Balance(nn.Cell):
         if self.sigmoid:
             scores = self.score_divide(scores, self.score_total(scores, 2))
         added, whole = None, None
-        if self.of_sequence or self.of_all or self.of_groups:
+        if self.of_sequence or self.of_all or self.of_groups or self.of_global:
             frequency, score = self.mean_mask(P.stop_gradient(mask), 1), self.mean_score(scores, 1)
             if self.of_sequence:
                 product = self.sequence_sum(self.sequence_mul(frequency, score), 1)
@@ -199,6 +214,10 @@ class Balance(nn.Cell):
             if self.of_groups:
                 of_groups = self.group_balance(mask, frequency, score)
                 added = of_groups if added is None else self.add_groups(added, of_groups)
+            if self.of_global:
+                product = self.global_sum(self.global_mul(score, self.shares), 1)
+                of_global = self.global_scale(product, self.global_factor)
+                added = of_global if added is None else self.add_global(added, of_global)
             if self.of_all:
                 product = self.batch_mul(self.batch_mask(frequency, 0), self.batch_score(score, 0))
                 whole = self.batch_scale(self.batch_sum(product, (0, 1)), self.of_all * self.share)

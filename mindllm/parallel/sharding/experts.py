@@ -126,10 +126,16 @@ def _balance(at: str, cell: Balance) -> Table:
         table[f"{at}.batch_mul"] = on(whole, whole)
         table[f"{at}.batch_sum"] = on(whole)
         table[f"{at}.batch_scale"] = on(whole, SCALAR)
+    if cell.of_global:
+        table[f"{at}.global_mul"] = on(rows, (None,))
+        table[f"{at}.global_sum"] = on(rows)
+        table[f"{at}.global_scale"] = on((TOKENS,), SCALAR)
     if cell.of_groups:
         table |= _group_balance(f"{at}.group_balance", cell.group_balance)
     if cell.adds_groups:
         table[f"{at}.add_groups"] = on((TOKENS,), (TOKENS,))
+    if cell.adds_global:
+        table[f"{at}.add_global"] = on((TOKENS,), (TOKENS,))
     if cell.adds_switch:
         table[f"{at}.add_switch"] = on((TOKENS,), (None,))
     if cell.z_loss:

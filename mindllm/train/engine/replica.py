@@ -21,6 +21,7 @@ from mindllm.models.weights import (
     initialise,
     model_weights,
     quantized_parameters,
+    shares_of,
     trained_weights,
     values_follow,
 )
@@ -86,7 +87,7 @@ class ReplicaEngine(Engine):
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
-        self.optimizer = make_optimizer(self.model.trainable_params(), self.config)
+        self.optimizer = make_optimizer(self.model.trainable_params(), self.config, shares=shares_of(self.model))
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._watch = make_watch(self.config, self.model, self.optimizer, whole=True)
@@ -189,9 +190,11 @@ class ReplicaEngine(Engine):
 
     @property
     def optimizer_state(self) -> dict[str, Parameter]:
-        """The optimizer's own parameters by name: moments and powers of the betas."""
-        parameters = self.optimizer.get_parameters() if self.optimizer is not None else ()
-        return {item.name: item for item in parameters if is_state(item.name)}
+        """What the optimizer keeps from step to step by name: moments, powers of the betas, choices of experts."""
+        owner = (
+            self.model if self.optimizer is None else self.optimizer
+        )  # of what the optimizer sets for the next step: both
+        return {item.name: item for item in owner.get_parameters() if is_state(item.name)}
 
     def local_state(self) -> Mapping[int, RankTensors]:
         return {self.ranks.rank: RankTensors(_copies(self.weights), _copies(self.optimizer_state))}

@@ -56,8 +56,9 @@ class AdamW(nn.Cell):
     """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas.
 
     Among the parameters may be counters of the tokens of experts, which have gradients and are no weights: those of a step are
-    kept as ``load.*``, and biases that keep experts balanced change by ``bias_rate`` towards experts with fewer tokens. ``pet``
-    may multiply the learning rates of weights; with ``groups`` weights have the rates of their groups.
+    kept as ``load.*``. By them biases that keep experts balanced change by ``bias_rate`` towards experts with fewer tokens, and
+    ``shares`` become the part of all choices that fell on each expert. ``pet`` may multiply the learning rates of weights; with
+    ``groups`` weights have the rates of their groups.
 
     Attributes:
         updated: which of the parameters are weights.
@@ -74,6 +75,7 @@ class AdamW(nn.Cell):
         prepare: nn.Cell | None = None,
         finish: nn.Cell | None = None,
         groups: GroupedLrSchedule | None = None,
+        shares: Sequence[Parameter] = (),
     ) -> None:
         super().__init__(auto_prefix=False)
         self.prepare, self.finish = prepare, finish
@@ -83,7 +85,7 @@ class AdamW(nn.Cell):
         self.updated = tuple(index for index, item in enumerate(parameters) if not is_probe(item.name))
         self.counts = len(weights) < len(parameters)
         if self.counts:
-            self.expert_loads = ExpertLoads(parameters, bias_rate)
+            self.expert_loads = ExpertLoads(parameters, bias_rate, shares)
         self.moments1 = self.weights.clone(prefix=MOMENTS[0], init="zeros")
         self.moments2 = self.weights.clone(prefix=MOMENTS[1], init="zeros")
         self.beta1_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[0], requires_grad=False)

@@ -28,8 +28,9 @@ def make_optimizer(
     config: RunConfig,
     cuts: Mapping[str, WeightCut] | None = None,
     rank: int = 0,
+    shares: Sequence[Parameter] = (),
 ) -> Optimizer:
-    """Updates ``parameters`` as the sections of the optimizer and of the tuning say.
+    """Updates ``parameters`` as the sections of the optimizer and of the tuning say, and sets ``shares``, which balance experts.
 
     ``cuts`` over the devices of a stage, by name, as global ``rank`` sees them; None: each has the whole model.
     """
@@ -39,7 +40,7 @@ def make_optimizer(
     rates = config.grouped_lr_schedule
     if config.optimizer.type == MUON:
         return MuonAdamW(parameters, config.optimizer, cuts, rank, _elsewhere(parameters, config, rank), rates)
-    return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, groups=rates)
+    return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, groups=rates, shares=shares)
 
 
 def _galore(
