@@ -18,9 +18,7 @@ COUNT = (f"{MODEL}.num_experts", f"{MODEL}.n_routed_experts", f"{MODEL}.num_moe_
 FACTORS = (f"{MODEL}.moe_aux_loss_coeff", f"{MODEL}.router_aux_loss_coef", f"{LEGACY}.aux_loss_factor")
 KIND = f"{MODEL}.moe_router_load_balancing_type"
 BALANCE = {"seq_aux_loss": "expert", "aux_loss": "switch", "gbs_aux_loss": "global", "global_aux_loss": "global"}
-OF_STEP_BEFORE = (
-    "choices are those of the global batch before; there, of the step's micro batches so far, in their order"
-)
+OF_STEP_BEFORE = "choices are those of the global batch before; there, of the micro batches so far, in their order"
 LOSSES = {"expert": "expert", "device": "device", "comm": "communication"}
 SHARED = (f"{MODEL}.n_shared_experts", f"{MODEL}.shared_expert_num", f"{LEGACY}.shared_expert_num")
 SAME = {  # ours: theirs
