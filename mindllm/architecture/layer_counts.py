@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+ZERO_BUBBLE_V = "zero_bubble_v"
+"""MindSpore's schedule of two chunks per stage in a V, with weight gradients apart where a stage would wait (Qi et al., 2024,
+2405.15362)."""
 Offset = int | tuple[int, ...] | tuple[tuple[int, ...], ...]
 StageLayers = tuple[tuple[int, ...], ...]
 
@@ -30,6 +33,17 @@ def layer_counts(
             if count < 1:
                 raise ValueError(f"gives stage {stage} of chunk {chunk} {count} layers; every one needs at least 1")
     return counts
+
+
+def places_in_order(stages: int, chunks: int, v_shape: bool = False) -> tuple[tuple[int, int], ...]:
+    """Returns the places ``(chunk, stage)`` in the order of the model.
+
+    Each chunk goes from the first stage to the last; in a V every second one goes back.
+    """
+    back = tuple(reversed(range(stages)))
+    return tuple(
+        (chunk, stage) for chunk in range(chunks) for stage in (back if v_shape and chunk % 2 else range(stages))
+    )
 
 
 def broadcast_offset(

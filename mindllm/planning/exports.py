@@ -17,7 +17,8 @@ from itertools import groupby
 
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import ZERO_BUBBLE, Problem
-from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT, Orders, stage_orders
+from mindllm.schedules.operations import LETTERS
+from mindllm.schedules.orders import Orders, stage_orders
 
 
 def torch_schedule(evaluation: Evaluation) -> str:
@@ -26,11 +27,10 @@ def torch_schedule(evaluation: Evaluation) -> str:
     All micro-batches stand in it, also where the simulation of a long pipeline left out some that repeat.
     """
     problem = evaluation.problem
-    letters = {FORWARD: "F", BACKWARD: "I" if problem.schedule in ZERO_BUBBLE else "B", WEIGHT: "W"}
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     for stage, operations in enumerate(_orders(evaluation)):
-        writer.writerow(f"{chunk * problem.stages + stage}{letters[what]}{micro}" for what, chunk, micro in operations)
+        writer.writerow(f"{chunk * problem.stages + stage}{LETTERS[what]}{micro}" for what, chunk, micro in operations)
     return written.getvalue()
 
 

@@ -187,13 +187,12 @@ def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evalua
         NotSteady: nor after the most micro-batches that are simulated.
     """
     costs = plan_costs(problem, plan)
-    split = problem.schedule in ZERO_BUBBLE
     if is_long(problem):
         line = simulate_long(problem.micro_batches, costs.forward, costs.backward, problem.point_to_point, deadline)
         return Evaluation(problem, plan, costs, line)
-    orders = zero_bubble_orders(problem, costs, deadline) if split else orders_of(problem)
-    weight = costs.weight if split else None
-    line = simulate(timetable(orders, problem.chunks), costs.forward, costs.backward, weight, problem.point_to_point)
+    orders = zero_bubble_orders(problem, costs, deadline) if problem.schedule in ZERO_BUBBLE else orders_of(problem)
+    table = timetable(orders, problem.chunks)
+    line = simulate(table, costs.forward, costs.backward, costs.weight, problem.point_to_point)
     return Evaluation(problem, plan, costs, line)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.planning.reports.picture import COLOURS, NAMES, Window, windows_of
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
+from mindllm.planning.reports.picture import COLOURS, Window, windows_of
+from mindllm.schedules.operations import NAMES
 from mindllm.schedules.simulate import Timeline
 from mindllm.timing.pass_times import PassTimes
 from mindllm.units import GIB
@@ -35,6 +37,7 @@ TIME = {
     "update": "#5a9e6f",
     "bubble and rest": "#c3c9d2",
 }
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", ZERO_BUBBLE_V: "zero bubble in a V"}
 RECOMPUTATION = "recomputation"  # as the model of time calls it among the classes of operators
 HEIGHT, LEAST, TOTAL = 24.0, 1.5, 288.0  # of a row, of one among many, and of all rows together, in pixels
 LETTERS = 13  # pixels of a row from which on it has a label of its own
@@ -146,7 +149,7 @@ def schedule(figures: Mapping[str, Any]) -> str:
     size = f'height="{times.stages * height:.4g}"'
     whole = sum(end - start for start, end, _ in windows)
     parts = "".join(_window(times, line, window, height, (window[1] - window[0]) / whole) for window in windows)
-    return f'<div class="schedule"><figure class="stages"><svg {size}>{labels}</svg></figure>{parts}</div>{_key(times)}'
+    return f'<div class="schedule"><figure class="stages"><svg {size}>{labels}</svg></figure>{parts}</div>{_key(times, line)}'
 
 
 def _window(times: PassTimes, line: Timeline, window: Window, height: float, share: float) -> str:
@@ -175,8 +178,9 @@ def _operations(
             yield f'<text x="{start + wide / 2:.3%}" y="{y + height / 2:.4g}">{table.micro[index]}</text>'
 
 
-def _key(times: PassTimes) -> str:
-    keys = [f'<span><i style="background:{COLOURS[what]}"></i>{NAMES[what]}</span>' for what in (0, 1)]
+def _key(times: PassTimes, line: Timeline) -> str:
+    shown = sorted(set(line.table.what.tolist()))
+    keys = [f'<span><i style="background:{COLOURS[what]}"></i>{NAMES[what]}</span>' for what in shown]
     if times.chunks > 1:
         keys.append(f"<span>lighter: later ones of {times.chunks} chunks</span>")
     return f'<p class="legend">{"".join(keys)}</p>'
@@ -196,4 +200,4 @@ def schedule_words(figures: Mapping[str, Any]) -> str:
     chunks = f" of {times.chunks} chunks" if times.chunks > 1 else ""
     rounds = figures.get("accumulation", 1)
     again = f", {rounds} times a step" if rounds > 1 else ""
-    return f"1F1B, {times.stages} stages{chunks}, {times.micro_batches:,} micro-batches{again}"
+    return f"{SCHEDULES[times.schedule]}, {times.stages} stages{chunks}, {times.micro_batches:,} micro-batches{again}"

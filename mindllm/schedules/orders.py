@@ -6,18 +6,30 @@ chunks in groups of as many micro-batches as stages. Backward passes go through 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 
 import numpy as np
 
-FORWARD, BACKWARD, WEIGHT = 0, 1, 2
-Operation = tuple[int, int, int]  # what, chunk, micro-batch
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V, places_in_order
+from mindllm.schedules.operations import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Operation
+from mindllm.schedules.zero_bubble_v import stage_order
 
 
 class Orders(tuple[tuple[Operation, ...], ...]):
-    """The operations of every stage in their order; its hash is made once, because there may be millions of them."""
+    """The operations of every stage in their order; its hash is made once, because there may be millions of them.
+
+    ``v_shape``: every second chunk runs back through the stages.
+    """
+
+    v_shape: bool
+
+    def __new__(cls, stages: Iterable[tuple[Operation, ...]], v_shape: bool = False) -> Orders:
+        found = super().__new__(cls, stages)
+        found.v_shape = v_shape
+        return found
 
     def __hash__(self) -> int:
         return self._hash
@@ -36,6 +48,8 @@ class Orders(tuple[tuple[Operation, ...], ...]):
 @lru_cache(maxsize=64)
 def stage_orders(schedule: str, stages: int, chunks: int, micro_batches: int) -> Orders:
     """The operations of every stage in their order, of a schedule that does not depend on times."""
+    if schedule == ZERO_BUBBLE_V:
+        return Orders((stage_order(stage, stages, micro_batches) for stage in range(stages)), v_shape=True)
     groups = _groups(stages, micro_batches)
     forwards = [(FORWARD, chunk, micro) for group in groups for chunk in range(chunks) for micro in group]
     backwards = [(BACKWARD, chunk, micro) for group in groups for chunk in reversed(range(chunks)) for micro in group]
@@ -105,7 +119,7 @@ def build_timetable(orders: Orders, chunks: int) -> Timetable:
     first = sizes.cumsum() - sizes  # operations are numbered stage by stage here
     where = np.repeat(np.arange(stages), sizes)
     what, chunk, micro = np.concatenate(orders.arrays, axis=1)
-    needed = _needed(where, what, chunk, micro, stages, chunks)
+    needed = _needed(where, what, chunk, micro, places_in_order(stages, chunks, orders.v_shape))
     level, starts = _levels(first, sizes, needed)
     by_level = np.argsort(level, kind="stable")
     number = np.append(np.empty_like(by_level), len(by_level))
@@ -120,16 +134,22 @@ def build_timetable(orders: Orders, chunks: int) -> Timetable:
 
 
 def _needed(
-    where: np.ndarray, what: np.ndarray, chunk: np.ndarray, micro: np.ndarray, stages: int, chunks: int
+    where: np.ndarray, what: np.ndarray, chunk: np.ndarray, micro: np.ndarray, places: Sequence[tuple[int, int]]
 ) -> np.ndarray:
     """The operation whose result each needs, ``[operations]``; the number of operations where it needs none.
+
+    ``places``: chunk and stage in the order in which a micro-batch goes through them.
 
     Raises:
         ValueError: an operation needs one that the schedule does not have.
     """
-    count, micros = len(where), int(micro.max(initial=-1)) + 1
-    place, last = chunk * stages + where, stages * chunks - 1
-    number = np.full(3 * (last + 1) * micros + 1, -1)
+    count, micros, last = len(where), int(micro.max(initial=-1)) + 1, len(places) - 1
+    chunks, stages = np.array(places).max(axis=0) + 1
+    visit = np.empty((chunks, stages), np.int64)
+    visit[tuple(np.array(places).T)] = np.arange(len(places))
+    place = visit[chunk, where]
+    what = np.where(what == INPUT, BACKWARD, what)  # others wait for either
+    number = np.full(KINDS * (last + 1) * micros + 1, -1)
     number[(what * (last + 1) + place) * micros + micro] = np.arange(count)
     kind = np.where((what == WEIGHT) | ((what == BACKWARD) & (place < last)), BACKWARD, FORWARD)
     source = np.where(what == WEIGHT, place, np.where(what == FORWARD, place - 1, np.minimum(place + 1, last)))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT, Timetable
+from mindllm.schedules.operations import BACKWARD, FORWARD, KINDS, WEIGHT
+from mindllm.schedules.orders import Timetable
 
 
 def end_times(
@@ -91,18 +92,24 @@ class Timeline:
         """
         mine = np.flatnonzero(self.table.place % self.table.stages == stage)  # in the order of the stage
         forward = self.table.what[mine] == FORWARD
-        split = bool((self.table.what == WEIGHT).any())
-        last = self.table.what[mine] == (WEIGHT if split else BACKWARD)
+        last = np.isin(self.table.what[mine], (BACKWARD, WEIGHT))
         changing = forward | last
         amounts = activation[self.table.place[mine] // self.table.stages] * np.where(forward, 1, -1)
         return np.where(forward, self.start[mine], self.end[mine])[changing], amounts[changing].cumsum()
 
 
 def simulate(
-    table: Timetable, forward: np.ndarray, backward: np.ndarray, weight: np.ndarray | None = None, delay: float = 0.0
+    table: Timetable,
+    forward: np.ndarray,
+    backward: np.ndarray,
+    weight: np.ndarray | None = None,
+    delay: float = 0.0,
+    again: float | np.ndarray = 0.0,
 ) -> Timeline:
-    """Runs one plan; times per place, ``[places]``. ``weight`` is given where the schedule has weight operations."""
-    parts = [forward, backward] if weight is None else [forward, backward - weight, weight]
+    """Runs one plan; times per place, ``[places]``. ``backward`` has the gradients of weights in it, which take ``weight`` alone;
+    it is needed where the schedule has them apart. Of it ``again`` is what both halves of a backward pass do.
+    """
+    parts = [forward, backward] if weight is None else [forward, backward, weight, backward - weight + again]
     durations = np.concatenate(parts)
     end = _ends(table, durations[:, None], delay)[:, 0]
     places = table.stages * table.chunks
@@ -117,7 +124,7 @@ def critical_path(line: Timeline, delay: float = 0.0) -> tuple[np.ndarray, np.nd
         times of the same order, the visits' sum is a lower bound of the step.
     """
     table, ends = line.table, np.append(line.end, -np.inf)
-    visits = np.zeros((3, table.stages * table.chunks), int)
+    visits = np.zeros((KINDS, table.stages * table.chunks), int)
     crossings, operation = 0, int(line.end.argmax())
     while operation < table.size:
         visits[table.what[operation], table.place[operation]] += 1

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from mindllm.files import atomic_open
-from mindllm.schedules.orders import BACKWARD, FORWARD
+from mindllm.schedules.operations import FORWARD, NAMES
 from mindllm.timing.memory import kept_bytes
 from mindllm.timing.step import StepTime
 from mindllm.units import MIB, MICROSECONDS
 
 COMPUTE, EXCHANGES = 0, 1
-NAMES = {FORWARD: "forward", BACKWARD: "backward"}
 
 
 def write_timeline(step: StepTime, path: Path) -> None:

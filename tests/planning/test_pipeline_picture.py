@@ -8,12 +8,12 @@ import pytest
 from mindllm.planning.plan import Plan, evaluate, try_plan
 from mindllm.planning.problem import make_problem
 from mindllm.planning.reports import picture
-from mindllm.planning.reports.picture import NAMES, draw_schedule, stage_memory, windows_of
+from mindllm.planning.reports.picture import draw_schedule, stage_memory, windows_of
 from mindllm.planning.reports.schedule_page import page_data
 from mindllm.planning.solve import even_split
-from mindllm.schedules.orders import FORWARD
+from mindllm.schedules.operations import BACKWARD, FORWARD, NAMES, WEIGHT
 
-KINDS = [(name, "#000000") for name in NAMES.values()]
+KINDS = [(name, "#000000") for name in NAMES]
 DOCUMENTED = {
     "stages": 4,
     "micro_batches": 16,
@@ -113,5 +113,5 @@ def test_zero_bubble_operations_are_named_too():
     problem = make_problem({**DOCUMENTED, "schedule": "zb", "layers": [layer]}, "zero bubble")
     drawn = evaluate(problem, even().plan, 0.0)
     data = page_data(drawn, KINDS)
-    assert data["freed"] == 2
-    assert {what for own in data["stages"] for what in own["what"]} == {0, 1, 2}
+    assert data["freed"] == [BACKWARD, WEIGHT]
+    assert {what for own in data["stages"] for what in own["what"]} == {0, 2, 3}

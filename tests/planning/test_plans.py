@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planning_problems import LONGEST, every_plan, judged, random_problem
 
 from mindllm.errors import UserError
@@ -11,6 +13,7 @@ from mindllm.planning.plan import Plan, evaluate, orders_of
 from mindllm.planning.problem import make_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import read_yaml_plan, write_plan
+from mindllm.schedules.operations import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT
 from mindllm.schedules.orders import alive, alive_in_backward, stage_orders, timetable
 from mindllm.schedules.simulate import critical_path, end_times, simulate
 
@@ -145,6 +148,35 @@ def test_every_order_can_be_run_and_runs_everything_once():
         table = timetable(orders, chunks)
         assert table.size == 2 * stages * chunks * micro
         assert all(len(set(order)) == len(order) == 2 * chunks * micro for order in orders)
+
+
+@given(stages=st.integers(1, 9), more=st.integers(0, 12))
+@settings(max_examples=40, deadline=None)
+def test_a_v_can_be_run_and_every_stage_holds_as_much(stages, more):
+    """Every pass once, whole or in two halves, the second behind the first; no circle; no stage holds more than two per stage."""
+    micro = 2 * stages + more
+    orders = stage_orders("zero_bubble_v", stages, 2, micro)
+    every = {(chunk, number) for chunk in (0, 1) for number in range(micro)}
+    for order in orders:
+        done = {kind: [one[1:] for one in order if one[0] == kind] for kind in range(KINDS)}
+        assert sorted(done[FORWARD]) == sorted(done[BACKWARD] + done[INPUT]) == sorted(every)
+        assert sorted(done[INPUT]) == sorted(done[WEIGHT])
+        assert all(order.index((INPUT, *one)) < order.index((WEIGHT, *one)) for one in done[WEIGHT])
+    one = np.ones(2 * stages)
+    line = simulate(timetable(orders, 2), one, 2 * one, one)
+    assert line.busy() == pytest.approx(6 * micro)
+    assert max(int(held.sum(axis=1).max()) for held in alive(orders, 2)) <= 2 * stages
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(4, 8), (4, 16), (8, 32)])
+def test_a_v_of_equal_passes_waits_less_than_interleaved_chunks(stages, micro):
+    """Where forward pass and both halves of a backward pass take as long (Qi et al., 2024, section 4.1)."""
+    one = np.ones(2 * stages)
+    interleaved = simulate(timetable(stage_orders("1f1b", stages, 2, micro), 2), one, 2 * one)
+    line = simulate(timetable(stage_orders("zero_bubble_v", stages, 2, micro), 2), one, 2 * one, one)
+    assert line.makespan < interleaved.makespan
+    with_more = simulate(timetable(line.table.orders, 2), one, 2 * one, one, again=0.5 * one)
+    assert with_more.makespan > line.makespan
 
 
 def test_uniform_interleaving_has_the_bubble_of_the_formula():

@@ -29,6 +29,7 @@ from mindllm.planning.zero_bubble.operation_order import (
 )
 from mindllm.planning.zero_bubble.schedule_search import Rule, best_orders, grid
 from mindllm.planning.zero_bubble.split_search import SplitSearch, _periodic, near_splits
+from mindllm.schedules.operations import BACKWARD, INPUT
 from mindllm.schedules.orders import timetable
 from mindllm.schedules.simulate import simulate
 
@@ -40,12 +41,17 @@ def costs_of(seed, stages):
     return StageCosts(*times, held, 0.8 * held, held * random.uniform(1, 2 * stages, stages), random.uniform(0, 0.3))
 
 
+def kinds_of(orders):
+    """As ``walk`` takes them: every backward pass has its gradients of weights apart."""
+    return [[BACKWARD if what == INPUT else what for what, _, _ in order] for order in orders]
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), stages=st.integers(1, 5), micro_batches=st.integers(1, 9), judge=st.booleans())
 def test_the_walk_times_as_the_simulator_and_memory_is_kept(seed, stages, micro_batches, judge):
     costs = costs_of(seed, stages)
     orders = best_orders(costs, micro_batches, 200, whole_step if judge else longest_stage)
-    kinds = [[what for what, _, _ in order] for order in orders]
+    kinds = kinds_of(orders)
     assert with_micro_batches(kinds) == orders
     line = simulate(timetable(orders, 1), costs.forward, costs.backward + costs.weight, costs.weight, costs.delay)
     walked = walk(costs, kinds)
@@ -75,7 +81,7 @@ def test_passes_on_beats_need_not_wait_for_each_other(stages, room, bound):
     """Equal stages with memory for three quarters of 1F1B's micro-batches; as soon as possible takes 19% longer."""
     costs = equal_stages(stages, room)
     orders = best_orders(costs, 64, 20_000, whole_step)
-    kinds = [[what for what, _, _ in order] for order in orders]
+    kinds = kinds_of(orders)
     assert all(fits(costs, stage, mine) for stage, mine in enumerate(kinds))
     assert bound <= max(walk(costs, kinds).times(whole_step)) <= 1.05 * bound
 

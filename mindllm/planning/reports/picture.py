@@ -15,11 +15,12 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_path
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.reports.schedule_page import write_page
-from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT
+from mindllm.schedules.operations import BACKWARD, FORWARD, INPUT, NAMES, WEIGHT
 from mindllm.schedules.simulate import Timeline
 
-NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
-COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f"}
+COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f", INPUT: "#2f6f5e"}
+KINDS = [(name, COLOURS[what]) for what, name in enumerate(NAMES)]
+"""Name and colour by kind of operation."""
 WIDE = 60.0  # operations of a stage that can be told apart side by side
 SHARES = (0.4, 0.2)  # of such a width, for start and end, and for the middle where nothing repeats
 TICKS = 10  # on the axes of all stretches together
@@ -38,7 +39,7 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: a picture ends in {', '.join(FORMATS)}")
     if path.suffix == ".html":
-        write_page(evaluation, path, [(NAMES[what], COLOURS[what]) for what in NAMES], note)
+        write_page(evaluation, path, KINDS, note)
         return
     import matplotlib
 
@@ -81,7 +82,7 @@ def windows_of(line: Timeline) -> list[Window]:
     mine = line.table.place % stages == slowest
     usual = float(np.mean((line.end - line.start)[mine]))
     period = _period(line, slowest, stages if line.table.chunks > 1 else 1)
-    start = max(SHARES[0] * WIDE * usual, 1.2 * line.end[line.table.what == BACKWARD].min())
+    start = max(SHARES[0] * WIDE * usual, 1.2 * line.end[np.isin(line.table.what, (BACKWARD, INPUT))].min())
     half = SHARES[1] * WIDE * usual / 2
     middle = (*period, "one period") if period else (whole / 2 - half, whole / 2 + half, "the middle")
     if whole <= max(WIDE * usual, 2 * start + 2 * (middle[1] - middle[0])):

@@ -11,6 +11,7 @@ import numpy as np
 
 from mindllm.files import atomic_open
 from mindllm.planning.plan import Evaluation
+from mindllm.schedules.operations import BACKWARD, WEIGHT
 from mindllm.terminal.page import beside_proof, fill, json_markup, mark
 
 TEMPLATE = Path(__file__).with_name("schedule.html")
@@ -58,13 +59,11 @@ def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: st
             "kept": np.round(activation[:, stage], 3).tolist(),
         })  # fmt: skip
     limits = [limit if np.isfinite(limit) else None for limit in problem.per_stage("limit_mb")]
-    split = bool((line.table.what == 2).any())
-    weight = costs.weight if split else np.zeros(problem.places)
-    times = (costs.forward, costs.backward - weight, weight)
+    times = (costs.forward, costs.backward, costs.weight, costs.backward - costs.weight)
     return {
         "stages": stages,
         "times": [part.reshape(problem.chunks, problem.stages).tolist() for part in times],
-        "freed": 2 if split else 1,
+        "freed": [BACKWARD, WEIGHT],
         "kinds": [list(kind) for kind in kinds],
         "end": float(line.end.max()) or 1.0,
         "limits": limits,

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.deadline import check, passed
-from mindllm.schedules.orders import BACKWARD, FORWARD, Orders
+from mindllm.schedules.operations import BACKWARD, FORWARD, INPUT
+from mindllm.schedules.orders import Orders
 
 Kinds = list[int]  # of the operations of a stage
 Judge = Callable[[float, float], float]  # the time of a stage, from its first start and its last end
@@ -191,13 +192,13 @@ def _changed(
 
 
 def with_micro_batches(kinds: Sequence[Kinds]) -> Orders:
-    """The operations of every stage, micro-batches of each kind in their order."""
+    """The operations of every stage, micro-batches of each kind in their order; backward passes have no gradients of weights."""
     orders = []
     for mine in kinds:
         count = [0, 0, 0]
         order = []
         for kind in mine:
-            order.append((kind, 0, count[kind]))
+            order.append((INPUT if kind == BACKWARD else kind, 0, count[kind]))
             count[kind] += 1
         orders.append(tuple(order))
     return Orders(orders)

@@ -35,7 +35,8 @@ from mindllm.planning.zero_bubble.operation_order import (
     walk,
     with_micro_batches,
 )
-from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT, Orders
+from mindllm.schedules.operations import BACKWARD, FORWARD, WEIGHT
+from mindllm.schedules.orders import Orders
 
 DEPTHS = (0.0, 0.5, 0.8, 1.0, 1.03, 1.06, 1.25, 1.5)
 """Forward passes under way beyond 1F1B's, as a share of the stages behind."""

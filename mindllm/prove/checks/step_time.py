@@ -9,7 +9,7 @@ from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed, UserError
 from mindllm.planning import subject
 from mindllm.planning.outcome import PipelinePlan, make_plan
-from mindllm.planning.reports.picture import COLOURS, NAMES
+from mindllm.planning.reports.picture import KINDS
 from mindllm.planning.reports.schedule_page import render_page
 from mindllm.prove.answers import Answer, Finding, Page, Standing, Table, of_error
 from mindllm.prove.expected import step_figures
@@ -110,9 +110,8 @@ def _page(planned: PipelinePlan) -> Iterator[Page]:
     """The schedule of the YAML as it is, by the planner's formula, to zoom into."""
     before = planned.subject.before
     if before is not None and before.line.table.size <= MOST_DRAWN:
-        kinds = [(NAMES[what], COLOURS[what]) for what in NAMES]
         note = "milliseconds, by the planner's formula"
-        yield Page("the schedule, to zoom into", "schedule.html", render_page(before, kinds, note, to_proof=True))
+        yield Page("the schedule, to zoom into", "schedule.html", render_page(before, KINDS, note, to_proof=True))
 
 
 def _gain(planned: PipelinePlan | None) -> float | None:
