@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
 from mindllm.axes import MeshSizes
 from mindllm.config.section import List, PositiveInt, Section
 
 PARALLEL_MODES = {"data_parallel": 0, "semi_auto_parallel": 1}
 WrittenMode = Literal[0, 1, "data_parallel", "semi_auto_parallel", "DATA_PARALLEL", "SEMI_AUTO_PARALLEL"]
 OTHER_SCHEDULERS = {
-    "zero_bubble_v": "two chunks per stage that run back through the stages",
     "seqpipe": "sequences cut into pieces",
     "seqvpp": "sequences cut into pieces",
     "seqsmartvpp": "sequences cut into pieces",
@@ -67,9 +67,15 @@ class PipelineConfig(Section):
     pipeline_interleave: bool = Field(
         default=False, description="Several chunks of layers per stage (`model.model_config.pp_interleave_num`)."
     )
-    pipeline_scheduler: Annotated[Literal["1f1b", "gpipe"], BeforeValidator(_scheduler)] = Field(
-        default="1f1b", description="Order of the micro batches."
+    pipeline_scheduler: Annotated[Literal["1f1b", "gpipe", "zero_bubble_v"], BeforeValidator(_scheduler)] = Field(
+        default="1f1b",
+        description="Order of the micro batches. `zero_bubble_v`: two chunks, the second of which runs back to stage 0.",
     )
+
+    @property
+    def v_shape(self) -> bool:
+        """Whether the second chunk of layers runs back through the stages, so that the model ends where it began."""
+        return self.pipeline_scheduler == ZERO_BUBBLE_V
 
 
 class ParallelContextConfig(Section):

@@ -168,6 +168,11 @@ class RunConfig(Section):
         return shared or bool(self.train_dataset.document_columns)
 
     @property
+    def last_stage(self) -> int:
+        """The stage with the last layer, the head and the loss: where chunks lie in a V that is the first one."""
+        return 0 if self.parallel.pipeline_config.v_shape else self.parallel_config.pipeline_stage - 1
+
+    @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all ranks, micro batches and accumulation steps."""
         per_replica = self.runner_config.batch_size * self.runner_config.gradient_accumulation_steps

@@ -189,8 +189,9 @@ def _whole(config: RunConfig, stage: Stage) -> Design:
 
 
 def _micro_step(config: RunConfig) -> int:
-    """Micro-batches of interleaved chunks come in multiples of the number of stages."""
-    return config.parallel_config.pipeline_stage if config.model.config.pp_interleave_num > 1 else 1
+    """Micro-batches of interleaved chunks come in multiples of the number of stages, but in a V, where they do not."""
+    in_groups = config.model.config.pp_interleave_num > 1 and not config.parallel.pipeline_config.v_shape
+    return config.parallel_config.pipeline_stage if in_groups else 1
 
 
 def _carry_out(

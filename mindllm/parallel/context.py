@@ -131,6 +131,8 @@ def parallel_context(config: RunConfig, rank: int) -> dict[str, Any]:
         },
         **_inputs(config),
     }
+    if pipeline.v_shape:
+        keywords["pipeline_segments"] = config.model.config.pp_interleave_num
     if config.parallel_config.expert_parallel > 1 or config.parallel_config.shares_sequences:
         keywords["enable_alltoall"] = True  # else what is exchanged is gathered on all devices, and sliced
     if parallel.enable_parallel_optimizer:

@@ -1,19 +1,20 @@
 """The plan of a run per layer: which stage and chunk it lives on, and what of it is computed again in the backward pass.
 
 Reads ``offset`` and the lists of ``recompute_config`` with MindFormers' meaning (class ``LayerSetting``): layers are placed
-chunk by chunk, inside a chunk stage by stage; counts take the first layers of their place; a count for a whole stage goes
-round robin over its chunks. ``plan_text`` writes a plan back as such lists.
+chunk by chunk, inside a chunk stage by stage, or back from the last one where chunks lie in a V; counts are those of a stage
+also there, and take the first layers of their place; a count for a whole stage goes round robin over its chunks.
+``plan_text`` writes a plan back as such lists.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.layer_counts import StageLayers, layer_counts
+from mindllm.architecture.layer_counts import StageLayers, layer_counts, places_in_order
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RecomputeConfig, RunConfig
 from mindllm.config.recompute import LayerCounts, LayerSelection
@@ -69,19 +70,44 @@ class LayerAssignment:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """All layers in model order, over ``stages`` x ``chunks`` places."""
+    """All layers in model order, over ``stages`` x ``chunks`` places, which lie in a V where ``v_shape``."""
 
     stages: int
     chunks: int
     layers: tuple[LayerAssignment, ...]
+    v_shape: bool = False
 
     def __post_init__(self) -> None:
-        places = [(layer.chunk, layer.stage) for layer in self.layers]
-        if places != sorted(places):
-            raise UserError("layer plan: layers must be placed chunk by chunk, and inside a chunk stage by stage")
-        wanted = set(itertools.product(range(self.chunks), range(self.stages)))
-        if set(places) != wanted:
+        found = list(dict.fromkeys((layer.chunk, layer.stage) for layer in self.layers))
+        if set(found) != set(self.places):
             raise UserError(f"layer plan: each of {self.stages} stages x {self.chunks} chunks must hold a layer")
+        numbers = {place: number for number, place in enumerate(self.places)}
+        order = [numbers[layer.chunk, layer.stage] for layer in self.layers]
+        if order != sorted(order):
+            raise UserError("layer plan: layers must be placed chunk by chunk, and inside a chunk stage by stage")
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Every ``(chunk, stage)`` in the order of the model."""
+        return places_in_order(self.stages, self.chunks, self.v_shape)
+
+    @property
+    def last_place(self) -> int:
+        """The number (chunk x stages + stage) of the place of the last layer."""
+        chunk, stage = self.places[-1]
+        return chunk * self.stages + stage
+
+    @property
+    def layers_by_place(self) -> tuple[range, ...]:
+        """Numbers of the layers of each place (chunk x stages + stage)."""
+        ends = list(accumulate(self.counts[chunk][stage] for chunk, stage in self.places))
+        found = {at: range(end - self.counts[at[0]][at[1]], end) for at, end in zip(self.places, ends, strict=True)}
+        return tuple(found[at] for at in sorted(found))
+
+    @property
+    def last_stage(self) -> int:
+        """The stage of the last layer, with the head and the loss."""
+        return self.places[-1][1]
 
     @property
     def counts(self) -> StageLayers:
@@ -119,14 +145,16 @@ def make_plan(config: RunConfig) -> LayerPlan:
     """
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     counts = layer_counts(model.layer_count, stages, model.pp_interleave_num, model.offset)
-    return read_plan(counts, config.recompute_config, config.error)
+    return read_plan(counts, config.recompute_config, config.error, config.parallel.pipeline_config.v_shape)
 
 
-def read_plan(counts: StageLayers, recompute: RecomputeConfig, error: Callable[[str, str], UserError]) -> LayerPlan:
+def read_plan(
+    counts: StageLayers, recompute: RecomputeConfig, error: Callable[[str, str], UserError], v_shape: bool = False
+) -> LayerPlan:
     """The plan of these layers per ``[chunk][stage]`` and lists; ``error`` makes the UserError of a key and a message."""
     full = _spread(recompute.recompute, counts)
     selected = {key: _selection(recompute, key, counts, error) for key in DEFAULT_PATTERNS}
-    plan = LayerPlan(len(counts[0]), len(counts), tuple(assignments(counts, full, selected)))
+    plan = LayerPlan(len(counts[0]), len(counts), tuple(assignments(counts, full, selected, v_shape)), v_shape)
     for key, pattern in plan.contradictions():
         message = f"'{pattern}' is also in recompute_config.{key} (as written or by default); keep it in one of the two"
         raise error(f"recompute_config.{EXCLUDES[key]}", message)
@@ -134,19 +162,21 @@ def read_plan(counts: StageLayers, recompute: RecomputeConfig, error: Callable[[
 
 
 def assignments(
-    counts: StageLayers, full: StageLayers, selected: Mapping[str, Mapping[str, StageLayers]]
+    counts: StageLayers,
+    full: StageLayers,
+    selected: Mapping[str, Mapping[str, StageLayers]],
+    v_shape: bool = False,
 ) -> Iterator[LayerAssignment]:
     """Yields the layers of all places, from numbers of first layers per ``[chunk][stage]``; ``selected`` by key, pattern."""
-    for chunk, row in enumerate(counts):
-        for stage, count in enumerate(row):
-            for index in range(count):
-                whole = index < full[chunk][stage]
-                patterns = {
-                    key: tuple(pattern for pattern, wanted in by_pattern.items() if index < wanted[chunk][stage])
-                    for key, by_pattern in selected.items()
-                    if not (whole and key in EXCLUDES)
-                }
-                yield LayerAssignment(stage, chunk, whole, patterns)
+    for chunk, stage in places_in_order(len(counts[0]), len(counts), v_shape):
+        for index in range(counts[chunk][stage]):
+            whole = index < full[chunk][stage]
+            patterns = {
+                key: tuple(pattern for pattern, wanted in by_pattern.items() if index < wanted[chunk][stage])
+                for key, by_pattern in selected.items()
+                if not (whole and key in EXCLUDES)
+            }
+            yield LayerAssignment(stage, chunk, whole, patterns)
 
 
 def _selection(

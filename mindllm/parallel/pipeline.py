@@ -1,7 +1,9 @@
-"""Pipeline stages and micro batches (1F1B: Narayanan et al., 2019; interleaved chunks: Narayanan et al., 2021).
+"""Pipeline stages and micro batches (1F1B: Narayanan et al., 2019; interleaved chunks: Narayanan et al., 2021; chunks in a V:
+Qi et al., 2024, 2405.15362).
 
 Cells carry the number of their stage; MindSpore's compiler cuts the graph there, inserts Send and Receive, and orders
-forward and backward passes. A chunk needs no mark: it begins where the stage falls back.
+forward and backward passes. A chunk needs no mark where it begins at the stage's falling back. In a V two follow each other on
+one stage, and every cell with a stage says its chunk, too: MindSpore 2.10 takes one that does not for the second.
 """
 
 from __future__ import annotations
@@ -28,23 +30,35 @@ MESSAGE_OF_A_PIPELINE = 2  # without groups of layers: the gradients of a stage 
 def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: Kernels) -> None:
     """Puts embedding, layers, final norm, head and loss on their stages, and a copy of the tables on each stage.
 
-    A parameter used on two stages would be sent from one to the other in every step.
+    A parameter used on two stages would be sent from one to the other in every step. In a V each chunk has its own copy: what
+    one chunk passes to the other on the same stage MindSpore 2.10 takes for a message.
     """
-    last = plan.stages - 1
+
+    def place(cell: nn.Cell, chunk: int, stage: int) -> None:
+        cell.pipeline_stage = stage
+        if plan.v_shape:
+            cell.pipeline_segment = chunk
+
+    first, last = plan.places[0], plan.places[-1]
     for cell in _of_embedding(lm.model):
-        cell.pipeline_stage = 0
+        place(cell, *first)
     for number, (layer, assignment) in enumerate(zip(lm.model.layers, plan.layers, strict=True)):
-        layer.pipeline_stage = assignment.stage
+        place(layer, assignment.chunk, assignment.stage)
         if any(lm.model.drops):
-            lm.model.dropout_keys[number].pipeline_stage = assignment.stage
+            place(lm.model.dropout_keys[number], assignment.chunk, assignment.stage)
     of_predictions = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.has_mtp else ()
     of_head = (lm.lm_head, lm.unit_rows) if lm.normalised else (lm.lm_head,)
     for cell in (lm.model.norm_out, *of_head, lm.cross_entropy, lm.losses, *of_predictions):
-        cell.pipeline_stage = last
-    lm.model.tables = nn.CellList([AttentionTables(model, kernels) for _ in range(plan.stages)])
-    for stage, tables in enumerate(lm.model.tables):
-        tables.pipeline_stage = stage
-    lm.model.table_of_layer = tuple(assignment.stage for assignment in plan.layers)
+        place(cell, *last)
+
+    def tables_at(chunk: int, stage: int) -> tuple[int, int]:
+        return (chunk, stage) if plan.v_shape else (0, stage)
+
+    places = tuple(dict.fromkeys(tables_at(*at) for at in plan.places))
+    lm.model.tables = nn.CellList([AttentionTables(model, kernels) for _ in places])
+    for tables, at in zip(lm.model.tables, places, strict=True):
+        place(tables, *at)
+    lm.model.table_of_layer = tuple(places.index(tables_at(layer.chunk, layer.stage)) for layer in plan.layers)
 
 
 def _of_embedding(decoder: Decoder) -> list[nn.Cell]:

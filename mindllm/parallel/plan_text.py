@@ -13,7 +13,7 @@ from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerAssignm
 
 def plan_lines(plan: LayerPlan) -> list[str]:
     """The normalised plan as log lines, in the words of MindFormers."""
-    sums = list(itertools.accumulate(itertools.chain.from_iterable(plan.counts)))
+    sums = list(itertools.accumulate(plan.counts[chunk][stage] for chunk, stage in plan.places))
     rows = [sums[start : start + plan.stages] for start in range(0, len(sums), plan.stages)]
     lines = [
         f"num_layers per stage: {_lists(plan.counts)}",
@@ -41,7 +41,7 @@ def render_plan(plan: LayerPlan) -> dict[str, object]:
     offset = tuple(tuple(count - average for count in row) for row in plan.counts)
     full = _full_counts(plan)
     selected = {key: _pattern_counts(plan, key) for key in DEFAULT_PATTERNS}
-    reread = tuple(assignments(plan.counts, full, selected))
+    reread = tuple(assignments(plan.counts, full, selected, plan.v_shape))
     for number, (layer, read) in enumerate(zip(plan.layers, reread, strict=True)):
         if layer != read:
             raise UserError(

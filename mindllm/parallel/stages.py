@@ -24,7 +24,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage; ``rank`` is its first one. ``alive``: micro-batches whose activations it keeps at most (1F1B)."""
+    """A pipeline stage; ``rank`` is its first one.
+
+    ``alive``: micro-batches whose activations it keeps at most (1F1B). In a V a stage is full when twice as many as there are
+    stages have begun, of most of which it keeps one chunk.
+    """
 
     number: int
     rank: int
@@ -62,18 +66,19 @@ def stages_of(config: RunConfig) -> list[Stage]:
         Stage(
             number=number,
             rank=number * mesh.stage_device_num,
-            place=_place(number, plan.stages),
+            place=_place(number, plan),
             runs=tuple(_runs(plan, kinds, number)),
-            alive=min(sizes.micro_batch_num, plan.stages - number),
+            alive=min(sizes.micro_batch_num, 2 * plan.stages if plan.v_shape else plan.stages - number),
         )
         for number in range(plan.stages)
     ]
 
 
-def _place(number: int, stages: int) -> str:
-    if stages == 1:
+def _place(number: int, plan: LayerPlan) -> str:
+    """In a V the first stage has the head, too, and is called by it: its fullest moment may be the loss."""
+    if plan.stages == 1:
         return ONLY
-    return FIRST if number == 0 else LAST if number == stages - 1 else MIDDLE
+    return LAST if number == plan.last_stage else FIRST if number == 0 else MIDDLE
 
 
 def _runs(plan: LayerPlan, kinds: list[LayerKind], stage: int) -> list[Run]:

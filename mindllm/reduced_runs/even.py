@@ -6,6 +6,7 @@ from typing import Any
 
 from mindllm.architecture.layer_counts import layer_counts
 from mindllm.config import RunConfig, override_config
+from mindllm.reduced_runs.layers import unfolded
 
 
 def even_run(config: RunConfig) -> RunConfig:
@@ -30,6 +31,7 @@ def even_keys(config: RunConfig, stages: int, chunks: int, layers: int | None = 
     return {
         "parallel_config.pipeline_stage": stages,
         "parallel.pipeline_config.pipeline_interleave": chunks > 1,
+        **unfolded(config),
         "model.model_config.pp_interleave_num": chunks,
         "model.model_config.offset": offset if chunks > 1 else offset[0],
         **{f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")},

@@ -5,7 +5,6 @@ A reduced run has at least one layer of every kind (:class:`LayerKind`) that it 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +30,11 @@ def layer_keys(model: ModelConfig, specs: Sequence[LayerSpec]) -> dict[str, Any]
 def placed_layers(model: ModelConfig, specs: Sequence[LayerSpec], plan: LayerPlan) -> dict[str, Any]:
     """Return the keys of a run with which the layers of ``model`` are these, in the places and recomputed as in ``plan``."""
     return {**layer_keys(model, specs), **render_plan(plan)}
+
+
+def unfolded(config: RunConfig) -> dict[str, Any]:
+    """Return the key with which a run has no V, which needs two chunks per stage; none where it has none."""
+    return {"parallel.pipeline_config.pipeline_scheduler": "1f1b"} if config.parallel.pipeline_config.v_shape else {}
 
 
 def kept_layers(config: RunConfig, stages: Sequence[int] | None = None) -> list[int]:
@@ -62,7 +66,7 @@ def one_of_every_kind(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: 
     ahead = {number for number, spec in enumerate(specs) if spec.is_mtp}
     counts = sorted({count for row in plan.counts for count in row})
     kept: list[int] = []
-    for chunk, stage in itertools.product(range(plan.chunks), range(plan.stages)):
+    for chunk, stage in plan.places:
         place = [n for n, layer in enumerate(plan.layers) if (layer.chunk, layer.stage) == (chunk, stage)]
         kinds: dict[Hashable, int] = {}
         for number in place:

@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from mindllm.architecture.layer_counts import places_in_order
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig, override_config
 from mindllm.config.checks.mesh import compiles_for
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
 from mindllm.parallel.stages import FIRST, MIDDLE, ONLY, Run, Stage
-from mindllm.reduced_runs.layers import placed_layers
+from mindllm.reduced_runs.layers import placed_layers, unfolded
 
 PLAIN = LayerKind()
 NODE = 8  # MindSpore takes more devices than these in eights only, and fewer as powers of two
@@ -72,23 +73,25 @@ def reduce_to_stage(config: RunConfig, like: Stage, point: Point) -> tuple[RunCo
     With several chunks per stage the pipeline stays as long as it is.
     """
     stages, number, chunks = _pipeline(config, like, point)
+    v_shape = chunks > 1 and config.parallel.pipeline_config.v_shape
+    last = places_in_order(stages, chunks, v_shape)[-1]
     runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
     architecture = config.model.config.architecture
     plain = architecture.main_layers[-1]
     own = [run.kind.spec or plain for run in runs]
-    if plain.adds_to_loss and number == stages - 1 and not any(spec.adds_to_loss for spec in own):
+    if plain.adds_to_loss and number == last[1] and not any(spec.adds_to_loss for spec in own):
         plain = own[0]  # what earlier layers add to the loss would have nowhere to go
     placed = [
         (kind.spec or plain, LayerAssignment.of_kind(kind, stage, chunk))
-        for chunk in range(chunks)
-        for stage in range(stages)
+        for chunk, stage in places_in_order(stages, chunks, v_shape)
         for kind in (_kinds(runs, chunk) if stage == number else [PLAIN])
     ]
-    if number < stages - 1:  # layers that predict ahead look up tokens on the last stage, and the first one hears of it
+    if number != last[1]:  # layers that predict ahead look up tokens on the last stage, and the first one hears of it
         ahead = architecture.layers[len(architecture.main_layers) :]
-        placed += [(spec, LayerAssignment(stages - 1, chunks - 1)) for spec in ahead]
-    plan = LayerPlan(stages, chunks, tuple(layer for _, layer in placed))
+        placed += [(spec, LayerAssignment(last[1], last[0])) for spec in ahead]
+    plan = LayerPlan(stages, chunks, tuple(layer for _, layer in placed), v_shape)
     changes = placed_layers(config.model.config, [spec for spec, _ in placed], plan)
+    changes |= {} if v_shape else unfolded(config)
     alone = like.place == ONLY
     changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
     changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, stages)

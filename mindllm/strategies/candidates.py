@@ -114,6 +114,7 @@ class Candidate:
             "model.model_config.fine_grain_interleave": 1,
             "model.model_config.pp_interleave_num": self.chunks,
             "parallel.pipeline_config.pipeline_interleave": self.chunks > 1,
+            "parallel.pipeline_config.pipeline_scheduler": "1f1b",
         }
 
     def tree(self) -> dict[str, object]:

@@ -87,7 +87,7 @@ class DistributedStep(nn.Cell):
     :func:`mindllm.parallel.context.input_columns`, ``[batch, seq]``; limits those of
     :func:`mindllm.train.optimizers.spikes.limits_of_step`; group rates the learning rates of groups of weights.
 
-    In a pipeline the loss is real on the last stage only; the norm and its finiteness are the same everywhere.
+    In a pipeline the loss is real on the stage with the head only; the norm and its finiteness are the same everywhere.
 
     Args:
         parallel: the model on its devices.
@@ -183,8 +183,8 @@ class DistributedStep(nn.Cell):
 class DistributedLoss(nn.Cell):
     """Forward only: ``(*columns) -> summed loss`` of the whole global batch, nothing dropped; columns as those of a step.
 
-    In a pipeline it is real on the last stage only. Tokens are counted on the host: in a graph without gradients the compiler
-    takes a column that is used outside of the network for a slice, and would count the whole batch once per device.
+    In a pipeline it is real on the stage with the head only. Tokens are counted on the host: in a graph without gradients the
+    compiler takes a column that is used outside of the network for a slice, and would count the whole batch once per device.
     """
 
     def __init__(self, parallel: ParallelModel) -> None:
@@ -220,7 +220,7 @@ def built_alike(config: RunConfig, rank: int) -> Hashable:
         return rank
     uses_embedding_twice = architecture.head.tied or any(spec.is_mtp for spec in architecture.layers)
     mesh = mesh_of(config)
-    return uses_embedding_twice and mesh.stage_of(rank) == mesh.pipeline_stage - 1  # see ``_embedding_is_elsewhere``
+    return uses_embedding_twice and mesh.stage_of(rank) == config.last_stage  # see ``_embedding_is_elsewhere``
 
 
 def distributed_loss(parallel: ParallelModel) -> DistributedLoss:
@@ -275,7 +275,7 @@ def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
     return (
         (parallel.model.tied or parallel.model.has_mtp)
         and embedding.requires_grad
-        and 0 < stage == parallel.plan.stages - 1
+        and 0 < stage == parallel.plan.last_stage
     )
 
 

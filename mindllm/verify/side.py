@@ -306,4 +306,15 @@ def build_cluster(
     stages, limits = mesh_of(config).pipeline_stage, len(limits_of_step(config))
     watches = bool(sums_of(config.monitor_config.watched()))
     groups = len(config.grouped_lr_schedule.grouped)
-    return Cluster(graphs, stages, input_slices(config), state, mindspore_kernels, observer, limits, watches, groups)
+    return Cluster(
+        graphs,
+        stages,
+        input_slices(config),
+        state,
+        mindspore_kernels,
+        observer,
+        limits,
+        watches,
+        groups,
+        config.last_stage,
+    )

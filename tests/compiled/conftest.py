@@ -24,6 +24,10 @@ GEMMA3 = {
     **dict.fromkeys(("layernorm_zero_centered_gamma", "scale_embeddings", "sandwich_norm", "qk_layernorm"), True),
     **{"sliding_window": 16, "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0},
 }
+IN_A_V = {
+    "model": {"num_layers": 4, "pp_interleave_num": 2},
+    "parallel": {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "zero_bubble_v"}},
+}
 FEED_FORWARD = [r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"]
 
 CASES = {
@@ -114,6 +118,8 @@ CASES = {
             "parallel": {"pipeline_config": {"pipeline_interleave": True}},
         },
     ),
+    "v first": (0, {"pp": 2, "micro": 5, **IN_A_V}),
+    "v last": (1, {"pp": 2, "micro": 5, **IN_A_V}),
     "tied first": (0, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "tied last": (1, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "tied between": (1, {"pp": 4, "micro": 4, "model": {"tie_word_embeddings": True, "num_layers": 4}}),

@@ -58,6 +58,20 @@ def test_chunks_pass_every_micro_batch_around(compiled):
     assert held == {"0", "2"}
 
 
+@pytest.mark.compiles("v first", "v last")
+def test_the_second_chunk_of_a_v_runs_back(compiled):
+    """Stage 0 holds layers 0 and 3, stage 1 those between, which follow each other there: nothing is sent from 1 to 1."""
+    first, last = compiled("v first"), compiled("v last")
+    assert exchanges(first) == exchanges(last) == ((5, 5), (5, 5))
+    held = [
+        {key.split(".")[2] for key in graph.parameters if key.startswith("model.layers.")} for graph in (first, last)
+    ]
+    assert held == [{"0", "3"}, {"1", "2"}]
+    ends = {"model.tok_embeddings.embedding_weight", "model.norm_out.weight", "lm_head.weight"}
+    assert ends < set(first.parameters)
+    assert not ends & set(last.parameters)
+
+
 @pytest.mark.compiles("tied first", "tied last")
 def test_a_tied_embedding_is_sent_and_its_gradient_returned(compiled):
     first, last = compiled("tied first"), compiled("tied last")

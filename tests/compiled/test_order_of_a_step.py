@@ -10,7 +10,7 @@ from test_asked_for import asked, changed, violated
 
 from mindllm.compiled.conformance.expected import parts_in_flight
 from mindllm.compiled.graph.compiled_graph import CALL, CompiledGraph, Node
-from mindllm.compiled.graph.schedule import BACKWARD, FORWARD, micro_batch_schedule
+from mindllm.compiled.graph.schedule import BACKWARD, FORWARD, WEIGHT, micro_batch_schedule
 
 ALL = "all"  # the last of two stages, two micro-batches
 ACCUMULATING = "dp2 accumulating"
@@ -148,3 +148,18 @@ def test_parts_that_wait_as_mindspore_has_them(stages, chunks, parts, waiting):
     scheduler = {"pipeline_config": {"pipeline_interleave": chunks > 1}}
     config = cluster_run(pp=stages, micro=parts, model=model, parallel=scheduler)
     assert tuple(parts_in_flight(config, stage) for stage in range(stages)) == waiting
+
+
+@pytest.mark.compiles("v first", "v last")
+@pytest.mark.parametrize("case", ["v first", "v last"])
+def test_gradients_of_weights_that_are_left_out_of_a_v(compiled, case):
+    """The pass that had them later is called whole where only those of its inputs were meant, or the other way round."""
+    graph = compiled(case)
+    assert not violated(asked(graph, case))
+    later = [event.node for event in micro_batch_schedule(graph) if event.kind == WEIGHT]
+    late = later[-1].name
+    nodes = tuple(node for node in graph.step.nodes if node.name != late)
+    spoilt = replace(graph, functions=(replace(graph.step, nodes=nodes), *graph.functions[1:]))
+    assert "1 passes have the gradients of inputs alone, or those of weights" in " ".join(
+        violated(asked(spoilt, case))["order"]
+    )

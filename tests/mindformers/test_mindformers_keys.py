@@ -118,6 +118,15 @@ def test_whole_sequences_need_no_order_of_pieces(theirs):
     assert "seq_split_num is 1" in reasons(path)["parallel.pipeline_config.pipeline_scheduler"]
 
 
+def test_zero_bubble_v_is_read_as_it_is(theirs):
+    stages = {"use_parallel": True, "parallel_config.pipeline_stage": 2, "parallel_config.micro_batch_num": 4}
+    pipeline = {"pipeline_interleave": True, "pipeline_scheduler": "zero_bubble_v"}
+    layers = {"model.model_config.num_layers": 4, "model.model_config.pp_interleave_num": 2}
+    config = load_config(theirs(LEGACY, {**stages, **layers, "parallel.pipeline_config": pipeline}))
+    assert config.parallel.pipeline_config.v_shape
+    assert config.last_stage == 0
+
+
 def test_a_ring_of_keys_is_gathered(theirs):
     ring = {
         "parallel_config.context_parallel": 2,

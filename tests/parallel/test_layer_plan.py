@@ -8,6 +8,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from small_cluster import cluster_run
 
+from mindllm.architecture.layer_counts import places_in_order
 from mindllm.config import override_config
 from mindllm.errors import UserError
 from mindllm.parallel import LayerAssignment, LayerPlan, make_plan, plan_lines, render_plan
@@ -117,27 +118,28 @@ def plans(draw):
     """Any plan that lists can express."""
     stages, chunks = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     chunks = chunks if stages > 1 else 1
+    v_shape = chunks == 2 and draw(st.booleans())
     held = draw(st.lists(st.integers(1, 4), min_size=stages * chunks, max_size=stages * chunks))
     chance = random.Random(draw(st.integers(0, 2**16)))
     select = draw(st.permutations([SILU, MUL, GATE]))[: draw(st.integers(0, 3))]
     comm = draw(st.sampled_from([(), (r".*\.norm",)]))
     excluded = draw(st.sampled_from([(), (UP,)]))
     layers = []
-    for place, count in enumerate(held):
+    for (chunk, stage), count in zip(places_in_order(stages, chunks, v_shape), held, strict=True):
         whole = chance.randint(0, count)
         reach = {pattern: chance.randint(0, count) for pattern in (*select, *comm, *excluded)}
         for index in range(count):
-            layers.append(_layer(place, stages, index, whole, reach, (select, comm, excluded)))
-    return LayerPlan(stages, chunks, tuple(layers))
+            layers.append(_layer(chunk, stage, index, whole, reach, (select, comm, excluded)))
+    return LayerPlan(stages, chunks, tuple(layers), v_shape)
 
 
-def _layer(place, stages, index, whole, reach, patterns):
+def _layer(chunk, stage, index, whole, reach, patterns):
     select, comm, excluded = ([p for p in names if index < reach[p]] for names in patterns)
     found = {"select_recompute_exclude": excluded}
     if index >= whole:
         found |= {"select_recompute": select, "select_comm_recompute": comm}
     found = {key: tuple(names) for key, names in found.items() if names}
-    return LayerAssignment(place % stages, place // stages, index < whole, found)
+    return LayerAssignment(stage, chunk, index < whole, found)
 
 
 @settings(max_examples=60)
@@ -169,9 +171,40 @@ def with_values(plan, values):
     """A configuration with the rendered values of a plan."""
     pipeline = {
         "parallel.pipeline_config.pipeline_interleave": plan.chunks > 1,
-        "parallel_config.micro_batch_num": plan.stages,
+        "parallel.pipeline_config.pipeline_scheduler": "zero_bubble_v" if plan.v_shape else "1f1b",
+        "parallel_config.micro_batch_num": 2 * plan.stages if plan.stages > 1 else 1,
     }
     return override_config(planned(len(plan.layers)), {**values, **pipeline})
+
+
+def test_a_v_counts_by_stage_and_walks_back():
+    """As MindFormers' LayerSetting reads ``offset`` and lists under zero_bubble_v: by chunk and stage."""
+    model = {"num_layers": 8, "pp_interleave_num": 2, "offset": [[0, -1], [-1, 2]]}
+    context = {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "zero_bubble_v"}}
+    recompute = {"recompute": [[1, 0], [0, 2]]}
+    plan = make_plan(cluster_run(pp=2, micro=4, model=model, parallel=context, recompute_config=recompute))
+    assert [(layer.chunk, layer.stage) for layer in plan.layers] == [(0, 0)] * 2 + [(0, 1)] + [(1, 1)] * 4 + [(1, 0)]
+    assert full(plan) == [0, 3, 4]
+    assert plan.last_stage == 0
+    assert plan.layers_by_place == (range(0, 2), range(2, 3), range(7, 8), range(3, 7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"parallel_config.pipeline_stage": 1, "parallel_config.micro_batch_num": 1}, "zero_bubble_v needs a pipeline"),
+        ({"parallel_config.micro_batch_num": 3}, "at least two micro batches per stage, 4"),
+        ({"model.model_config.num_layers": 6, "model.model_config.pp_interleave_num": 3}, "write 2"),
+        ({"micro_batch_interleave_num": 2, "runner_config.batch_size": 2}, "Unexpected empty queue"),
+        ({"do_eval": True}, "crashes when it compiles an evaluation"),
+    ],
+)
+def test_what_a_v_cannot_have_is_refused_on_loading(changes, says):
+    model = {"num_layers": 4, "pp_interleave_num": 2}
+    context = {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "zero_bubble_v"}}
+    config = cluster_run(dp=2, pp=2, micro=4, model=model, parallel=context)
+    with pytest.raises(UserError, match=says):
+        override_config(config, changes)
 
 
 def test_layers_that_are_not_the_first_cannot_be_rendered():

@@ -57,16 +57,21 @@ class AskedPlan:
 
 
 def asked_plan(config: RunConfig) -> AskedPlan:
-    """Layers are dealt out chunk by chunk, inside a chunk stage by stage; counts take the first layers of a place."""
+    """Layers are dealt out chunk by chunk, inside a chunk stage by stage; counts take the first layers of a place.
+
+    With ``zero_bubble_v`` the second chunk is dealt out from the last stage to the first.
+    """
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     held = _layers_held(model.layer_count, stages, model.pp_interleave_num, model.offset)
     recompute = config.recompute_config
     whole = _first_layers(recompute.recompute, held)
     selected = {key: _selected(key, getattr(recompute, key), held) for key in STANDARD}
     layers = []
+    back = config.parallel.pipeline_config.pipeline_scheduler == "zero_bubble_v"
     for chunk, row in enumerate(held):
-        for stage, count in enumerate(row):
-            for index in range(count):
+        order = range(stages - 1, -1, -1) if back and chunk == 1 else range(stages)
+        for stage in order:
+            for index in range(row[stage]):
                 is_whole = index < whole[chunk][stage]
                 keys = (EXCLUDE, EXCLUDED_COMMUNICATION) if is_whole else tuple(STANDARD)
                 patterns = {
@@ -215,12 +220,15 @@ def runs_of_a_layer(config: RunConfig) -> int:
 def parts_in_flight(config: RunConfig, stage: int) -> int:
     """How many passes of parts of a batch wait for their backward pass on a stage, at most: all with GPipe; with 1F1B as many as
     stages follow, and with several chunks those that fill them (Narayanan et al., 2021, section 2.2). MindSpore puts what is
-    left, where stages do not divide the parts, into the first round of parts.
+    left, where stages do not divide the parts, into the first round of parts. In a V every stage waits for as many as there are
+    places: the first part goes through all of them (Qi et al., 2024, 2405.15362, section 4.1).
     """
     sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
     passes, behind = sizes.micro_batch_num * chunks, sizes.pipeline_stage - stage - 1
     if config.parallel.pipeline_config.pipeline_scheduler == "gpipe":
         return passes
+    if config.parallel.pipeline_config.pipeline_scheduler == "zero_bubble_v":
+        return sizes.pipeline_stage * chunks
     if chunks == 1:
         return min(passes, behind + 1)
     first_round = sizes.pipeline_stage + sizes.micro_batch_num % sizes.pipeline_stage

@@ -16,7 +16,7 @@ from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph.compiled_graph import CALL, CONSTANT, CompiledGraph, Node
 from mindllm.compiled.graph.operators import Operators
-from mindllm.compiled.graph.schedule import BACKWARD, FORWARD, Event, micro_batch_schedule
+from mindllm.compiled.graph.schedule import BACKWARD, FORWARD, INPUT, WEIGHT, Event, micro_batch_schedule
 from mindllm.config import RunConfig
 
 ASSIGNMENTS = frozenset({"Assign", "AssignAdd", "AssignSub", "AdamWeightDecay"})
@@ -134,7 +134,9 @@ def _parts(config: RunConfig, rank: Operators) -> Iterator[str]:
     if sizes.pipeline_stage == 1 and counts != {parts}:
         yield f"the compiler is told of {_text(counts)} parts of a batch, not of {parts}"
     ends = sorted(node.attributes[mark] for node in rank.nodes for mark in ENDS if mark in node.attributes)
-    if rank.graph.rank // sizes.stage_device_num == sizes.pipeline_stage - 1 and ends != list(range(1, parts)):
+    back = config.parallel.pipeline_config.pipeline_scheduler == "zero_bubble_v"
+    with_loss = 0 if back else sizes.pipeline_stage - 1
+    if rank.graph.rank // sizes.stage_device_num == with_loss and ends != list(range(1, parts)):
         yield f"the parts that are added to the first one end as {_text(ends)}, not as {_text(range(1, parts))}"
 
 
@@ -143,7 +145,7 @@ def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
     for their backward pass as the schedule has it.
     """
     sizes = config.parallel_config
-    events = [event for event in micro_batch_schedule(rank.graph) if event.kind in (FORWARD, BACKWARD)]
+    events = [event for event in micro_batch_schedule(rank.graph) if event.peer is None]
     if sizes.pipeline_stage == 1 or not events:
         return
     before = _ancestors(rank.graph, {event.node.name for event in events})
@@ -151,7 +153,15 @@ def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
         if not before.knows(event.node.name, following.node.name):
             yield f"nothing orders the {_pass(event)} and the {_pass(following)}"
             return
-    done = [(event.kind, event.chunk, event.micro_batch) for event in events]
+    backward = {BACKWARD: BACKWARD, INPUT: BACKWARD}
+    apart = {
+        kind: {(event.chunk, event.micro_batch) for event in events if event.kind == kind} for kind in (INPUT, WEIGHT)
+    }
+    if apart[INPUT] != apart[WEIGHT]:
+        missing = len(apart[INPUT] ^ apart[WEIGHT])
+        yield f"{missing} passes have the gradients of inputs alone, or those of weights"
+    passes = [event for event in events if event.kind != WEIGHT]
+    done = [(backward.get(event.kind, event.kind), event.chunk, event.micro_batch) for event in passes]
     chunks = config.model.config.pp_interleave_num
     wanted = [
         (kind, chunk, part)
@@ -161,7 +171,7 @@ def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
     ]
     if sorted(done) != sorted(wanted):
         yield f"there are {len(done)} passes, not {len(wanted)}"
-    waiting = max(accumulate(1 if event.kind == FORWARD else -1 for event in events))
+    waiting = max(accumulate(1 if event.kind == FORWARD else -1 for event in passes))
     most = parts_in_flight(config, rank.graph.rank // sizes.stage_device_num)
     if waiting != most:
         yield f"{waiting} parts of a batch wait for their backward pass at a time, not {most}"

@@ -106,6 +106,7 @@ class Cluster:
         limits: how many limits of norm and loss the step is given.
         watches: whether it gives back sums for the health figures, too (:mod:`mindllm.train.watched`).
         groups: how many groups of weights with a learning rate of their own.
+        last_stage: the stage with the loss (None: the one with the highest number).
 
     ``returned`` has by rank what its last step gave back: loss, norm, whether all is finite, tokens.
     """
@@ -121,9 +122,12 @@ class Cluster:
         limits: int = 0,
         watches: bool = False,
         groups: int = 0,
+        last_stage: int | None = None,
     ) -> None:
         self.limits, self.watches, self.groups = limits, watches, groups
         self.stage_devices = len(graphs) // stages
+        first = (stages - 1 if last_stage is None else last_stage) * self.stage_devices
+        self.with_loss = slice(first, first + self.stage_devices)
         self.slices = slices
         self.returned: dict[int, tuple[Any, ...]] = {}
         self.machines = [
@@ -164,8 +168,8 @@ class Cluster:
         columns = list(zip(*(outputs[machine.rank] for machine in self.machines), strict=True))
         losses, norms = (tuple(map(float, column)) for column in columns[:2])
         return ClusterStep(
-            loss=losses[-1],
-            losses=losses[-self.stage_devices :],
+            loss=losses[self.with_loss][-1],
+            losses=losses[self.with_loss],
             norms=norms,
             overflows=tuple(not bool(finite) for finite in columns[2]),
             tokens=tuple(map(int, columns[3])),

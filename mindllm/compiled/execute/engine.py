@@ -45,8 +45,10 @@ logger = logging.getLogger(__name__)
 class LossCluster:
     """Ranks in one process that compute losses; arguments as those of :class:`Cluster`."""
 
-    def __init__(self, graphs: Sequence[CompiledGraph], stages: int, slices: int, whole: Mapping[str, Any]) -> None:
-        self.stage_devices = len(graphs) // stages
+    def __init__(
+        self, graphs: Sequence[CompiledGraph], stages: int, slices: int, whole: Mapping[str, Any], last_stage: int
+    ) -> None:
+        self.stage_devices, self.last_stage = len(graphs) // stages, last_stage
         self.slices = slices
         self.machines = [RankInterpreter(graph, initial_parts(graph, whole)) for graph in graphs]
 
@@ -83,7 +85,8 @@ class LossCluster:
             machine.rank: rows_of(batch, machine.rank, self.stage_devices, self.slices) for machine in self.machines
         }
         outputs = Lockstep(self.machines, inputs).run()
-        return float(outputs[self.machines[-1].rank]), int(batch["loss_mask"].sum())
+        with_loss = self.machines[self.last_stage * self.stage_devices].rank
+        return float(outputs[with_loss]), int(batch["loss_mask"].sum())
 
 
 class _Found(Exception):
@@ -166,7 +169,14 @@ class LockstepEngine(Engine):
             watches = bool(sums_of(config.monitor_config.watched()))
             groups = len(config.grouped_lr_schedule.grouped)
             self._cluster = Cluster(
-                graphs, self._stages, slices, weights, limits=limits, watches=watches, groups=groups
+                graphs,
+                self._stages,
+                slices,
+                weights,
+                limits=limits,
+                watches=watches,
+                groups=groups,
+                last_stage=config.last_stage,
             )
         else:
             self._evaluation = self._loss_cluster()
@@ -188,7 +198,7 @@ class LockstepEngine(Engine):
         unknown = {
             name: np.broadcast_to(np.float32(0), shape) for name, (shape, _) in weight_signatures(config).items()
         }
-        return LossCluster(graphs, self._stages, input_slices(config), unknown)
+        return LossCluster(graphs, self._stages, input_slices(config), unknown, config.last_stage)
 
     def step(
         self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = (), group_rates: Sequence[float] = ()

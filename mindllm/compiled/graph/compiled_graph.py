@@ -288,7 +288,8 @@ class CompiledGraph:
 
     @cached_property
     def executions(self) -> Mapping[str, int]:
-        """How often a step runs each function: once for each call, and once for each closure made of it.
+        """How often a step runs each function: once for each call of it or of a closure of it; where no call says which closure
+        it is of, once for each closure made.
 
         Both branches of a condition count, though a step takes one; a loop counts once.
         """
@@ -304,8 +305,25 @@ class CompiledGraph:
         return {function.name: max(1, count(function.name)) for function in self.functions}
 
     def _mentioned(self, function: Function) -> Iterator[str]:
+        called = self._called_closures
         for node in function.nodes:
-            yield from (name for name in (node.callee, *node.inputs) if self.is_function(name))
+            names = (node.callee,) if node.op == PARTIAL and node.inputs[0] in called else (node.callee, *node.inputs)
+            yield from (name for name in names if self.is_function(name))
+        for name, callers in called.items():
+            yield from [name] * callers[function.name]
+
+    @cached_property
+    def _called_closures(self) -> Mapping[str, Counter[str]]:
+        """Functions whose closures are called, by name: how often by each function."""
+        made = {node.name: node.inputs[0] for node in self.nodes() if node.op == PARTIAL}
+        found: dict[str, Counter[str]] = {}
+        for function in self.functions:
+            for node in function.nodes:
+                kind = self.types.get(node.callee) if node.op == CALL else None
+                for name in kind.names if isinstance(kind, ClosureType) else ():
+                    if self.is_function(target := made.get(name, "")):
+                        found.setdefault(target, Counter())[function.name] += 1
+        return found
 
     @cached_property
     def constants(self) -> Mapping[str, Any]:
@@ -313,15 +331,17 @@ class CompiledGraph:
         return {node.name: node.value for node in self.nodes() if node.op == CONSTANT}
 
     @cached_property
-    def backward_of(self) -> Mapping[str, str]:
-        """For each forward function of a reused cell, the name of its backward function."""
-        found = {}
+    def backward_of(self) -> Mapping[str, tuple[str, ...]]:
+        """For each forward function of a reused cell, the names of its backward functions: of the whole pass, and where the
+        schedule has the gradients of weights apart of either half.
+        """
+        found: dict[str, tuple[str, ...]] = {}
         for function in self.functions:
             for node in function.nodes:
                 if node.op == PARTIAL and self.is_function(node.inputs[0]):
                     target = self.function(node.inputs[0])
                     if (function.role, target.role) == ("forward", "backward"):
-                        found[function.name] = target.name
+                        found[function.name] = (*found.get(function.name, ()), target.name)
         return found
 
     @cached_property

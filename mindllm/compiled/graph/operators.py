@@ -84,7 +84,7 @@ class Operators:
 
     @cached_property
     def _forward_functions(self) -> Mapping[str, str]:
-        return {backward: forward for forward, backward in self.graph.backward_of.items()}
+        return {name: forward for forward, backward in self.graph.backward_of.items() for name in backward}
 
     def times(self, node: Node) -> int:
         """Runs per step."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from mindllm.compiled.graph.compiled_graph import CALL, CompiledGraph, Node
+from mindllm.compiled.graph.compiled_graph import CALL, ClosureType, CompiledGraph, Node, TupleType, ValueType
 
 FORWARD, BACKWARD, SEND, RECEIVE = "forward", "backward", "send", "receive"
+INPUT, WEIGHT = "input gradient", "weight gradient"
+CLOSURES = (BACKWARD, INPUT, WEIGHT)
+"""What a forward call returns behind its outputs: the backward pass, and under ``zero_bubble_v`` the same in two parts."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,8 @@ class Event:
     """One thing a pipeline rank does in a step.
 
     Attributes:
-        kind: ``forward``, ``backward``, ``send`` or ``receive``.
+        kind: ``forward``, ``backward``, ``input gradient`` and ``weight gradient`` (a backward pass in two parts), ``send`` or
+            ``receive``.
         micro_batch: counted from 0.
         chunk: which of the rank's interleaved parts of the model, counted from 0; of an exchange, what the compiler says.
         node: the call or the exchange.
@@ -45,6 +49,7 @@ class _ScheduleReader:
     def __init__(self, graph: CompiledGraph) -> None:
         self.graph = graph
         self.nodes = {node.name: node for node in graph.step.nodes}
+        self.constants = graph.constants
         self.chunks: dict[str, int] = {}
         self.calls: Counter[str] = Counter()
         self.forwards: dict[str, tuple[int, int]] = {}
@@ -69,5 +74,16 @@ class _ScheduleReader:
     def _backward(self, node: Node) -> Event | None:
         """The call of a closure that a forward call returned."""
         closure = self.nodes.get(node.callee)
-        call = closure and next((name for name in closure.inputs if name in self.forwards), None)
-        return Event(BACKWARD, *self.forwards[call], node) if call else None
+        if closure is None:
+            return None
+        call = next((name for name in closure.inputs if name in self.forwards), None)
+        if call is None:
+            return None
+        return Event(self._part(closure, self.nodes[call].type), *self.forwards[call], node)
+
+    def _part(self, closure: Node, returned: ValueType) -> str:
+        """Which part of a backward pass one of the closures is that a call has ``returned``."""
+        items = returned.items if isinstance(returned, TupleType) else ()
+        places = [place for place, item in enumerate(items) if isinstance(item, ClosureType)]
+        number = next((value for name in closure.inputs if isinstance(value := self.constants.get(name), int)), None)
+        return CLOSURES[places.index(number)] if number in places else BACKWARD

@@ -11,6 +11,8 @@ from mindllm.config.reading.document import KeyPath
 from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.config.run import RunConfig
 
+CHUNKS_OF_A_V = 2
+
 
 def check_mesh(config: RunConfig) -> Iterator[Finding]:
     """Devices and the kind of parallelism."""
@@ -117,9 +119,7 @@ def check_spikes(config: RunConfig) -> Iterator[Finding]:
     """What the guard against spikes can watch: every rank must know it before it updates its weights."""
     guard, stages = config.runner_wrapper.skip_spikes, config.parallel_config.pipeline_stage
     if guard is not None and "loss" in guard.watch and stages > 1:
-        message = (
-            f"the loss is known on the last of {stages} stages alone (value [{', '.join(guard.watch)}]); write [norm]"
-        )
+        message = f"the loss is known on one of {stages} stages alone (value [{', '.join(guard.watch)}]); write [norm]"
         yield ("runner_wrapper", "skip_spikes", "watch"), message
 
 
@@ -136,6 +136,8 @@ def check_pipeline(config: RunConfig) -> Iterator[Finding]:
     if mesh.micro_batch_num < stages:
         message = f"must be at least pipeline_stage {stages} (value {mesh.micro_batch_num})"
         yield (*MESH, "micro_batch_num"), message
+    if config.parallel.pipeline_config.v_shape:
+        yield from _check_v_shape(config)
     steps = config.runner_config.gradient_accumulation_steps
     if stages > 1 and steps > 1:
         message = (
@@ -148,6 +150,37 @@ def check_pipeline(config: RunConfig) -> Iterator[Finding]:
     elif chunks > 1 and not interleaves:
         message = f"needs parallel.pipeline_config.pipeline_interleave: true (value {chunks})"
         yield (*MODEL, "pp_interleave_num"), message
+    elif chunks > 1 and (config.do_eval or config.run_mode == "eval"):
+        key, value = ("run_mode", "eval") if config.run_mode == "eval" else ("do_eval", "true")
+        message = (
+            f"MindSpore 2.10 crashes when it compiles an evaluation of {chunks} chunks per stage (value {value}); evaluate "
+            "checkpoints by themselves, where pp_interleave_num is 1"
+        )
+        yield (key,), f"{message}; write false" if key == "do_eval" else message
+
+
+def _check_v_shape(config: RunConfig) -> Iterator[Finding]:
+    """What MindSpore's zero_bubble_v asks for: a pipeline, two chunks per stage, twice as many micro batches as stages."""
+    mesh, chunks = config.parallel_config, config.model.config.pp_interleave_num
+    scheduler, stages = ("parallel", "pipeline_config", "pipeline_scheduler"), mesh.pipeline_stage
+    if stages == 1:
+        yield scheduler, "zero_bubble_v needs a pipeline; write 1f1b, or a larger parallel_config.pipeline_stage"
+        return
+    if chunks != CHUNKS_OF_A_V:
+        message = f"zero_bubble_v has {CHUNKS_OF_A_V} chunks per stage, which run back (value {chunks})"
+        yield (*MODEL, "pp_interleave_num"), f"{message}; write {CHUNKS_OF_A_V}"
+    copies, optimizer = config.micro_batch_interleave_num, config.parallel.parallel_optimizer_config
+    crashes = "with zero_bubble_v MindSpore 2.10 cannot compile it ('Unexpected empty queue')"
+    if copies > 1:
+        yield ("micro_batch_interleave_num",), f"{crashes} (value {copies}); write 1"
+    if optimizer.gradient_accumulation_shard:
+        key = ("parallel", "parallel_optimizer_config", "gradient_accumulation_shard")
+        yield key, f"{crashes} (value true); write false"
+    if stages <= mesh.micro_batch_num < 2 * stages:
+        message = (
+            f"zero_bubble_v needs at least two micro batches per stage, {2 * stages} (value {mesh.micro_batch_num})"
+        )
+        yield (*MESH, "micro_batch_num"), message
 
 
 def check_offset(config: RunConfig) -> Iterator[Finding]:
@@ -159,7 +192,7 @@ def check_offset(config: RunConfig) -> Iterator[Finding]:
         yield (*MODEL, "num_layers"), f"{wanted} (value {model.layer_count})"
         return
     try:
-        last = _layers(config)[-1][-1]
+        last = _layers(config)[-1][config.last_stage]
         if last < model.num_nextn_predict_layers:
             ahead = f"the last stage, which has {last} layers"
             message = f"must all be on {ahead} (value {model.num_nextn_predict_layers}); write another offset"

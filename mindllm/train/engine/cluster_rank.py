@@ -106,10 +106,10 @@ class ClusterRankEngine(Engine):
         return int(self.ranks.sum([own if first else 0.0])[0])
 
     def _of_last_stage(self, loss: float) -> float:
-        """The loss that the last stage has computed, on every rank."""
+        """The loss that the stage with the head has computed, on every rank."""
         if self.mesh.pipeline_stage == 1:
             return loss
-        first_of_last = self.mesh.device_num - self.mesh.stage_device_num
+        first_of_last = self.config.last_stage * self.mesh.stage_device_num
         return self.ranks.sum([loss if self.ranks.rank == first_of_last else 0.0])[0]
 
     def not_finite(self, batch: Batch) -> list[str]:
