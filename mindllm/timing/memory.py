@@ -34,7 +34,7 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     """Peak of every stage, ``[stages]``, without gaps between blocks and kernels' workspace."""
     plan, strategy = workload.plan, workload.strategy
     micro = min(strategy.micro_batches, MOST_SIMULATED * plan.stages)
-    if strategy.schedule != SCHEDULE:  # what a stage holds grows with every micro-batch
+    if strategy.schedule != SCHEDULE:  # what a stage holds may grow with every micro-batch
         micro = strategy.micro_batches
     orders = stage_orders(strategy.schedule, plan.stages, plan.chunks, micro)
     layers: list[list[tuple[float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
@@ -42,7 +42,7 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
         layers[own.chunk * plan.stages + own.stage].append(needs)
     kept = np.array([sum(size for size, _ in held) for held in layers])
     working = np.array([working_memory(held) for held in layers])
-    working[-1] = max(working[-1], loss_bytes(workload))
+    working[plan.last_place] = max(working[plan.last_place], loss_bytes(workload))
     shape = (plan.chunks, plan.stages)
     held = held_memory(kept.reshape(shape), working.reshape(shape), orders)
     updates = step_work(workload).updates
@@ -67,7 +67,7 @@ def placeholder_bytes(workload: Workload, stage: int) -> float:
         for name, shape in architecture.layers[kind].weights().items()
         if len(shape) > 1
     }
-    table = architecture.vocab_size * architecture.hidden_size / ranks if stage == plan.stages - 1 else 0.0
+    table = architecture.vocab_size * architecture.hidden_size / ranks if stage == plan.last_stage else 0.0
     return HALF_BYTES * (sum(size for _, size in shapes) + table)
 
 

@@ -104,7 +104,7 @@ def _columns(workload: Workload) -> float:
 def shared_table(workload: Workload) -> Exchange | None:
     """The embedding that the last stage is sent in every step, and whose gradient it sends back; None where it needs none."""
     architecture, strategy = workload.architecture, workload.strategy
-    if workload.plan.stages == 1 or not (architecture.head.tied or architecture.predictions):
+    if workload.plan.last_stage == 0 or not (architecture.head.tied or architecture.predictions):
         return None
     ranks = strategy.model_parallel if strategy.vocabulary_parallel else 1
     return Exchange("embedding", "Send", FP32_BYTES * architecture.vocab_size * architecture.hidden_size / ranks, "pp")
@@ -151,7 +151,7 @@ def place_parameters(workload: Workload, place: int, layers: range) -> Held:
         held += count * _kinds_parameters(workload)[kind]
     if place == 0:
         held += embedding_parameters(workload)
-    return held + last_parameters(workload) if place == _places(workload) - 1 else held
+    return held + last_parameters(workload) if place == workload.plan.last_place else held
 
 
 def embedding_parameters(workload: Workload) -> Held:
@@ -165,18 +165,14 @@ def embedding_parameters(workload: Workload) -> Held:
 def last_parameters(workload: Workload) -> Held:
     """What a rank holds of the last place beside its layers: the head, and the embedding where layers predict ahead.
 
-    Where it is the first place, too, the embedding is there, and a tied head is the embedding.
+    Where it is on the first stage, the embedding is there, and a tied head is the embedding.
     """
-    architecture, alone = workload.architecture, _places(workload) == 1
+    architecture, alone = workload.architecture, workload.plan.last_stage == 0
     held = Held()
     if not (alone and architecture.head.tied):
         table = architecture.vocab_size * architecture.hidden_size
         held += table_parameters(architecture, architecture.head_weight, table / workload.strategy.model_parallel)
     return held + embedding_parameters(workload) if architecture.predictions and not alone else held
-
-
-def _places(workload: Workload) -> int:
-    return workload.plan.stages * workload.plan.chunks
 
 
 @lru_cache(maxsize=256)

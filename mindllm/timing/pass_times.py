@@ -22,6 +22,8 @@ class PassTimes:
         forward, backward: seconds of a micro-batch on every place.
         delay: of a tensor that goes to another stage.
         schedule: order of micro-batches.
+        weight: seconds of the gradients of weights, which are in ``backward``, where the schedule has some of them apart.
+        again: seconds of it that the other half of such a backward pass takes as well: MindSpore recomputes in both.
     """
 
     stages: int
@@ -31,6 +33,8 @@ class PassTimes:
     backward: tuple[float, ...]
     delay: float = 0.0
     schedule: str = SCHEDULE
+    weight: tuple[float, ...] = ()
+    again: tuple[float, ...] = ()
 
     def simulated(self) -> Timeline:
         """Return the schedule; where there are far more micro-batches than stages, a steady state stands for most of them."""
@@ -38,7 +42,8 @@ class PassTimes:
         if self.chunks == 1 and self.schedule == SCHEDULE and is_long(self.stages, self.micro_batches):
             return simulate_long(self.micro_batches, forward, backward, self.delay)
         table = timetable(stage_orders(self.schedule, self.stages, self.chunks, self.micro_batches), self.chunks)
-        return simulate(table, forward, backward, delay=self.delay)
+        weight = np.array(self.weight) if self.weight else None
+        return simulate(table, forward, backward, weight, self.delay, np.array(self.again) if self.again else 0.0)
 
     def tree(self) -> dict[str, Any]:
         """Return plain values."""
@@ -47,4 +52,5 @@ class PassTimes:
     @classmethod
     def of_tree(cls, tree: Mapping[str, Any]) -> PassTimes:
         """Return what :meth:`tree` gave, from JSON, too."""
-        return cls(**{**tree, "forward": tuple(tree["forward"]), "backward": tuple(tree["backward"])})
+        passes = {key: tuple(tree.get(key, ())) for key in ("forward", "backward", "weight", "again")}
+        return cls(**{**tree, **passes})

@@ -107,7 +107,7 @@ def step_time(workload: Workload, device: Device) -> StepTime:
 
 def step_seconds(workload: Workload, devices: Sequence[Device]) -> np.ndarray:
     """Seconds of a step on each of several devices, ``[devices]``, as :func:`step_time`, but simulated together."""
-    table = _table(workload)
+    table = None if workload.plan.v_shape else _table(workload)
     if table is None:
         return np.array([step_time(workload, device).seconds for device in devices])
     timed = [TimedWork(step_work(workload), device) for device in devices]
@@ -193,6 +193,9 @@ class TimedWork:
             )
             for which in (0, 1)
         )
+        places = work.places if work.workload.plan.v_shape else ()
+        self.again = tuple(self._again(place) for place in places)
+        self.weight = tuple(self._weight_gradients(one) + again for one, again in zip(places, self.again, strict=True))
         self.send = self._send() if stages > 1 else 0.0
         self.ends = tuple(self._end(stage, update) for stage, update in enumerate(work.updates))
 
@@ -225,7 +228,7 @@ class TimedWork:
         plan, (forward, backward) = self.work.workload.plan, self.durations.tolist()
         return PassTimes(
             plan.stages, plan.chunks, self.strategy.micro_batches, tuple(forward), tuple(backward), self.delay,
-            self.strategy.schedule,
+            self.strategy.schedule, self.weight, self.again,
         )  # fmt: skip
 
     @property
@@ -263,6 +266,19 @@ class TimedWork:
             operator_seconds(one, self.device) for one in work if isinstance(one, Operator) and _of_columns(one)
         )
         return hiding(found, SUMS, share.value * min(summed, weights))
+
+    def _weight_gradients(self, place: Mapping[Hashable, int]) -> float:
+        """Seconds of the products that give gradients of weights: those that MindSpore moves behind a backward pass."""
+        return sum(
+            count * operator_seconds(one, self.device)
+            for name, count in place.items()
+            for one in self.work.parts[name].backward
+            if isinstance(one, Operator) and one.sizes and one.name.endswith(".weight")
+        )
+
+    def _again(self, place: Mapping[Hashable, int]) -> float:
+        """Seconds of what a backward pass computes again."""
+        return sum(count * self.spent(self.work.parts[name].repeated).seconds for name, count in place.items())
 
     def _copying(self, place: Mapping[Hashable, int], backward: int, one: Pass) -> Pass:
         """A pass with what it waits for copies to the host or, backward, from there."""

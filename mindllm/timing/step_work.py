@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.tuners import is_trained
@@ -96,9 +95,7 @@ class StepWork:
 def step_work(workload: Workload) -> StepWork:
     """Takes a step apart."""
     plan = workload.plan
-    counts = [count for row in plan.counts for count in row]
-    starts = [sum(counts[:place]) for place in range(len(counts) + 1)]
-    numbers = [range(start, end) for start, end in pairwise(starts)]
+    numbers = plan.layers_by_place
     keys = [layer_key(workload, number) for number in range(len(plan.layers))]
     parts: dict[Hashable, Part] = {}
     for number, key in enumerate(keys):
@@ -114,10 +111,10 @@ def step_work(workload: Workload) -> StepWork:
     parts["embedding"] = Part(lookup, backward_work(lookup))
     parts["head"] = Part(head, backward, repeated_loss(workload, tokens))
     places[0]["embedding"] += 1
-    places[-1]["head"] += 1
+    places[plan.last_place]["head"] += 1
     updates = []
     for stage in range(plan.stages):
-        own = range(stage, len(counts), plan.stages)
+        own = range(stage, len(numbers), plan.stages)
         held = sum((place_parameters(workload, place, numbers[place]) for place in own), Held())
         update = update_operator(held, workload)
         layers = [number for place in own for number in numbers[place]]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mindllm.config.checks.fine_grain_interleave import MOST, can_be_cut
-from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
+from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.simulate import simulate
 from mindllm.timing.device import Device
 from mindllm.timing.step import StepTime, step_time
@@ -26,7 +26,7 @@ def changes(step: StepTime) -> dict[str, float]:
     found |= {name: step_time(other, device).seconds for name, other in interleaved(workload).items()}
     plan = workload.plan
     if any(layer.recompute or layer.patterns for layer in plan.layers):
-        kept = LayerPlan(plan.stages, plan.chunks, tuple(LayerAssignment(at.stage, at.chunk) for at in plan.layers))
+        kept = replace(plan, layers=tuple(LayerAssignment(at.stage, at.chunk) for at in plan.layers))
         found["nothing recomputed (memory aside)"] = step_time(replace(workload, plan=kept), device).seconds
     if plan.stages > 1:
         found["stages in perfect balance"] = balanced(step)

@@ -32,7 +32,7 @@ class Strategy(MeshSizes):
         context_parallel: ranks that share each sequence.
         exchanges_heads: whether attention exchanges their parts of a sequence for heads; otherwise it gathers keys and values.
         context_balanced: whether their queries see as many keys.
-        schedule: order of micro-batches, ``1f1b`` or ``gpipe``.
+        schedule: order of micro-batches, ``1f1b``, ``gpipe`` or ``zero_bubble_v``.
         optimizer_ranks: replicas that share one copy of the optimizer state; None: all.
         accumulators_shard: whether accumulated gradients are split as the optimizer state is.
     """

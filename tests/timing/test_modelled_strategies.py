@@ -1,5 +1,6 @@
 """Orders of micro-batches, parts of accumulators and of optimizer state, experts and latent attention beside shared sequences."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mindllm.timing.costs.exchanges import Group
 from mindllm.timing.costs.work import Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
+from mindllm.timing.pass_times import PassTimes
 from mindllm.timing.step import groups, step_seconds, step_time
 from mindllm.timing.step_work import step_work
 from mindllm.timing.workload import Strategy
@@ -42,6 +44,22 @@ def test_gpipe_takes_all_passes_forward_and_then_backward_and_holds_every_micro_
     )
     assert first.seconds == pytest.approx(step_seconds(gpipe, [DEVICE])[0])
     assert stage_bytes(gpipe)[1] > stage_bytes(usual)[1]
+
+
+def test_a_v_is_even_and_computes_layers_again_in_both_halves_of_a_backward_pass():
+    changes = ["--parallel.pipeline_config.pipeline_scheduler=1f1b"]
+    v, usual = (workload_of(load_config(FORMS / "zero_bubble_v.yaml", given)) for given in ([], changes))
+    first = step_time(v, DEVICE)
+    assert first.times.schedule == "zero_bubble_v"
+    assert first.seconds == pytest.approx(step_seconds(v, [DEVICE])[0])
+    assert PassTimes.of_tree(json.loads(json.dumps(first.times.tree()))) == first.times
+    assert all(0 < weight < backward for weight, backward in zip(first.times.weight, first.times.backward, strict=True))
+    assert first.times.again == (0.0,) * 4
+    assert step_work(v).places[2]["head"] == step_work(usual).places[3]["head"] == 1
+    assert step_work(v).updates[1].parameters.updated < step_work(usual).updates[1].parameters.updated  # no head
+    whole = workload_of(load_config(FORMS / "zero_bubble_v.yaml", ["--recompute_config.recompute=true"]))
+    again = step_time(whole, DEVICE).times
+    assert all(0 < twice < weight for twice, weight in zip(again.again, again.weight, strict=True))
 
 
 def test_accumulators_in_parts_are_given_theirs_with_every_micro_batch_and_hold_a_part():
