@@ -76,7 +76,7 @@ def test_once_a_rank_has_failed_no_other_is_begun():
         processes.append(subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(rank == 1)})"]))
         return processes[-1].pid
 
-    compile_each(range(6), 1, start, ended.append)
+    compile_each(range(6), 1, start, lambda rank, code: ended.append(rank))
     assert begun == ended == [0, 1]
 
 

@@ -76,11 +76,12 @@ def compile_all(job: Job, ranks: Sequence[int]) -> None:
 
 
 def compile_each(
-    ranks: Sequence[int], workers: int, start: Callable[[int], int], ended: Callable[[int], None] = lambda rank: None
+    ranks: Sequence[int], workers: int, start: Callable[[int], int], ended: Callable[[int, int], None]
 ) -> bool:
     """Starts a process for every rank, so many at a time, and waits for all; once one has failed, no other is started.
 
-    ``start`` returns the id of the process; ``ended`` is told of every rank that is done. Returns whether none has failed.
+    ``start`` returns the id of the process; ``ended`` is told of every rank that is done, and its exit code, below 0 a signal.
+    Returns whether none has failed.
     """
     waiting, failed = deque(ranks), False
     running: dict[int, int] = {}
@@ -91,7 +92,7 @@ def compile_each(
         process, status = os.wait()
         if process in running:
             failed |= status != 0
-            ended(running.pop(process))
+            ended(running.pop(process), os.waitstatus_to_exitcode(status))
     return not failed
 
 
@@ -100,8 +101,16 @@ def _import_once() -> None:
     import mindllm.train.distributed_step  # noqa: F401
 
 
-def _learn(output: Path, rank: int) -> None:
+def _note(output: Path, rank: int, code: int) -> None:
+    """Writes down which signal has ended a rank, that could not say it itself."""
+    if code < 0:
+        with open(output / str(rank) / LOG, "a", encoding="utf-8") as log:
+            log.write(f"\nexit code {code}\n")
+
+
+def _learn(output: Path, rank: int, code: int) -> None:
     """Parses what a rank has parsed, for those that are forked from now on."""
+    _note(output, rank, code)
     if (parsed := output / str(rank) / PARSED).is_file():
         read_parsed(parsed)
 
@@ -165,7 +174,7 @@ def _become_each(job: Job, ranks: Sequence[int]) -> int:
     try:
         end_threads()
         gc.freeze()  # forks need not search what lives as long as they do
-        os._exit(0 if compile_each(ranks, job.workers, start) else 1)
+        os._exit(0 if compile_each(ranks, job.workers, start, partial(_note, job.output)) else 1)
     except _Forked as forked:
         begin_threads()
         _settle(job, forked.rank)

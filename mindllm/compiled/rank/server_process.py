@@ -20,7 +20,7 @@ from mindllm.launch.process import die_with_parent
 from mindllm.process.allocation import allocation_variables
 from mindllm.sources import python_path
 
-EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")
+EXIT_CODE = re.compile(r"\nexit code (-?\d+)\s*$")
 SERVER_LOG = "server.txt"
 
 

@@ -78,7 +78,8 @@ def failure(code: int, log: str, doing: str, free: str) -> UserError:
             f"{doing}: too little memory ({how}; {free} were free when it began); run fewer ranks at a time, close other "
             "programs, or compile fewer layers (model.model_config.num_layers)"
         )
-    return CompileFailed(f"{doing} failed (exit code {code}):\n{last_error(log)}")
+    how = f"exit code {code}" if code >= 0 else f"MindSpore's compiler was ended by {signal.Signals(-code).name}"
+    return CompileFailed(f"{doing} failed ({how}):\n{last_error(log)}")
 
 
 def last_error(output: str) -> str:
