@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from mindllm.compiled.device.front_end import _World
 from mindllm.compiled.rank import compile_ranks as subject
 from mindllm.compiled.rank import server_process
 from mindllm.compiled.rank.compile_rank import compile_rank
-from mindllm.compiled.rank.rank_server import compile_each
+from mindllm.compiled.rank.rank_server import LOG, _note, compile_each
 from mindllm.errors import UserError
 from mindllm.train.distributed_step import built_alike
 
@@ -78,6 +79,16 @@ def test_once_a_rank_has_failed_no_other_is_begun():
 
     compile_each(range(6), 1, start, lambda rank, code: ended.append(rank))
     assert begun == ended == [0, 1]
+
+
+def test_a_rank_whose_compiler_crashes_is_said_to_have_been_ended_by_a_signal(tmp_path):
+    """As MindSpore's does where it compiles an evaluation of several chunks; it is not out of memory."""
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / LOG).write_text("compiling\n")
+    _note(tmp_path, 3, -signal.SIGSEGV)
+    said = str(server_process.failure_of(tmp_path, [3], "9 GB"))
+    assert "compiling rank 3 failed (MindSpore's compiler was ended by SIGSEGV)" in said
+    assert "memory" not in said
 
 
 def test_what_the_user_did_wrong_comes_back_as_such():

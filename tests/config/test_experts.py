@@ -66,7 +66,7 @@ def test_the_capacity_of_an_expert(factor, capacity):
         ("model.model_config.topk_group=2", "there are only 1 groups, n_group (value 2)"),
         (
             "model.model_config.aux_loss_types=[tokens]",
-            "must be 'expert', 'switch', 'device' or 'communication' (value tokens)",
+            "must be 'expert', 'switch', 'global', 'device' or 'communication' (value tokens)",
         ),
         ("model.model_config.aux_loss_types=[device]", "is about groups of experts (value device); write n_group, too"),
         ("model.model_config.aux_loss_factors=[]", "must hold a factor for each of aux_loss_types, 1, not 0"),

@@ -104,8 +104,9 @@ def _import_once() -> None:
 def _note(output: Path, rank: int, code: int) -> None:
     """Writes down which signal has ended a rank, that could not say it itself."""
     if code < 0:
-        with open(output / str(rank) / LOG, "a", encoding="utf-8") as log:
-            log.write(f"\nexit code {code}\n")
+        log = os.open(output / str(rank) / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(log, f"\nexit code {code}\n".encode())
+        os.close(log)
 
 
 def _learn(output: Path, rank: int, code: int) -> None:
