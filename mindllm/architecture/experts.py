@@ -86,8 +86,7 @@ class ExpertsSpec:
         """The most tokens of a sequence of ``length`` that one expert takes."""
         if self.capacity_factor is None:
             return length
-        wanted = math.ceil(self.capacity_factor * self.router.top_k * length / self.router.experts)
-        return min(max(wanted, 1), length)
+        return capacity_of(self.capacity_factor, self.router.top_k, length, self.router.experts)
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products; those of experts have all experts in their first dimension."""
@@ -118,3 +117,8 @@ class ExpertsSpec:
         shared = {} if self.shared is None else self.shared.matrices()
         gate = {"shared_gate.weight": (1, self.hidden_size)} if self.shared_gate else {}
         return {**{f"shared.{name}": shape for name, shape in shared.items()}, **gate}
+
+
+def capacity_of(factor: float, chosen: int, length: int, experts: int) -> int:
+    """The most tokens of a sequence of ``length`` that one of ``experts`` takes, where a token has ``chosen`` ones."""
+    return min(max(math.ceil(factor * chosen * length / experts), 1), length)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ops as P
 
 from mindllm.architecture.optimizer_state import SHARES
 from mindllm.models.experts.expert_load import PROBE, ROUTER_BIAS, is_probe
@@ -22,6 +23,7 @@ NONE = 1e-30  # in place of a sum that is zero
 
 count = ops.MultitypeFuncGraph("count")
 change = ops.MultitypeFuncGraph("change")
+first_of_all = P.StridedSlice()
 
 
 @count.register("Tensor", "Tensor", "Tensor")
@@ -32,7 +34,7 @@ def _count(coefficient, counted, gradient):
 @change.register("Function", "Tensor", "Tensor", "Tensor")
 def _change(by, done, parameter, gradient):
     """What the tokens of each expert make of a number per expert, when ``done`` is there."""
-    return by(parameter, ops.depend(gradient, done)[: parameter.shape[0]])
+    return by(parameter, first_of_all(ops.depend(gradient, done), (0,), parameter.shape, (1,)))
 
 
 class TowardsMean(nn.Cell):

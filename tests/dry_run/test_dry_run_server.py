@@ -2,13 +2,14 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 from small_cluster import cluster_run
 
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.compiled.simulation.simulate_rank import simulate_rank
-from mindllm.config import override_config
+from mindllm.config import load_config, override_config
 from mindllm.dry_run.moments import own_bytes_of
 from mindllm.dry_run.profile import profile_of
 from mindllm.dry_run.simulations import Request, Simulations
@@ -23,6 +24,16 @@ table, bad = build.sharding_table, on(("dp", "tp"), ("tp", None))
 wrong = {f"model.layers.0.feed_forward.w{number}.matmul": bad for number in "13"}
 build.sharding_table = lambda *model: table(*model) | wrong
 """
+WRITE_HOW_IT_COMPILES = """
+import mindllm.compiled.simulation.forked as forked
+in_fork = forked._in_fork
+def told(*arguments, **options):
+    with open({file!r}, "a") as file:
+        file.write(f"lines={{options.get('lines', False)}} ")
+    return in_fork(*arguments, **options)
+forked._in_fork = told
+"""
+FORMS = Path(__file__).resolve().parents[2] / "mindllm/verify/forms"
 INPUTS = 8192  # bytes of the step's inputs, which the runtime brings when it likes: another moment may be the fullest of its kind
 
 
@@ -77,3 +88,23 @@ def test_what_is_refused_while_simulating_is_named_with_its_line(place, tmp_path
     )
     assert re.search(r"models/linear\.py:\d+, called from mindllm/models/feed_forward\.py:\d+", text), text
     assert "Traceback" not in text
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    "forms",
+    [
+        ("biases_over_stages", "context_parallel_grouped_experts", "experts"),
+        pytest.param(tuple(sorted(path.stem for path in FORMS.glob("*.yaml"))), marks=pytest.mark.slow),
+    ],
+    ids=["experts", "all"],
+)
+def test_nothing_is_compiled_twice(place, tmp_path, monkeypatch, forms):
+    """What the compiler can only interpret, as the slice of a tensor, needs lines of the source: it would end a first compile."""
+    file = tmp_path / "compiled"
+    (tmp_path / "sitecustomize.py").write_text(WRITE_HOW_IT_COMPILES.format(file=str(file)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    for form in forms:
+        file.write_text("")
+        Simulations(1).profiles([Request(load_config(FORMS / f"{form}.yaml"), 0, form)])
+        assert (form, file.read_text()) == (form, "lines=False ")

@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.architecture.experts import ExpertsSpec
+from mindllm.architecture.experts import ExpertsSpec, capacity_of
 from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models.experts.expert_load import ExpertLoad
 from mindllm.models.experts.grouped_experts import GroupedFeedForward
@@ -76,7 +76,6 @@ class Dispatch(nn.Cell):
 
     def __init__(self, spec: ExpertsSpec, length: int) -> None:
         super().__init__()
-        self.spec = spec
         self.experts = spec.router.experts
         self.transpose = P.Transpose()
         self.earlier_first = P.Mul()
@@ -104,6 +103,9 @@ class Dispatch(nn.Cell):
         return tokens, self.reshape(places, (batch, -1)), kept
 
 
+most_tokens = ms.constexpr(capacity_of)
+
+
 @ms.constexpr
 def descending(length: int) -> Tensor:
     """``length … 1`` as fp32 ``[1, 1, length]``."""
@@ -115,8 +117,7 @@ class Experts(nn.Cell):
 
     def __init__(self, spec: ExpertsSpec, kernels: Kernels, spread: InitStd, length: int) -> None:
         super().__init__()
-        self.spec = spec
-        count = spec.router.experts
+        self.count = count = spec.router.experts
         self.balances = spec.router.adds_to_loss
         self.router = Router(spec.router, spec.hidden_size, spread.inner)
         self.load = ExpertLoad(spec.router)
@@ -127,6 +128,7 @@ class Experts(nn.Cell):
             self.experts = GroupedFeedForward(count, spec.expert, kernels, spread)
             self.kept = P.GatherD()
         else:
+            self.top_k, self.capacity_factor = spec.router.top_k, spec.capacity_factor
             self.dispatch = Dispatch(spec, length)
             self.gather_tokens = P.Gather(1)
             self.depart = P.Mul()  # by one: all products with tokens take them from one exchange
@@ -165,8 +167,9 @@ class Experts(nn.Cell):
     def routed(self, x: Tensor, chosen: Tensor, weights: Tensor, mask: Tensor, may_drop: bool) -> tuple[Tensor, Tensor]:
         """The weighted sum of the chosen experts' results, ``[batch · seq, hidden]``, and whether each choice found a place."""
         batch, length, count = chosen.shape
-        hidden, experts = x.shape[-1], self.spec.router.experts
-        capacity = self.spec.capacity(length) if may_drop else length
+        hidden, experts, capacity = x.shape[-1], self.count, length
+        if may_drop and self.capacity_factor is not None:
+            capacity = most_tokens(self.capacity_factor, self.top_k, length, experts)
         tokens, places, kept = self.dispatch(chosen, mask, capacity)
         rows = self.gather_tokens(self.reshape(x, (batch, length, hidden)), tokens, 1)
         y = self.arrive(self.experts(self.depart(rows, 1.0)), 1.0)

@@ -85,6 +85,7 @@ class SortedTokens(nn.Cell):
         self.count = P.ReduceSum()
         self.running = P.CumSum()
         if shared:
+            self.last = P.StridedSlice()
             self.behind = P.GreaterEqual()
             self.clear = P.MaskedFill()
         self.cast = P.Cast()
@@ -98,7 +99,9 @@ class SortedTokens(nn.Cell):
         """``rows`` with zeros behind all groups, and so their gradient."""
         if not self.shared:
             return rows
-        return self.clear(rows, self.behind(numbers_of_rows(rows.shape[0]), ends[-1:]), 0.0)
+        count = ends.shape[0]
+        end = self.last(ends, (count - 1,), (count,), (1,))
+        return self.clear(rows, self.behind(numbers_of_rows(rows.shape[0]), end), 0.0)
 
     def weighted_sum(self, y: Tensor, places: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         """The rows of each token, weighted by ``[tokens, chosen]`` and added up: ``[tokens, hidden]``."""

@@ -58,7 +58,7 @@ class GaLoreMatrix(nn.Cell):
         self.shorter_is_cut = cut.parts(self.shorter) > 1
         self.first, self.own = cut.first(self.shorter, rank), cut.part_shape[self.shorter]
         self.product, self.by_rows, self.by_columns = P.MatMul(), P.MatMul(transpose_b=True), P.MatMul(transpose_a=True)
-        self.transpose = P.Transpose()
+        self.transpose, self.part = P.Transpose(), P.StridedSlice()
         # The compiler traces operators with whole tensors first; these are opened when all tensors are a device's parts.
         self.is_cut = not cut.is_whole
         self.low_of_parts = P.Morph(self.projected, first_of, first_of)
@@ -109,8 +109,9 @@ class GaLoreMatrix(nn.Cell):
         """The columns of ``[rank, n]``, or the rows of ``[m, rank]``, of this device's part."""
         if not self.shorter_is_cut:
             return projection
-        last = self.first + self.own
-        return projection[:, self.first : last] if self.tall else projection[self.first : last]
+        last, (rows, columns) = self.first + self.own, projection.shape
+        begin, end = ((0, self.first), (rows, last)) if self.tall else ((self.first, 0), (last, columns))
+        return self.part(projection, begin, end, (1, 1))
 
     def singular_vectors(self, projection: Tensor, gradient: Tensor, start: Tensor) -> Tensor:
         """:meth:`vectors` of a part."""

@@ -47,6 +47,7 @@ class OrthogonalMatrix(nn.Cell):
         (self.top, self.left), (rows, columns) = begins, cut.part_shape
         self.bottom, self.right = self.top + rows, self.left + columns
         self.product, self.by_rows, self.by_columns = P.MatMul(), P.MatMul(transpose_b=True), P.MatMul(transpose_a=True)
+        self.part = P.StridedSlice()
         # The compiler traces operators with whole tensors first; this is opened when all tensors are a device's parts.
         self.is_cut = not cut.is_whole
         self.of_parts = P.Morph(self.own_part, first_of, first_of)
@@ -58,7 +59,7 @@ class OrthogonalMatrix(nn.Cell):
     def own_part(self, weight: Tensor, matrix: Tensor) -> Tensor:
         """Of a part the same part."""
         whole = self.orthogonal(self.join_rows(self.join_columns(matrix)))
-        return whole[self.top : self.bottom, self.left : self.right]
+        return self.part(whole, (self.top, self.left), (self.bottom, self.right), (1, 1))
 
     def orthogonal(self, matrix: Tensor) -> Tensor:
         """Newton-Schulz steps on the whole matrix; products are squares of the shorter side."""
