@@ -9,11 +9,9 @@ The phases are those by which MindSpore 2.10 orders its graphs, read off compile
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 from mindllm.schedules.operations import BACKWARD, FORWARD, INPUT, WEIGHT, Operation
 
-CHUNKS = 2
 DOWN, UP = 0, 1  # chunk 0 goes to the last stage, chunk 1 comes back
 
 
@@ -32,7 +30,7 @@ def stage_order(stage: int, stages: int, micro_batches: int) -> tuple[Operation,
         found.add(behind, (WEIGHT, DOWN), (BACKWARD, DOWN))
     else:  # nothing waits for the gradients of the first stage's inputs
         found.add(behind, (BACKWARD, DOWN))
-    found.finish(WEIGHT, (DOWN, UP))
+    found.finish()
     return tuple(found.operations)
 
 
@@ -54,11 +52,11 @@ class _Stage:
             for what, chunk in turn:
                 self._one(what, chunk)
 
-    def finish(self, what: int, chunks: Iterable[int]) -> None:
+    def finish(self) -> None:
         """All gradients of weights that are left."""
-        for chunk in chunks:
+        for chunk in (DOWN, UP):
             while self.waiting[chunk]:
-                self._one(what, chunk)
+                self._one(WEIGHT, chunk)
 
     def _one(self, what: int, chunk: int) -> None:
         if what == WEIGHT:

@@ -107,7 +107,7 @@ def step_time(workload: Workload, device: Device) -> StepTime:
 
 def step_seconds(workload: Workload, devices: Sequence[Device]) -> np.ndarray:
     """Seconds of a step on each of several devices, ``[devices]``, as :func:`step_time`, but simulated together."""
-    table = None if workload.plan.v_shape else _table(workload)
+    table = _table(workload)
     if table is None:
         return np.array([step_time(workload, device).seconds for device in devices])
     timed = [TimedWork(step_work(workload), device) for device in devices]
@@ -121,9 +121,10 @@ def _once(ends: Sequence[StageEnd], device: Device) -> float:
 
 
 def _table(workload: Workload) -> Timetable | None:
-    """The operations of a step; None where a steady state stands for most of them."""
+    """The operations of a step; None where a steady state stands for most of them, or backward passes come in halves."""
     stages, chunks, micro = workload.plan.stages, workload.plan.chunks, workload.strategy.micro_batches
-    if chunks == 1 and workload.strategy.schedule == SCHEDULE and is_long(stages, micro):
+    steady = chunks == 1 and workload.strategy.schedule == SCHEDULE and is_long(stages, micro)
+    if steady or workload.plan.v_shape:
         return None
     return timetable(stage_orders(workload.strategy.schedule, stages, chunks, micro), chunks)
 
