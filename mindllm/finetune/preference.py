@@ -9,6 +9,8 @@ graph; the reference is the same weights without adapters, so there is no second
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
@@ -24,13 +26,27 @@ FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/ch
 
 
 class PreferenceLoss(nn.Cell):
-    """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.chat.pairs` describes."""
+    """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.chat.pairs` describes.
 
-    def __init__(self, policy: CausalLM, reference: CausalLM | None, config: PreferenceConfig) -> None:
+    ``crossings``: numbers of the layers that begin a stage of a pipeline behind another one. There hidden states of both models
+    are passed on as one tensor ``[pairs · seq, 2 · hidden]``: every message has one with its gradient, and MindSpore 2.10 finds
+    no operator that makes it where all of it is nothing ("The pointer[fg_cnode] is null").
+    """
+
+    def __init__(
+        self,
+        policy: CausalLM,
+        reference: CausalLM | None,
+        config: PreferenceConfig,
+        crossings: tuple[int, ...] = (),
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.policy = policy
         self.reference = reference
         self.pairs = PairLosses(config)
+        self.crossings = crossings if reference is not None else ()
+        self.joins = nn.CellList([BothStates() for _ in self.crossings])
+        self.parts = nn.CellList([StatesOfEach() for _ in self.crossings])
         self.reshape = P.Reshape()
 
     def construct(
@@ -48,11 +64,63 @@ class PreferenceLoss(nn.Cell):
             hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
             ours = self.policy.losses(hidden, self.policy.head_weight(), targets)
             return self.pairs(ours, None, labels, loss_mask, segment_starts)
-        hidden = self.reference.model(input_ids, segment_starts, position_ids)
-        theirs = self.reference.losses(hidden, self.reference.head_weight(), targets)
-        hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
+        if self.crossings:
+            hidden, of_reference = self.side_by_side(input_ids, segment_starts, position_ids, random)
+            theirs = self.reference.losses(of_reference, self.reference.head_weight(), targets)
+        else:
+            of_reference = self.reference.model(input_ids, segment_starts, position_ids)
+            theirs = self.reference.losses(of_reference, self.reference.head_weight(), targets)
+            hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
         ours = self.policy.losses(hidden, self.policy.head_weight(), targets)
         return self.pairs(ours, P.stop_gradient(theirs), labels, loss_mask, segment_starts)
+
+    def side_by_side(
+        self, input_ids: Tensor, segment_starts: Tensor, position_ids: Tensor, random: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states ``[pairs · seq, hidden]`` of the policy and of the reference, layer by layer."""
+        policy, batch = self.policy.model, input_ids.shape[0]
+        reference = self.reference.model  # type: ignore[union-attr]
+        of_rows = policy.tables_of_rows(segment_starts, position_ids)
+        ours, theirs = (
+            policy.embedded(input_ids, batch, position_ids, random),
+            reference.embedded(input_ids, batch, position_ids),
+        )
+        crossed = 0
+        for index, layer in enumerate(policy.layers):
+            if index in self.crossings:
+                ours, theirs = self.parts[crossed](self.joins[crossed](ours, theirs))
+                crossed = crossed + 1
+            tables, mask = policy.tables_of(index, of_rows)
+            theirs = reference.layers[index](theirs, batch, tables, mask)
+            if policy.drops[index] and random is not None:
+                ours = layer(ours, batch, tables, mask, None, policy.dropout_keys[index](random))
+            else:
+                ours = layer(ours, batch, tables, mask)
+        return policy.norm_out(ours), reference.norm_out(theirs)
+
+
+class BothStates(nn.Cell):
+    """Hidden states of policy and reference, ``[tokens, hidden]`` each, side by side: ``[tokens, 2 · hidden]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = P.Concat(axis=1)
+
+    def construct(self, ours: Tensor, theirs: Tensor) -> Tensor:
+        return self.join((ours, P.stop_gradient(theirs)))
+
+
+class StatesOfEach(nn.Cell):
+    """What :class:`BothStates` has put together, apart again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ours, self.theirs = P.StridedSlice(), P.StridedSlice()
+
+    def construct(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, width = both.shape[0], both.shape[1] // 2
+        ours = self.ours(both, (0, 0), (tokens, width), (1, 1))
+        return ours, P.stop_gradient(self.theirs(both, (0, width), (tokens, 2 * width), (1, 1)))
 
 
 class PairLosses(nn.Cell):
@@ -251,9 +319,16 @@ LOSSES: dict[str, type[nn.Cell]] = {
 }
 
 
-def base_of(policy: CausalLM, model: ModelConfig, kernels: Kernels) -> CausalLM:
-    """The model that ``policy`` is without its adapters: other cells, the same parameters."""
+def base_of(
+    policy: CausalLM, model: ModelConfig, kernels: Kernels, place: Callable[[CausalLM], None] | None = None
+) -> CausalLM:
+    """The model that ``policy`` is without its adapters: other cells, the same parameters.
+
+    ``place``: what has put the policy's cells on their stages, and puts those of the reference beside them.
+    """
     reference = CausalLM(model.base, kernels)
+    if place is not None:
+        place(reference)
     own = dict(policy.cells_and_names())
     for path, cell in reference.cells_and_names():
         for name in list(cell._params):

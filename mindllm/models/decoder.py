@@ -273,10 +273,7 @@ class Decoder(nn.Cell):
             raise ValueError("the model was built without document_masks and cannot keep documents apart")
         batch = input_ids.shape[0]
         x = self.embedded(input_ids, batch, position_ids, random)
-        of_rows: tuple = ()  # of each copy of the tables, where documents are kept apart
-        if self.document_masks:
-            for tables in self.tables:
-                of_rows = (*of_rows, tables.of_rows(segment_starts, position_ids))
+        of_rows = self.tables_of_rows(segment_starts, position_ids)
         added = None
         for index, layer in enumerate(self.layers):
             if index < self.depth:
@@ -310,6 +307,14 @@ class Decoder(nn.Cell):
                     hidden = layer(hidden, ids.shape[0], tables, mask, None, own, embedded)
                 states = (*states, hidden)
         return states, added
+
+    def tables_of_rows(self, segment_starts: Tensor | None, position_ids: Tensor | None) -> tuple:
+        """Those of each copy of the tables where documents are kept apart, else nothing."""
+        of_rows: tuple = ()
+        if self.document_masks:
+            for tables in self.tables:
+                of_rows = (*of_rows, tables.of_rows(segment_starts, position_ids))
+        return of_rows
 
     def tables_of(self, index: int, of_rows: tuple) -> tuple[Tables, Tensor]:
         """What layer ``index`` reads besides hidden states; ``of_rows``: that of each copy, where documents are kept apart."""

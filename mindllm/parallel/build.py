@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mindspore import nn
 
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
-from mindllm.config.checks.preference import accumulated_pairs
 from mindllm.config.monitor import LOGIT
 from mindllm.finetune.preference import PreferenceLoss, base_of
 from mindllm.finetune.transform import tune
@@ -26,15 +25,17 @@ from mindllm.parallel.pipeline import (
     Inputs,
     MicroBatches,
     SequenceOrder,
+    crossings,
     fuse_gradient_communication,
     fusion_of_others,
     mark_where_parts_end,
     place_on_stages,
+    place_pairs_on_stages,
 )
 from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.sharding import apply_sharding, sharding_table
-from mindllm.parallel.sharding.preference import pairs_table
+from mindllm.parallel.sharding.preference import crossing_tables, pairs_table
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,7 @@ def kernels_of(config: RunConfig) -> Kernels:
 
 def _ends_of_stages(config: RunConfig) -> frozenset[int]:
     """Numbers of the layers behind which another stage goes on."""
-    places = [(layer.chunk, layer.stage) for layer in make_plan(config).layers]
-    return frozenset(number for number, (own, behind) in enumerate(itertools.pairwise(places)) if own != behind)
+    return frozenset(number - 1 for number in crossings(make_plan(config)))
 
 
 def replica_kernels(config: RunConfig, fuses: bool = True) -> Kernels:
@@ -93,7 +93,7 @@ def build_replica(config: RunConfig, fuses: bool = True) -> nn.Cell:
     model = _build(config, kernels, plan)
     if kernels.cpu:
         reuse_equal_layers(model.model.layers, plan, config)
-    return _with_loss(config, model, kernels)
+    return _with_loss(config, model, kernels, plan)
 
 
 def build_parallel_model(config: RunConfig) -> ParallelModel:
@@ -102,7 +102,7 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     Call :func:`mindllm.parallel.set_parallel_context` first.
 
     Raises:
-        UserError: recompute patterns that match nothing, contradictory lists, pairs of answers that would be accumulated.
+        UserError: recompute patterns that match nothing, contradictory lists.
     """
     mesh = mesh_of(config)
     if mesh.device_num == 1:
@@ -120,7 +120,7 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     mark_row_parts(model)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
     order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None
-    whole = _with_loss(config, model, kernels)
+    whole = _with_loss(config, model, kernels, plan)
     if isinstance(whole, PreferenceLoss):
         _place_pairs(whole, config, plan, mesh)
     copies = config.micro_batch_interleave_num
@@ -173,26 +173,26 @@ def _build(config: RunConfig, kernels: Kernels, plan: LayerPlan) -> CausalLM:
     return model
 
 
-def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels) -> nn.Cell:
+def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels, plan: LayerPlan) -> nn.Cell:
     """The cell that gives the loss of a batch: the model itself, or for pairs of answers with its reference."""
     if not config.is_preference_tuning:
         return model
-    reference = base_of(model, config.model.config, kernels) if config.preference.has_reference else None
-    return PreferenceLoss(model, reference, config.preference)
+    if not config.preference.has_reference:
+        return PreferenceLoss(model, None, config.preference)
+    place = partial(place_on_stages, plan=plan, model=config.model.config, kernels=kernels) if plan.stages > 1 else None
+    reference = base_of(model, config.model.config, kernels, place)
+    return PreferenceLoss(model, reference, config.preference, crossings(plan))
 
 
 def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh: Mesh) -> None:
-    """What learning from pairs adds to a model on its devices.
-
-    Raises:
-        UserError: parts of a batch would be accumulated.
-    """
-    for path, message in accumulated_pairs(config):
-        raise config.error(".".join(map(str, path)), message)
+    """What learning from pairs adds to a model on its devices."""
+    if plan.stages > 1:
+        place_pairs_on_stages(whole, plan)
     if whole.reference is not None:
         split_grouped_experts(whole.reference, mesh)
         apply_sharding(whole.reference, sharding_table(whole.reference, config.parallel_config), mesh)
-    apply_sharding(whole.pairs, pairs_table(whole.pairs), mesh)
+    for cell, table in ((whole.pairs, pairs_table(whole.pairs)), *crossing_tables(whole, config.parallel_config)):
+        apply_sharding(cell, table, mesh)
     whole.pairs.set_comm_fusion(fusion_of_others(plan, config.parallel_config.gradient_aggregation_group))
 
 

@@ -8,6 +8,9 @@ one stage, and every cell with a stage says its chunk, too: MindSpore 2.10 takes
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, lazy_inline, nn
@@ -17,6 +20,7 @@ from mindspore import ops as P
 from mindspore.ops.operations.comm_ops import _VirtualDataset
 
 from mindllm.config import ModelConfig
+from mindllm.finetune.preference import PreferenceLoss
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.decoder import AttentionTables, Decoder
 from mindllm.parallel.layer_plan import LayerPlan
@@ -34,11 +38,7 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
     one chunk passes to the other on the same stage MindSpore 2.10 takes for a message.
     """
 
-    def place(cell: nn.Cell, chunk: int, stage: int) -> None:
-        cell.pipeline_stage = stage
-        if plan.v_shape:
-            cell.pipeline_segment = chunk
-
+    place = partial(_place, plan)
     first, last = plan.places[0], plan.places[-1]
     for cell in _of_embedding(lm.model):
         place(cell, *first)
@@ -59,6 +59,27 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
     for tables, at in zip(lm.model.tables, places, strict=True):
         place(tables, *at)
     lm.model.table_of_layer = tuple(places.index(tables_at(layer.chunk, layer.stage)) for layer in plan.layers)
+
+
+def _place(plan: LayerPlan, cell: nn.Cell, chunk: int, stage: int) -> None:
+    cell.pipeline_stage = stage
+    if plan.v_shape:
+        cell.pipeline_segment = chunk
+
+
+def crossings(plan: LayerPlan) -> tuple[int, ...]:
+    """Numbers of the layers that begin a place of the pipeline behind another one."""
+    at = [(layer.chunk, layer.stage) for layer in plan.layers]
+    return tuple(number for number, (before, own) in enumerate(pairwise(at), 1) if own != before)
+
+
+def place_pairs_on_stages(whole: PreferenceLoss, plan: LayerPlan) -> None:
+    """Puts the losses of pairs beside the head, and what passes both models' hidden states on where these come from and go."""
+    _place(plan, whole.pairs, *plan.places[-1])
+    for number, join, parts in zip(whole.crossings, whole.joins, whole.parts, strict=True):
+        before, behind = plan.layers[number - 1], plan.layers[number]
+        _place(plan, join, before.chunk, before.stage)
+        _place(plan, parts, behind.chunk, behind.stage)
 
 
 def _of_embedding(decoder: Decoder) -> list[nn.Cell]:

@@ -14,7 +14,6 @@ PAIRS = [
     "--processor.tokenizer.vocab_file=t.json",
     "--model.model_config.pet_config={lora_rank: 4}",
 ]
-ACCUMULATES = "--runner_config.gradient_accumulation_steps=2"
 LOADER = "train_dataset.data_loader.type"
 PET = "model.model_config.pet_config"
 
@@ -42,19 +41,9 @@ def test_pairs_need_no_section_and_have_the_columns_of_documents(load):
             "do_eval",
         ),
         (
-            [*PAIRS, "--use_parallel", "--parallel_config={pipeline_stage: 2, micro_batch_num: 2}"],
-            "parallel_config.pipeline_stage",
-            "do not go through a pipeline yet",
-        ),
-        (
             [*PAIRS, "--use_parallel", "--parallel_config.context_parallel=2"],
             "parallel_config.context_parallel",
             "are not learnt from parts of their sequences yet",
-        ),
-        (
-            [*PAIRS, "--use_parallel", "--parallel_config.model_parallel=2", ACCUMULATES],
-            "runner_config.gradient_accumulation_steps",
-            "not accumulated on devices that share a graph",
         ),
     ],
 )

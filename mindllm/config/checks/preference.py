@@ -60,28 +60,9 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
 
 def _devices(config: RunConfig) -> Iterator[Finding]:
     """What pairs cannot be divided by yet."""
-    if config.parallel_config.pipeline_stage > 1:
-        stages = config.parallel_config.pipeline_stage
-        message = f"pairs of answers do not go through a pipeline yet (value {stages}); write 1"
-        yield ("parallel_config", "pipeline_stage"), message
-    if (copies := config.micro_batch_interleave_num) > 1:
-        message = f"pairs of answers are not cut into copies that overlap yet (value {copies}); write 1"
-        yield ("micro_batch_interleave_num",), message
     if config.parallel_config.shares_sequences:
         ways = config.parallel_config.size(CONTEXT)
         message = f"pairs of answers are not learnt from parts of their sequences yet (value {ways}); write 1"
         yield ("parallel_config", CONTEXT.key), message
-    if config.parallel_config.model_parallel > 1 or config.context.device_target != "CPU":
-        yield from accumulated_pairs(config)
     if any(layer.adds_to_loss for layer in config.model.config.base.architecture.specifications()):
         yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"
-
-
-def accumulated_pairs(config: RunConfig) -> Iterator[Finding]:
-    """Accumulation in one graph for several devices: MindSpore 2.10 looks for the end of a part in the first operator with a
-    weight, which may be the reference's and has no backward pass.
-    """
-    parts = config.runner_config.gradient_accumulation_steps
-    if parts > 1 and config.parallel_config.device_num > 1:
-        message = f"pairs of answers are not accumulated on devices that share a graph yet (value {parts}); write 1"
-        yield ("runner_config", "gradient_accumulation_steps"), message

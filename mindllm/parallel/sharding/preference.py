@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from mindllm.finetune.preference import FIGURES, HingeLoss, IpoLoss, OddsRatioLoss, PairLosses, SigmoidLoss, SimpoLoss
+from collections.abc import Iterator
+
+from mindspore import nn
+
+from mindllm.config.parallel import ParallelConfig
+from mindllm.finetune.preference import (
+    FIGURES,
+    HingeLoss,
+    IpoLoss,
+    OddsRatioLoss,
+    PairLosses,
+    PreferenceLoss,
+    SigmoidLoss,
+    SimpoLoss,
+)
 from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.cells import SPREAD, TOKENS
 from mindllm.parallel.sharding.table import Table, on
 
 PAIRS: Dimension = "dp"
@@ -39,6 +54,17 @@ def pairs_table(cell: PairLosses) -> Table:
     if cell.means:
         table |= {"at_least_one": on(OF_PAIRS, SCALAR), "mean": on(OF_PAIRS, OF_PAIRS)}
     return table
+
+
+def crossing_tables(whole: PreferenceLoss, parallel: ParallelConfig) -> Iterator[tuple[nn.Cell, Table]]:
+    """Yield the cells by which both models' hidden states go from stage to stage, each with the shardings of its operators.
+
+    Hidden states are cut by tokens, as those between layers, and not by their width.
+    """
+    states: Layout = (SPREAD if parallel.use_seq_parallel else TOKENS, None)
+    for join, parts in zip(whole.joins, whole.parts, strict=True):
+        yield join, {"join": on(states, states)}
+        yield parts, {"ours": on(states), "theirs": on(states)}
 
 
 def _loss(at: str, cell: SigmoidLoss | HingeLoss | IpoLoss | SimpoLoss | OddsRatioLoss) -> Table:
