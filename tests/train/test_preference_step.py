@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
+from mindspore import nn
 
 from mindllm.config import load_config
 from mindllm.data.chat.pairs import pair_sample
 from mindllm.data.rows import Row
+from mindllm.parallel import mesh_of
 from mindllm.train.callbacks.figures import pair_figures, preference_line
 from mindllm.train.engine import ReplicaEngine
+from mindllm.train.engine.cluster_rank import ClusterRankEngine
+from mindllm.train.job.ranks import Ranks
 
 YAML = """
 lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}
@@ -90,3 +96,28 @@ def test_without_a_reference_all_weights_learn_from_pairs(kind):
     summed, pairs = whole.evaluate(batch(0))
     assert pairs == 4
     assert summed / pairs < first
+
+
+@dataclass
+class OtherStage:
+    """Where a rank of the first stage meets one of the last, which has the loss and what it counted of pairs."""
+
+    has: tuple[float, ...]
+
+    def sum(self, values):
+        assert list(values) == [0.0] * len(self.has)
+        return list(self.has)
+
+
+def test_ranks_of_the_first_stage_know_the_figures_of_the_last():
+    with open("run.yaml", "w", encoding="utf-8") as file:
+        file.write(YAML)
+    engine = object.__new__(ClusterRankEngine)
+    stages = "--parallel_config={pipeline_stage: 2, micro_batch_num: 2}"
+    config = load_config("run.yaml", ["--use_parallel", stages, "--model.model_config.num_layers=2"])
+    engine.config, engine.mesh = config, mesh_of(config)
+    engine.ranks = Ranks(0, 2, OtherStage((0.5, 1.0, -1.0, 2.0, -6.0, -8.0, 2.0)))
+    engine._step, engine.simulated = nn.Cell(), False
+    loss, *engine._pairs = engine._of_last_stage([0.0, *engine._own_pairs()])
+    assert loss == 0.5
+    assert pair_figures(engine.counts())["rewards/margins"] == 1.0

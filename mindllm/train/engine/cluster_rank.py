@@ -22,6 +22,8 @@ from mindllm.architecture.optimizer_state import SCALARS, is_state, updated_weig
 from mindllm.config import RunConfig
 from mindllm.config.monitor import LOGIT
 from mindllm.errors import RunFailed
+from mindllm.finetune.preference import FIGURES
+from mindllm.models.experts.expert_load import PAIRS_PROBE
 from mindllm.models.weights import HostCopy, drawn_value, is_quantized_parameter
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
 from mindllm.parallel.context import input_columns
@@ -59,6 +61,7 @@ class ClusterRankEngine(Engine):
         main: nn.Cell = self._step if self._step is not None else self._evaluation
         _initialise_with_zeros(main.get_parameters())
         self._sums: list[Tensor] = []
+        self._pairs: list[float] = []
         self._compile(main)
         self._parameters, self._layouts = _own_parameters(main, config)
         if not self.simulated:
@@ -88,13 +91,14 @@ class ClusterRankEngine(Engine):
         loss, norm, applied, tokens = (output.asnumpy() for output in (loss, norm, applied, tokens))
         if self.simulated:
             return StepResult(NAN, NAN, False, 0)
-        return StepResult.of(self._of_last_stage(float(loss)), norm, applied, tokens)
+        loss, *self._pairs = self._of_last_stage([float(loss), *self._own_pairs()])
+        return StepResult.of(loss, norm, applied, tokens)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         loss = float(self._evaluation(*inputs(batch, self._columns)).asnumpy())
         if self._step is not None:
             self._step.forget_logits()
-        return self._of_last_stage(loss), self._tokens(batch)
+        return self._of_last_stage([loss])[0], self._tokens(batch)
 
     def _tokens(self, batch: Batch) -> int:
         """Tokens of the whole batch: of every slice of it, those that the first rank with it counts."""
@@ -105,12 +109,19 @@ class ClusterRankEngine(Engine):
         first = self.ranks.rank == share.index * self.mesh.stage_device_num // share.count
         return int(self.ranks.sum([own if first else 0.0])[0])
 
-    def _of_last_stage(self, loss: float) -> float:
-        """The loss that the stage with the head has computed, on every rank."""
+    def _of_last_stage(self, values: list[float]) -> list[float]:
+        """What the stage with the head has computed, on every rank."""
         if self.mesh.pipeline_stage == 1:
-            return loss
+            return values
         first_of_last = self.config.last_stage * self.mesh.stage_device_num
-        return self.ranks.sum([loss if self.ranks.rank == first_of_last else 0.0])[0]
+        own = self.ranks.rank == first_of_last
+        return list(self.ranks.sum(values if own else [0.0] * len(values)))
+
+    def _own_pairs(self) -> list[float]:
+        """What the step counted of pairs of answers; zeros where their losses stand on another stage."""
+        if not self.config.is_preference_tuning:
+            return []
+        return self._own_counts().get(LOAD + PAIRS_PROBE, np.zeros(len(FIGURES) + 1)).tolist()
 
     def not_finite(self, batch: Batch) -> list[str]:
         """Weights only: gradients of sharded weights are not left where the host could look at them."""
@@ -142,9 +153,14 @@ class ClusterRankEngine(Engine):
         return np.where(first, self._sums[0].asnumpy().astype(np.float64), 0.0)
 
     def counts(self) -> Mapping[str, np.ndarray]:
-        """Those of this rank's stage."""
+        """Those of this rank's stage; those of pairs of answers on every rank."""
         if self._step is None or self.simulated:
             return {}
+        pairs = {LOAD + PAIRS_PROBE: np.array(self._pairs)} if self._pairs else {}
+        return {**self._own_counts(), **pairs}
+
+    def _own_counts(self) -> dict[str, np.ndarray]:
+        assert self._step is not None
         return {item.name: item.asnumpy() for item in self._step.get_parameters() if item.name.startswith(LOAD)}
 
     def local_state(self) -> Mapping[int, RankTensors]:
