@@ -126,7 +126,7 @@ class ConversationDataConfig(DataConfig):
 
 
 class PreferenceDataConfig(ConversationDataConfig):
-    """Pairs: a conversation that is answered in two ways, of which one was preferred."""
+    """Pairs: a conversation that is answered in two ways, of which one was preferred; or one answer, desirable or not."""
 
 
 class InstructionDataConfig(ConversationDataConfig):
@@ -179,10 +179,11 @@ class InstructionDataLoader(Section):
 
 
 class PreferenceDataLoader(Section):
-    """Section ``train_dataset.data_loader``: pairs of answers."""
+    """Section ``train_dataset.data_loader``: pairs of answers, or with `preference.loss_type` kto answers with a label."""
 
     type: Literal["PreferenceDataLoader"] = Field(
-        default="PreferenceDataLoader", description="Pairs of answers, of which one was preferred (DPO)."
+        default="PreferenceDataLoader",
+        description="Pairs of answers, of which one was preferred (DPO), or answers that are desirable or not (KTO).",
     )
     config: PreferenceDataConfig = Field(default_factory=PreferenceDataConfig, description="Files.")
 

@@ -1,7 +1,8 @@
 """Section ``preference``: how a model learns from pairs of answers, of which one was preferred.
 
 DPO: Rafailov et al., 2023; hinge: Zhao et al., 2023 (SLiC-HF); IPO: Azar et al., 2023; label smoothing: Mitchell, 2023 (cDPO);
-ORPO: Hong et al., 2024; SimPO: Meng et al., 2024.
+ORPO: Hong et al., 2024; SimPO: Meng et al., 2024. Of answers that are each good or bad by itself: KTO: Ethayarajh et al., 2024;
+APO-zero: D'Oosterlinck et al., 2024.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ class PreferenceConfig(Section):
     ORPO and SimPO have no reference: how likely the answers are decides.
     """
 
-    loss_type: Literal["sigmoid", "hinge", "ipo", "orpo", "simpo"] = Field(
+    loss_type: Literal["sigmoid", "hinge", "ipo", "orpo", "simpo", "kto", "apo_zero_unpaired"] = Field(
         default="sigmoid",
         description="sigmoid: DPO; hinge: SLiC; ipo: IPO, with means over the tokens of an answer in place of sums; orpo, simpo: "
-        "such means without a reference, so that all weights may be trained.",
+        "such means without a reference, so that all weights may be trained. kto, apo_zero_unpaired: rows of one answer each, "
+        "which is desirable or not; pairs become two such rows.",
     )
     beta: float = Field(
         default=0.1,
@@ -39,6 +41,23 @@ class PreferenceConfig(Section):
         lt=0.5,
         description="`loss_type: sigmoid`: part of the pairs taken to be the wrong way round.",
     )
+
+    desirable_weight: float = Field(
+        default=1.0,
+        gt=0,
+        description="`loss_type: kto`, `apo_zero_unpaired`: weight of the losses of desirable answers.",
+    )
+    undesirable_weight: float = Field(default=1.0, gt=0, description="The same of the other answers.")
+
+    @property
+    def is_unpaired(self) -> bool:
+        """Whether a row has one answer, which is desirable or not."""
+        return self.loss_type in ("kto", "apo_zero_unpaired")
+
+    @property
+    def estimates_divergence(self) -> bool:
+        """Whether rows have another row's answer, too, by which the distance from the reference is estimated."""
+        return self.loss_type == "kto"
 
     @property
     def has_reference(self) -> bool:

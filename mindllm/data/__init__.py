@@ -7,6 +7,7 @@
 from mindllm.data.blend import BlendedDataset, JoinedSamples
 from mindllm.data.chat.instruction import InstructionRows
 from mindllm.data.chat.pairs import HeldOutPairs, PairDataset, PairRows
+from mindllm.data.chat.unpaired import AnswerRows
 from mindllm.data.corpus import Corpus, CorpusSplit, CorpusWriter, split_ranges
 from mindllm.data.documents import DocumentOptions
 from mindllm.data.gpt import GPTDataset, HeldOutDataset
@@ -18,6 +19,7 @@ from mindllm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, run_tokenizer
 
 __all__ = [
+    "AnswerRows",
     "Batch",
     "BatchStream",
     "BlendedDataset",

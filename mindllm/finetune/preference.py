@@ -12,21 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 from mindspore import ops as P
-from mindspore.common.initializer import initializer
 
 from mindllm.config import ModelConfig
 from mindllm.config.preference import PreferenceConfig
+from mindllm.finetune.counted_figures import CountedFigures
+from mindllm.finetune.unpaired import UnpairedLosses
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.experts.expert_load import PAIRS_PROBE
 
 FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected")
 """What is counted of every pair, in the order of the counter's elements; the last element counts the pairs."""
 
 
 class PreferenceLoss(nn.Cell):
-    """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.chat.pairs` describes.
+    """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.chat.pairs` describes; or of unpaired
+    answers, of those of :mod:`mindllm.data.chat.unpaired`. ``length``: places of a row.
 
     ``crossings``: numbers of the layers that begin a stage of a pipeline behind another one. There hidden states of both models
     are passed on as one tensor ``[pairs · seq, 2 · hidden]``: every message has one with its gradient, and MindSpore 2.10 finds
@@ -38,12 +39,13 @@ class PreferenceLoss(nn.Cell):
         policy: CausalLM,
         reference: CausalLM | None,
         config: PreferenceConfig,
+        length: int,
         crossings: tuple[int, ...] = (),
     ) -> None:
         super().__init__(auto_prefix=False)
         self.policy = policy
         self.reference = reference
-        self.pairs = PairLosses(config)
+        self.pairs = losses_of(config, length)
         self.crossings = crossings if reference is not None else ()
         self.joins = nn.CellList([BothStates() for _ in self.crossings])
         self.parts = nn.CellList([StatesOfEach() for _ in self.crossings])
@@ -123,24 +125,20 @@ class StatesOfEach(nn.Cell):
         return ours, P.stop_gradient(self.theirs(both, (0, width), (tokens, 2 * width), (1, 1)))
 
 
-class PairLosses(nn.Cell):
+class PairLosses(CountedFigures):
     """Losses of tokens ``[pairs · seq]`` of the policy and of the reference, if any -> the loss of all pairs, a scalar.
 
-    The gradient of ``probe``, which is always zero, is the sum of FIGURES over the pairs, and their number: counted as the
-    tokens of experts are (``models/experts/expert_load.py``).
+    The gradient of ``probe`` is the sum of FIGURES over the pairs, and their number.
     """
 
     def __init__(self, config: PreferenceConfig) -> None:
-        super().__init__()
-        self.probe = Parameter(initializer("zeros", (len(FIGURES) + 1,), ms.float32), name=PAIRS_PROBE)
+        super().__init__(len(FIGURES) + 1)
         self.beta = config.beta
         self.means = config.loss_type in ("ipo", "orpo", "simpo")
         self.odds, self.compares = config.loss_type == "orpo", config.has_reference
-        self.largest_label = P.Maximum()
         self.is_answer = P.GreaterEqual()
         self.is_rejected = P.Greater()
         self.cast = P.Cast()
-        self.reshape = P.Reshape()
         self.of_rejected = P.Mul()
         self.of_chosen = P.Sub()
         self.gain = P.Sub() if self.compares else P.Neg()
@@ -156,15 +154,6 @@ class PairLosses(nn.Cell):
         self.sum_pairs = P.ReduceSum()
         self.reward = P.Mul()
         self.is_right = P.Greater()
-        self.join = P.Concat(axis=1)
-        self.count = P.Mul()
-        self.times_probe = P.Mul()
-        self.sum_counts = P.ReduceSum()
-        self.add_nothing = P.Add()
-
-    def targets(self, labels: Tensor) -> Tensor:
-        """Labels that are tokens everywhere: 0 where there is none."""
-        return self.largest_label(labels, 0)
 
     def construct(
         self, ours: Tensor, theirs: Tensor | None, labels: Tensor, loss_mask: Tensor, segment_starts: Tensor
@@ -201,14 +190,6 @@ class PairLosses(nn.Cell):
     def per_token(self, total: Tensor, mask: Tensor) -> Tensor:
         """A sum over the tokens of an answer as their mean."""
         return self.mean(total, self.at_least_one(self.sum(mask, 1), 1.0))
-
-    def counted(self, figures: tuple[Tensor, ...], present: Tensor) -> Tensor:
-        """Zero, whose gradient for ``probe`` is the sum of the figures of the pairs that are there."""
-        columns: tuple[Tensor, ...] = ()
-        for figure in figures:
-            columns = (*columns, self.reshape(figure, (-1, 1)))
-        rows = P.stop_gradient(self.count(self.join(columns), self.reshape(present, (-1, 1))))
-        return self.sum_counts(self.times_probe(rows, self.probe))
 
 
 class SigmoidLoss(nn.Cell):
@@ -307,6 +288,11 @@ class OddsRatioLoss(nn.Cell):
         """Their logarithms ``[pairs]``."""
         logps = self.bound(logps, -LEAST)
         return self.log_odds(logps, self.log(self.rest(1.0, self.exp(logps))))
+
+
+def losses_of(config: PreferenceConfig, length: int) -> PairLosses | UnpairedLosses:
+    """The cell that makes the loss of rows of ``length`` places."""
+    return UnpairedLosses(config, length) if config.is_unpaired else PairLosses(config)
 
 
 LEAST = 1e-6

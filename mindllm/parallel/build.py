@@ -177,11 +177,12 @@ def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels, plan: Layer
     """The cell that gives the loss of a batch: the model itself, or for pairs of answers with its reference."""
     if not config.is_preference_tuning:
         return model
+    length = config.model.config.seq_length
     if not config.preference.has_reference:
-        return PreferenceLoss(model, None, config.preference)
+        return PreferenceLoss(model, None, config.preference, length)
     place = partial(place_on_stages, plan=plan, model=config.model.config, kernels=kernels) if plan.stages > 1 else None
     reference = base_of(model, config.model.config, kernels, place)
-    return PreferenceLoss(model, reference, config.preference, crossings(plan))
+    return PreferenceLoss(model, reference, config.preference, length, crossings(plan))
 
 
 def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh: Mesh) -> None:

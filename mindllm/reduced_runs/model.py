@@ -105,10 +105,13 @@ def single_device(config: RunConfig) -> RunConfig:
     """Return the run of the same model and global batch on one CPU, without stages or recomputation.
 
     The batch is computed at once, unless the loss depends on which sequences are: the balance loss ``switch`` is that of a
-    micro batch. Parts of a batch are consecutive rows here and on a cluster, whatever devices have of it.
+    micro batch, and so is the distance from the reference by which unpaired answers are rewarded. Parts of a batch are
+    consecutive rows here and on a cluster, whatever devices have of it.
     """
     model = config.model.config
-    parts = _parts_of_a_batch(config) if model.expert_num > 1 and "switch" in model.aux_loss_types else 1
+    by_part = model.expert_num > 1 and "switch" in model.aux_loss_types
+    by_part = by_part or (config.is_preference_tuning and config.preference.estimates_divergence)
+    parts = _parts_of_a_batch(config) if by_part else 1
     return override_config(
         config,
         {

@@ -27,7 +27,7 @@ from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
 from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
-from mindllm.train.evaluation import EvaluationResult, PairEvaluationResult
+from mindllm.train.evaluation import EvaluationResult, RowResult
 from mindllm.train.job.data_agreement import refuse_different_data
 from mindllm.train.job.execution import Execution, Executor, describe
 from mindllm.train.job.output_directory import CHECKPOINTS, claim_output_directory
@@ -163,7 +163,7 @@ def evaluate(config: RunConfig, execution: Execution, progress: Progress) -> End
     return Ended()
 
 
-def _write_held_out(config: RunConfig, result: EvaluationResult | PairEvaluationResult) -> None:
+def _write_held_out(config: RunConfig, result: EvaluationResult | RowResult) -> None:
     """Keeps the loss of a checkpoint for programs."""
     told = {"checkpoint": config.load_checkpoint, "split": config.eval_dataset.split, "text": result.describe()}
     with atomic_open(f"{config.output_dir}/{HELD_OUT}") as file:

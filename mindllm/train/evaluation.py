@@ -51,6 +51,21 @@ class PairEvaluationResult:
         return f"loss: {self.loss:.4f} per pair ({self.pairs} pairs)"
 
 
+@dataclass(frozen=True)
+class AnswerEvaluationResult:
+    """Mean loss of ``answers`` held-out answers, each desirable or not."""
+
+    loss: float
+    answers: int
+
+    def describe(self) -> str:
+        return f"loss: {self.loss:.4f} per answer ({self.answers} answers)"
+
+
+RowResult = PairEvaluationResult | AnswerEvaluationResult
+"""What is told of rows that have one loss each."""
+
+
 class Evaluator:
     """Evaluates a model on the batches of a stream; of a run of several processes, all of them call it."""
 
@@ -60,15 +75,15 @@ class Evaluator:
         unigram_loss: float | None,
         bytes_per_token: float | None,
         progress: Progress = unwatched,
-        of_pairs: bool = False,
+        of_rows: type[RowResult] | None = None,
     ):
         self.stream = stream
         self.unigram_loss = unigram_loss
         self.bytes_per_token = bytes_per_token
         self.progress = progress
-        self.of_pairs = of_pairs
+        self.of_rows = of_rows
 
-    def run(self, engine: Engine) -> EvaluationResult | PairEvaluationResult:
+    def run(self, engine: Engine) -> EvaluationResult | RowResult:
         """The mean over all batches.
 
         Raises:
@@ -87,7 +102,7 @@ class Evaluator:
                 "write a larger one, or take other rows"
             )
         mean = total / tokens
-        if self.of_pairs:
-            return PairEvaluationResult(mean, int(tokens))
+        if self.of_rows is not None:
+            return self.of_rows(mean, int(tokens))
         bits = None if self.bytes_per_token is None else bits_per_byte(mean, self.bytes_per_token)
         return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, int(tokens), self.unigram_loss)

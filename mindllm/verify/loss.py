@@ -141,12 +141,31 @@ def _loss_of_pairs(config: RunConfig, columns: Columns, values: StepValues) -> f
     logps = -_token_losses(values.policy.logits, targets).reshape(labels.shape)
     if values.reference is not None:
         logps = logps + _token_losses(values.reference.logits, targets).reshape(labels.shape)
+    if section.is_unpaired:
+        return _loss_of_answers(
+            config, columns, *(np.sum(logps * mask, 1) for mask in (answers & ~second, answers & second))
+        )
     chosen, rejected = (
         np.sum(logps * mask, 1) / (np.maximum(mask.sum(1), 1) if section.loss_type in ("ipo", "orpo", "simpo") else 1)
         for mask in (answers & ~second, answers & second)
     )
     losses = _LOSSES[section.loss_type](chosen, rejected, section)
     return float(np.sum(losses * columns["loss_mask"].sum(1, dtype=np.float64)))
+
+
+def _loss_of_answers(config: RunConfig, columns: Columns, own: np.ndarray, other: np.ndarray) -> float:
+    """The sum over answers of KTO's loss: ``own`` and ``other`` ``[rows]`` are by how much likelier than to the reference a
+    row's own answer is to the model, and that of another row.
+    """
+    section, marks = config.preference, columns["loss_mask"].astype(np.float64)
+    present, sign = marks.sum(1), marks[:, 0] - marks[:, 1]
+    parts = (config.runner_config.gradient_accumulation_steps, -1)
+    estimates = (other * present).reshape(parts).sum(1) / np.maximum(present.reshape(parts).sum(1), 1)
+    if not section.estimates_divergence:
+        estimates = np.zeros_like(estimates)
+    beyond = own.reshape(parts) - np.maximum(estimates, 0)[:, None]
+    lost = np.exp(-_minus_log_sigmoid(-section.beta * sign * beyond.reshape(-1)))
+    return float(np.sum(lost * np.where(sign > 0, section.desirable_weight, section.undesirable_weight) * present))
 
 
 def _minus_log_sigmoid(x: np.ndarray) -> np.ndarray:

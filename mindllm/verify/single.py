@@ -99,6 +99,9 @@ def batch(config: RunConfig, seed: int) -> Arrays:
     }
     if config.is_preference_tuning:
         columns |= _pairs(random, tokens[1])
+        if config.preference.is_unpaired:  # the one of every other row, about, stands where undesirable answers have it
+            marked = (np.arange(shape[1]) == random.integers(0, 2, (shape[0], 1))).astype(np.float32)
+            columns["loss_mask"] = marked
     elif config.train_dataset.document_columns:
         columns |= _documents(random, shape)
     if config.model.config.architecture.drops:

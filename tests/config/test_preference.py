@@ -35,6 +35,13 @@ def test_pairs_need_no_section_and_have_the_columns_of_documents(load):
         ([*PAIRS, "--preference={loss_type: ipo, label_smoothing: 0.1}"], "preference.label_smoothing", "of loss_type"),
         ([*PAIRS, "--preference.simpo_gamma=0.1"], "preference.simpo_gamma", "is of loss_type simpo, not sigmoid"),
         ([*PAIRS, "--preference.beta=0"], "preference.beta", "greater than 0"),
+        ([*PAIRS, "--preference.desirable_weight=2"], "preference.desirable_weight", "of loss_type kto"),
+        (
+            [*PAIRS, "--preference={loss_type: orpo, undesirable_weight: 2}"],
+            "preference.undesirable_weight",
+            "of loss_type kto or apo_zero_unpaired, not orpo",
+        ),
+        ([*PAIRS[:2], "--preference.loss_type=kto"], PET, "pairs are learnt by adapters"),
         (
             [*PAIRS, "--run_mode=eval", "--load_checkpoint=x", "--train_dataset.data_loader.config.split=1,1"],
             LOADER,

@@ -67,20 +67,25 @@ def test_replicas_learn_what_one_process_does(preferences, tmp_path):
 
 def assert_same(found, wanted):
     for first, second in zip(wanted, found, strict=True):
-        for name in ("loss", "global_norm", "rewards/chosen", "logps/rejected"):
-            assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
+        assert first.keys() == second.keys()
+        for name in ("loss", "global_norm", "rewards/chosen", "logps/rejected", "kl"):
+            if name in first:
+                assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sigmoid", "simpo"])
+@pytest.mark.parametrize("kind", ["sigmoid", "simpo", "kto"])
 def test_two_stages_of_a_cluster_on_a_laptop_learn_what_one_device_does(preferences, tmp_path, kind):
     short = ("--runner_config.stop_step=4", f"--preference.loss_type={kind}")
-    run(preferences, tmp_path / "one", *short)
+    if kind == "kto":  # of whose loss a micro-batch has a part of its own
+        short = (*short, "--runner_config.batch_size=1")
+    parts = ("--runner_config.gradient_accumulation_steps=2", "--eval_dataset.max_batches=4") if kind == "kto" else ()
+    run(preferences, tmp_path / "one", *short, *parts)
     stages = "--parallel_config={pipeline_stage: 2, micro_batch_num: 2}"
     printed = run(preferences, tmp_path / "two", *short, "--use_parallel=true", "--runner_config.batch_size=1", stages)
     assert "pp 2: the 2 ranks are executed together" in printed
     one, two = (read_lines(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
     assert_same(two, one)
-    assert one[-1]["rewards/margins"] > 0
+    assert max(record.get("rewards/margins", 0) for record in one) > 0  # of unpaired answers a step may have one kind
     alone, together = (read_lines(tmp_path / name / "evaluation.jsonl")[-1] for name in ("one", "two"))
     assert together["loss"] == pytest.approx(alone["loss"], rel=1e-4)

@@ -80,7 +80,7 @@ def placed_beside_reference() -> PreferenceLoss:
     place = partial(place_on_stages, plan=plan, model=run.model.config, kernels=kernels)
     place(policy)
     reference = base_of(policy, run.model.config, kernels, place)
-    whole = PreferenceLoss(policy, reference, PreferenceConfig(), crossings(plan))
+    whole = PreferenceLoss(policy, reference, PreferenceConfig(), run.model.config.seq_length, crossings(plan))
     place_pairs_on_stages(whole, plan)
     return whole
 

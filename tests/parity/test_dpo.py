@@ -115,7 +115,7 @@ def test_loss_gradients_and_figures_are_those_of_the_published_formula(kind, sid
     pairs, options = random_pairs(), LOSSES[kind]
     section = PreferenceConfig.model_validate(options)
     reference = base_of(sides.policy, sides.config, sides.kernels) if section.has_reference else None
-    cell = PreferenceLoss(sides.policy, reference, section)
+    cell = PreferenceLoss(sides.policy, reference, section, LENGTH)
     samples = [*(pair_sample(pair, LENGTH) for pair in pairs), pair_sample([], LENGTH)]  # the last one is padding
     batch = {name: Tensor(np.stack([sample[name] for sample in samples])) for name in samples[0]}
     weights = ParameterTuple(cell.trainable_params())

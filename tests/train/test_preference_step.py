@@ -12,7 +12,7 @@ from mindllm.config import load_config
 from mindllm.data.chat.pairs import pair_sample
 from mindllm.data.rows import Row
 from mindllm.parallel import mesh_of
-from mindllm.train.callbacks.figures import pair_figures, preference_line
+from mindllm.train.callbacks.figures import pair_figures, preference_line, unpaired_figures
 from mindllm.train.engine import ReplicaEngine
 from mindllm.train.engine.cluster_rank import ClusterRankEngine
 from mindllm.train.job.ranks import Ranks
@@ -66,6 +66,42 @@ def test_accumulating_pairs_equals_one_large_batch_and_pulls_answers_apart():
     summed, pairs = whole.evaluate(batch(0))
     assert pairs == 4
     assert summed / pairs < np.log(2)
+
+
+@pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired"])
+def test_answers_that_are_desirable_or_not_are_pulled_apart(kind):
+    whole = engine(f"--preference.loss_type={kind}")
+    columns = batch(0)
+    columns["loss_mask"][1::2] = np.roll(columns["loss_mask"][1::2], 1, axis=1)  # every other answer is not desirable
+    for _ in range(4):
+        result = whole.step(columns, 1e-2, 1.0)
+        assert result.tokens == 4
+    figures = unpaired_figures(whole.counts())
+    assert result.loss < 0.5  # 1 - σ(0), where an adapter begins
+    assert figures["rewards/chosen"] > 0 > figures["rewards/rejected"]
+    assert figures["rewards/margins"] == pytest.approx(figures["rewards/chosen"] - figures["rewards/rejected"])
+    assert figures["kl"] >= 0
+    assert "kl: " in preference_line(figures)
+    assert "accuracies" not in preference_line(figures)
+    summed, answers = whole.evaluate(columns)
+    assert answers == 4
+    assert summed / answers < 0.5
+
+
+def test_figures_of_answers_are_means_over_those_of_their_kind():
+    """Rewards and log-probabilities of 3 desirable answers and 1 other; where all are of one kind there are none of the other."""
+    figures = unpaired_figures({"load.pairs.probe": np.array([3.0, -2.0, -30.0, -20.0, 2.0, 3.0, 4.0])})
+    assert figures == {
+        "rewards/chosen": 1.0,
+        "rewards/rejected": -2.0,
+        "rewards/margins": 3.0,
+        "logps/chosen": -10.0,
+        "logps/rejected": -20.0,
+        "kl": 0.5,
+    }
+    alone = unpaired_figures({"load.pairs.probe": np.array([3.0, 0.0, -30.0, 0.0, 2.0, 3.0, 3.0])})
+    assert set(alone) == {"rewards/chosen", "logps/chosen", "kl"}
+    assert unpaired_figures({}) == {}
 
 
 def test_the_line_of_a_step():

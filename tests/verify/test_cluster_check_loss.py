@@ -10,7 +10,7 @@ from small_cluster import cluster_run
 
 from mindllm import verify
 from mindllm.config import load_config
-from mindllm.finetune import preference
+from mindllm.finetune import preference, unpaired
 from mindllm.models import causal_lm, loss, mtp
 from mindllm.reduced_runs.model import reduce_model
 from mindllm.train import step
@@ -54,6 +54,11 @@ def with_next_labels(self, labels):
 
 def with_twice_the_share(self, losses, mask):
     return 2.0 * self.factor * self.sum(self.mul(losses, mask)) + self.probe_sum(self.probe) * 0.0
+
+
+def with_a_distance_below_nothing(self, gained, present):
+    total, rows = self.sum_rows(self.weigh_other(gained, present)), self.sum_rows(present)
+    return ops.stop_gradient(self.mean(total, self.at_least_one(rows, 1.0)))
 
 
 def with_sums(self, total, mask):
@@ -136,6 +141,12 @@ OF_OTHER_LOSSES = {
     "labels that stand one further": ("prediction_layers", mtp.Ahead, "labels", with_next_labels),
     "twice the share of a prediction": ("prediction_layers", mtp.PredictionLoss, "construct", with_twice_the_share),
     "what layers add, once a row": ("experts", causal_lm.CausalLM, "balanced", with_a_sum_over_rows),
+    "a distance that is not bounded": (
+        "unpaired_answers",
+        unpaired.UnpairedLosses,
+        "divergence",
+        with_a_distance_below_nothing,
+    ),
     "sums in place of means": ("preferences_without_reference", preference.PairLosses, "per_token", with_sums),
 }
 

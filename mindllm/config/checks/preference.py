@@ -24,6 +24,10 @@ def check_preference(config: RunConfig) -> Iterator[Finding]:
     if section.simpo_gamma != PreferenceConfig.model_fields["simpo_gamma"].default and section.loss_type != "simpo":
         message = f"is of loss_type simpo, not {section.loss_type} (value {section.simpo_gamma}); leave it out"
         yield (*SECTION, "simpo_gamma"), message
+    for name in ("desirable_weight", "undesirable_weight"):
+        if (weight := getattr(section, name)) != 1 and not section.is_unpaired:
+            message = f"is of loss_type kto or apo_zero_unpaired, not {section.loss_type} (value {weight}); write 1"
+            yield (*SECTION, name), message
     if not config.is_preference_tuning:
         if section != PreferenceConfig():
             kind = config.train_dataset.data_loader.type

@@ -42,12 +42,17 @@ class Pair:
     shared: int
 
 
+def is_pair(record: Record) -> bool:
+    """Whether a row has two answers."""
+    return "rejected_response" in record or {"chosen", "rejected"} <= record.keys()
+
+
 def pair_of(record: Record, place: str) -> Pair:
     """The pair in a record; ``place`` names it in errors.
 
     Raises UserError where keys are missing, the assistant says nothing, nobody asks, or both answers are the same.
     """
-    if "rejected_response" not in record and not {"chosen", "rejected"} <= record.keys():
+    if not is_pair(record):
         raise UserError(f"{place}: no pair of answers (keys: {', '.join(record)}); a row has {FORMS}")
     chosen, rejected = (
         messages_of(record, lambda row, name=name: _conversation(row, name), READER, place)  # type: ignore[misc]
@@ -72,11 +77,12 @@ def _conversation(record: Record, name: str) -> Iterable[Message]:
         if last["role"] != "assistant":
             raise ValueError(f"messages end with the {last['role']}, not with the chosen answer")
         return [*before, last if name == "chosen" else {"role": "assistant", "content": record["rejected_response"]}]
-    answer = _answer(record[name])
-    return answer if answer and answer[0]["role"] not in ("assistant", "tool") else [*_before(record), *answer]
+    answer = answer_of(record[name])
+    return answer if answer and answer[0]["role"] not in ("assistant", "tool") else [*before_answer(record), *answer]
 
 
-def _before(record: Record) -> list[Message]:
+def before_answer(record: Record) -> list[Message]:
+    """What was said before the answers of a record."""
     if "conversations" in record:
         return list(sharegpt(record))
     system = [{"role": "system", "content": record["system"]}] if record.get("system") else []
@@ -89,7 +95,8 @@ def _before(record: Record) -> list[Message]:
     return [*system, *(sharegpt_turn(turn) for turn in asked)]
 
 
-def _answer(value: Any) -> list[Message]:
+def answer_of(value: Any) -> list[Message]:
+    """The messages of an answer: a text, a message or a list of them."""
     if isinstance(value, str):
         return [{"role": "assistant", "content": value}]
     turns = [value] if isinstance(value, dict) else value
@@ -145,14 +152,23 @@ class PairRows(ConversationRows):
         """Chosen and rejected of each of these pairs in turn, cut where they do not fit a sample together."""
         return [row for number in numbers for row in self._cut(self.whole_rows(number), number)]
 
+    def samples(self, numbers: Sequence[int]) -> list[Arrays]:
+        """A sample for each of these."""
+        rows = self.rows(numbers)
+        return [pair_sample(rows[2 * index : 2 * index + 2], self.seq_length) for index in range(len(numbers))]
+
+    def nothing(self) -> Arrays:
+        """A sample that only fills a batch."""
+        return pair_sample([], self.seq_length)
+
     def _cut(self, rows: list[Row], number: int) -> list[Row]:
         found, kept = [row.places for row in rows], self._kept(rows)
         if kept == found:
             return rows
         if not self._truncation_is_told:
             self._truncation_is_told = True
-            message = "%s takes %d + %d places, a row has seq_length = %d; ends are cut, so with every longer pair"
-            logger.warning(message, self.table.name(number), *found, self.seq_length)
+            message = "%s takes %s places, a row has seq_length = %d; ends are cut, so with every longer row"
+            logger.warning(message, self.table.name(number), " + ".join(map(str, found)), self.seq_length)
         return [Row(row.tokens[: n + 1], row.trained[: n + 1]) for row, n in zip(rows, kept, strict=True)]
 
     def _kept(self, rows: list[Row]) -> list[int]:
@@ -189,18 +205,22 @@ def shared_out(places: Sequence[int], room: int) -> list[int]:
 class PairDataset(RowDataset):
     """Samples of pairs without end; each is input_ids, labels, segment_starts, position_ids int32 and loss_mask float32."""
 
+    source: PairRows
+
     def _samples(self, groups: Sequence[np.ndarray]) -> list[Arrays]:
-        rows = self.source.rows(np.concatenate(groups).tolist())
-        return [pair_sample(rows[2 * index : 2 * index + 2], self.seq_length) for index in range(len(groups))]
+        return self.source.samples(np.concatenate(groups).tolist())
 
 
 class HeldOutPairs(HeldOutRows):
     """Pairs for evaluation, in order; those past the end are padding without loss."""
 
+    source: PairRows
+
     def sample(self, index: int) -> Arrays:
         """As those of :class:`PairDataset`."""
-        rows = self.source.rows([self.numbers[index]]) if index < len(self.numbers) else []
-        return pair_sample(rows, self.seq_length)
+        if index < len(self.numbers):
+            return self.source.samples([self.numbers[index]])[0]
+        return self.source.nothing()
 
 
 def pair_sample(rows: Sequence[Row], seq_length: int) -> Arrays:

@@ -17,6 +17,7 @@ from mindllm.finetune.preference import (
     SigmoidLoss,
     SimpoLoss,
 )
+from mindllm.finetune.unpaired import UNPAIRED_FIGURES, UnpairedLosses
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.cells import SPREAD, TOKENS
 from mindllm.parallel.sharding.table import Table, on
@@ -27,10 +28,12 @@ ROWS: Layout = (PAIRS, None)
 OF_PAIRS: Layout = (PAIRS,)
 
 
-def pairs_table(cell: PairLosses) -> Table:
+def pairs_table(cell: PairLosses | UnpairedLosses) -> Table:
     """Shardings of the operators below the cell, by their paths from it."""
+    if isinstance(cell, UnpairedLosses):
+        return {**_counted(len(UNPAIRED_FIGURES) + 1), **_unpaired(cell)}
     table: Table = {
-        "largest_label": on(ROWS, SCALAR),
+        **_counted(len(FIGURES) + 1),
         "is_answer": on(ROWS, SCALAR),
         "is_rejected": on(ROWS, SCALAR),
         "of_rejected": on(ROWS, ROWS),
@@ -44,15 +47,43 @@ def pairs_table(cell: PairLosses) -> Table:
         "sum_pairs": on(OF_PAIRS),
         "reward": on(OF_PAIRS, SCALAR),
         "is_right": on(OF_PAIRS, OF_PAIRS),
-        "join": on(*[ROWS] * (len(FIGURES) + 1)),
-        "count": on(ROWS, ROWS),
-        "times_probe": on(ROWS, (None,)),
-        "sum_counts": on(ROWS),
-        "add_nothing": on(SCALAR, SCALAR),
         **_loss("loss", cell.loss),
     }
     if cell.means:
         table |= {"at_least_one": on(OF_PAIRS, SCALAR), "mean": on(OF_PAIRS, OF_PAIRS)}
+    return table
+
+
+def _counted(figures: int) -> Table:
+    """Those of what counts so many figures of every row."""
+    return {
+        "largest_label": on(ROWS, SCALAR),
+        "join": on(*[ROWS] * figures),
+        "count": on(ROWS, ROWS),
+        "times_probe": on(ROWS, (None,)),
+        "sum_counts": on(ROWS),
+        "add_nothing": on(SCALAR, SCALAR),
+    }
+
+
+def _unpaired(cell: UnpairedLosses) -> Table:
+    table = {
+        **dict.fromkeys(("is_answer", "is_other"), on(ROWS, SCALAR)),
+        **dict.fromkeys(("of_other", "of_own", "gain", "mask"), on(ROWS, ROWS)),
+        "at_second": on(ROWS, (None, None)),
+        "sum": on(ROWS),
+        **dict.fromkeys(("desirable", "sign", "against", "weights", "weigh"), on(OF_PAIRS, OF_PAIRS)),
+        **dict.fromkeys(("scale", "weigh_desirable", "weigh_undesirable", "reward"), on(OF_PAIRS, SCALAR)),
+        **dict.fromkeys(("sigmoid", "sum_losses", "negative"), on(OF_PAIRS)),
+        "figure": on(OF_PAIRS, OF_PAIRS),
+    }
+    if cell.estimates:
+        table |= {
+            "weigh_other": on(OF_PAIRS, OF_PAIRS),
+            "sum_rows": on(OF_PAIRS),
+            **dict.fromkeys(("at_least_one", "mean", "not_negative"), on(SCALAR, SCALAR)),
+            **dict.fromkeys(("beyond", "share"), on(OF_PAIRS, SCALAR)),
+        }
     return table
 
 

@@ -30,7 +30,7 @@ from mindllm.data.loader import SampleSource
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.batches.row_text import InstructionText, MindRecordText, PreferenceText
-from mindllm.train.evaluation import Evaluator
+from mindllm.train.evaluation import AnswerEvaluationResult, Evaluator, PairEvaluationResult
 from mindllm.train.job.ranks import FULL_BATCH, BatchShard
 
 
@@ -176,4 +176,7 @@ class RunData:
         )
         baseline = self.text.unigram_loss(section.split)
         width = self.text.bytes_per_token(section.split, len(stream) * rows)
-        return Evaluator(stream, baseline, width, progress, of_pairs=self.config.is_preference_tuning)
+        of_rows = None
+        if self.config.is_preference_tuning:
+            of_rows = AnswerEvaluationResult if self.config.preference.is_unpaired else PairEvaluationResult
+        return Evaluator(stream, baseline, width, progress, of_rows)

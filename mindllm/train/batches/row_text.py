@@ -17,6 +17,7 @@ from mindllm.config.dataset import (
     RowsDataConfig,
 )
 from mindllm.data import (
+    AnswerRows,
     HeldOutPairs,
     HeldOutRows,
     InstructionRows,
@@ -32,6 +33,7 @@ from mindllm.data import (
 )
 from mindllm.data.chat.instruction import RowCounts
 from mindllm.data.chat.pairs import PairCounts
+from mindllm.data.chat.unpaired import AnswerCounts
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, counted, unwatched
 
@@ -144,19 +146,24 @@ class CheckedText(RowText):
 
 
 class PreferenceText(CheckedText):
-    """Pairs of answers, each in a sample of its own."""
+    """Pairs of answers, or answers that are desirable or not, each in a sample of its own."""
 
     source: PairRows
 
     def __init__(
         self, config: RunConfig, section: PreferenceDataConfig, tokenizer: Tokenizer, progress: Progress = unwatched
     ) -> None:
-        length = config.model.config.seq_length
-        rows = PairRows(section.data_paths, tokenizer, length, chat_template=section.chat_template)
+        length, learnt = config.model.config.seq_length, config.preference
+        rows: PairRows
+        if learnt.is_unpaired:
+            alone = not learnt.estimates_divergence
+            rows = AnswerRows(section.data_paths, tokenizer, length, section.chat_template, alone)
+        else:
+            rows = PairRows(section.data_paths, tokenizer, length, section.chat_template)
         super().__init__(config, section, rows, progress)
 
     @cached_property
-    def counts(self) -> PairCounts:
+    def counts(self) -> PairCounts | AnswerCounts:
         """What the pairs of the train part come to."""
         return self.source.count(self._counted(self.usable("train").tolist(), "measuring pairs"))
 

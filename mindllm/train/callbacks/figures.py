@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mindllm.finetune.preference import FIGURES
+from mindllm.finetune.unpaired import UNPAIRED_FIGURES
 from mindllm.models.experts.expert_load import LOSS_PROBE, PAIRS_PROBE
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.expert_loads import LOAD, LayerLoad, layer_loads
@@ -32,6 +33,23 @@ def pair_figures(counted: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {**figures, MARGINS: figures["rewards/chosen"] - figures["rewards/rejected"]}
 
 
+def unpaired_figures(counted: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The same of unpaired answers: means over the desirable ones (``chosen``) and over the others (``rejected``), where there
+    are any; ``kl`` is the estimated distance from the reference, in nats.
+    """
+    sums = counted.get(LOAD + PAIRS_PROBE)
+    if sums is None or not sums[-1]:
+        return {}
+    found = dict(zip(UNPAIRED_FIGURES, map(float, sums), strict=False))
+    answers, desirable = float(sums[-1]), found.pop("desirable")
+    counts = {"chosen": desirable, "rejected": answers - desirable, "kl": answers}
+    named = {name: (value, counts[name.rpartition("/")[2]]) for name, value in found.items()}
+    figures = {name: value / count for name, (value, count) in named.items() if count}
+    if desirable and answers > desirable:
+        figures[MARGINS] = figures["rewards/chosen"] - figures["rewards/rejected"]
+    return figures
+
+
 # Rewards of chosen and rejected answers after every step, for the callbacks that write and show them.
 
 logger = logging.getLogger(__name__)
@@ -46,15 +64,19 @@ class PreferenceMonitor(Callback):
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        state.preference = pair_figures(state.engine.counts()) if record.applied else {}
+        figures_of = unpaired_figures if state.config.preference.is_unpaired else pair_figures
+        state.preference = figures_of(state.engine.counts()) if record.applied else {}
         if state.preference and (record.step % self.per_print_times == 0 or record.step == state.last_step):
             logger.info(preference_line(state.preference))
 
 
 def preference_line(figures: dict[str, float]) -> str:
-    """``{ rewards/chosen: 0.0112, rewards/rejected: -0.0203, …, rewards/accuracies: 75.0% }``."""
-    shown = (f"{name}: {figures[name]:.4f}" for name in ("rewards/chosen", "rewards/rejected", "rewards/margins"))
-    return f"{{ {', '.join(shown)}, rewards/accuracies: {figures['rewards/accuracies']:.1%} }}"
+    """``{ rewards/chosen: 0.0112, rewards/rejected: -0.0203, …, rewards/accuracies: 75.0% }``, of what there is of it."""
+    names = ("rewards/chosen", "rewards/rejected", MARGINS, "kl")
+    shown = [f"{name}: {figures[name]:.4f}" for name in names if name in figures]
+    if (accuracies := figures.get("rewards/accuracies")) is not None:
+        shown.append(f"rewards/accuracies: {accuracies:.1%}")
+    return f"{{ {', '.join(shown)} }}"
 
 
 # The loss of what layers predict ahead, by itself, for the callbacks that write and show it.

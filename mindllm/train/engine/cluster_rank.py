@@ -23,6 +23,7 @@ from mindllm.config import RunConfig
 from mindllm.config.monitor import LOGIT
 from mindllm.errors import RunFailed
 from mindllm.finetune.preference import FIGURES
+from mindllm.finetune.unpaired import UNPAIRED_FIGURES
 from mindllm.models.experts.expert_load import PAIRS_PROBE
 from mindllm.models.weights import HostCopy, drawn_value, is_quantized_parameter
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
@@ -121,7 +122,8 @@ class ClusterRankEngine(Engine):
         """What the step counted of pairs of answers; zeros where their losses stand on another stage."""
         if not self.config.is_preference_tuning:
             return []
-        return self._own_counts().get(LOAD + PAIRS_PROBE, np.zeros(len(FIGURES) + 1)).tolist()
+        figures = UNPAIRED_FIGURES if self.config.preference.is_unpaired else FIGURES
+        return self._own_counts().get(LOAD + PAIRS_PROBE, np.zeros(len(figures) + 1)).tolist()
 
     def not_finite(self, batch: Batch) -> list[str]:
         """Weights only: gradients of sharded weights are not left where the host could look at them."""

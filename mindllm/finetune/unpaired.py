@@ -1,0 +1,109 @@
+"""Learning from answers that are each good or bad by itself (KTO: Ethayarajh et al., 2024, 2402.01306, equations 7 and 8).
+
+A row has two documents: what was asked with its own answer, then the same question with the answer of another row. How much
+likelier than the reference the model makes those other answers, on the mean over the rows that are computed at once, estimates
+how far it went from the reference; answers are rewarded for what they gain beyond that. Without it: APO-zero, unpaired
+(D'Oosterlinck et al., 2024, 2408.06266). The formulas are those of TRL (``kto_loss`` in ``trl/trainer/kto_trainer.py``).
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+from mindspore import ops as P
+
+from mindllm.config.preference import PreferenceConfig
+from mindllm.finetune.counted_figures import CountedFigures
+
+UNPAIRED_FIGURES = (
+    "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "kl", "desirable",
+)  # fmt: skip
+"""What is counted of every answer, in the order of the counter's elements; the last element counts the answers. The first and the
+third are nothing for an answer that is not desirable, the second and the fourth for one that is.
+"""
+
+
+class UnpairedLosses(CountedFigures):
+    """Losses of tokens ``[rows · seq]`` of the policy and of the reference -> the loss of all answers, a scalar.
+
+    The one of a row's loss mask stands at the first place where the answer is desirable, and at the second where it is not. The
+    mean over rows is one over all data-parallel devices of a graph, of the part of a batch that is computed at once; it has no
+    gradient.
+    """
+
+    def __init__(self, config: PreferenceConfig, length: int) -> None:
+        super().__init__(len(UNPAIRED_FIGURES) + 1)
+        self.beta, self.estimates = config.beta, config.estimates_divergence
+        self.desirable_weight, self.undesirable_weight = config.desirable_weight, config.undesirable_weight
+        self.second = Tensor((np.arange(length) == 1).astype(np.float32)[None])
+        self.is_answer = P.GreaterEqual()
+        self.is_other = P.Greater()
+        self.cast = P.Cast()
+        self.of_other, self.of_own = P.Mul(), P.Sub()
+        self.gain = P.Sub()
+        self.mask = P.Mul()
+        self.at_second = P.Mul()
+        self.sum = P.ReduceSum()
+        self.desirable = P.Sub()
+        self.sign = P.Sub()
+        if self.estimates:
+            self.weigh_other = P.Mul()
+            self.sum_rows = P.ReduceSum()
+            self.at_least_one = P.Maximum()
+            self.mean = P.Div()
+            self.not_negative = P.Maximum()
+            self.beyond = P.Sub()
+            self.share = P.Mul()
+        self.against = P.Mul()
+        self.scale = P.Mul()
+        self.sigmoid = P.Sigmoid()
+        self.weigh_desirable, self.weigh_undesirable = P.Mul(), P.Mul()
+        self.weights = P.Add()
+        self.weigh = P.Mul()
+        self.sum_losses = P.ReduceSum()
+        self.reward = P.Mul()
+        self.negative = P.Neg()
+        self.figure = P.Mul()
+
+    def construct(
+        self, ours: Tensor, theirs: Tensor, labels: Tensor, loss_mask: Tensor, segment_starts: Tensor
+    ) -> Tensor:
+        answers = self.cast(self.is_answer(labels, 0), ms.float32)
+        other = self.of_other(answers, self.cast(self.is_other(segment_starts, 0), ms.float32))
+        own = self.of_own(answers, other)
+        ours = self.reshape(ours, labels.shape)
+        gains = self.gain(self.reshape(theirs, labels.shape), ours)  # losses are negative log-probabilities
+        gained = self.over(gains, own)
+        marks = self.cast(loss_mask, ms.float32)
+        present, undesirable = self.sum(marks, 1), self.sum(self.at_second(marks, self.second), 1)
+        desirable = self.desirable(present, undesirable)
+        divergence = self.divergence(self.over(gains, other), present) if self.estimates else None
+        beyond = gained if divergence is None else self.beyond(gained, divergence)
+        # 1 - σ(β b) of a desirable answer, 1 - σ(-β b) of another
+        lost = self.sigmoid(self.scale(self.against(beyond, self.sign(undesirable, desirable)), self.beta))
+        weights = self.weights(
+            self.weigh_desirable(desirable, self.desirable_weight),
+            self.weigh_undesirable(undesirable, self.undesirable_weight),
+        )
+        loss = self.sum_losses(self.weigh(lost, weights))
+        reward, logps = self.reward(gained, self.beta), self.negative(self.over(ours, own))
+        figures = (
+            self.figure(reward, desirable),
+            self.figure(reward, undesirable),
+            self.figure(logps, desirable),
+            self.figure(logps, undesirable),
+            self.sign(present, present) if divergence is None else self.share(present, divergence),
+            desirable,
+            present,
+        )
+        return self.add_nothing(loss, self.counted(figures, present))
+
+    def over(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Sums ``[rows]`` of what the mask leaves of ``[rows, seq]``."""
+        return self.sum(self.mask(values, mask), 1)
+
+    def divergence(self, gained: Tensor, present: Tensor) -> Tensor:
+        """The mean of ``gained`` ``[rows]`` over the rows that are there, at least 0, without a gradient: a scalar in nats."""
+        total, rows = self.sum_rows(self.weigh_other(gained, present)), self.sum_rows(present)
+        return P.stop_gradient(self.not_negative(self.mean(total, self.at_least_one(rows, 1.0)), 0.0))
