@@ -64,6 +64,7 @@ def _of_yaml(options: Namespace, verb: str, model: object, overrides: list[str])
 
 def _finetune(options: Namespace, overrides: list[str], command: str) -> MadeRun:
     from mindllm.recipes.model_source import find_model
+    from mindllm.recipes.rates import UNPAIRED
     from mindllm.recipes.survey import survey
     from mindllm.recipes.tuning import Tuning, finetune_recipe, method_for
     from mindllm.terminal.console import error_console
@@ -75,8 +76,11 @@ def _finetune(options: Namespace, overrides: list[str], command: str) -> MadeRun
     for note in model.notes():
         error_console.print(note)
     with passing() as progress:
-        found = survey(options.data, model.tokenizer, skip_bad_rows=options.skip_bad_rows, progress=progress)
-    method = method_for(model, found.loader, options.method or "")
+        unpaired = options.method == UNPAIRED
+        found = survey(
+            options.data, model.tokenizer, skip_bad_rows=options.skip_bad_rows, unpaired=unpaired, progress=progress
+        )
+    method = method_for(model, found.loader, options.method or "", found.labelled)
     output = options.output or _asked_output(overrides) or OUTPUT / f"{model.name}-{method}"
     options.output = output
     tuning = Tuning(model, found, method, output, tuple(overrides), options.epochs, options.skip_bad_rows)

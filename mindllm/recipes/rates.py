@@ -17,11 +17,12 @@ from mindllm.terminal.tables import Table, texts
 
 PRETRAIN = "pretrain"
 ADAPTERS = ("lora", "dora", "qlora")  # one kind of adapter, trained beside three forms of a base
-PAIRS = "dpo"
+PAIRS, UNPAIRED = "dpo", "kto"
+PREFERENCES = (PAIRS, UNPAIRED)
 WHOLE = ("full", "galore", "lisa")  # all weights are trained
-METHODS = (*ADAPTERS, PAIRS, "adalora", "adapter", "llamapro", *WHOLE)
+METHODS = (*ADAPTERS, *PREFERENCES, "adalora", "adapter", "llamapro", *WHOLE)
 """Of ``mindllm finetune``."""
-LOW_RANK = (*ADAPTERS, PAIRS)
+LOW_RANK = (*ADAPTERS, *PREFERENCES)
 TUNING = METHODS
 
 SWIFT = "ms-swift, command-line parameters"
@@ -69,7 +70,7 @@ class Rate:
 
     def where(self) -> str:
         """For which runs, in words."""
-        of = {METHODS: "finetune", LOW_RANK: "lora, dora, qlora, dpo"}.get(self.methods, ", ".join(self.methods))
+        of = {METHODS: "finetune", LOW_RANK: "lora, dora, qlora, dpo, kto"}.get(self.methods, ", ".join(self.methods))
         sizes = [f"up to {self.most_parameters / 1e9:g}B parameters"] if self.most_parameters < math.inf else []
         rows = [f"up to {self.most_rows:,g} rows"] if self.most_rows < math.inf else []
         return "; ".join(part for part in (of, *sizes, *rows, self.device) if part) or "all"
@@ -87,7 +88,7 @@ class Case:
 
 TABLE = (
     # How fast
-    Rate("lr_schedule.learning_rate", 5e-6, "pairs of answers, adapters", FACTORY, (PAIRS,)),
+    Rate("lr_schedule.learning_rate", 5e-6, "preferred answers, adapters", FACTORY, PREFERENCES),
     Rate("lr_schedule.learning_rate", 2e-4, "adapters; small models take a larger rate", QLORA, ADAPTERS, SMALL),
     Rate("lr_schedule.learning_rate", 1e-4, "adapters", f"{SWIFT}; {FACTORY}", ADAPTERS),
     Rate("lr_schedule.learning_rate", 1e-3, "its ranks begin at 0", "Zhang et al., 2023 (AdaLoRA), table 8", ("adalora",)),
@@ -129,7 +130,8 @@ TABLE = (
     Rate("adalora steps before", 0.1, "part of the steps before ranks are removed", "", ("adalora",)),
     Rate("adalora steps after", 0.2, "part of the steps with the last choice of ranks", "", ("adalora",)),
     Rate("preference.loss_type", "sigmoid", "DPO", "Rafailov et al., 2023", (PAIRS,)),
-    Rate("preference.beta", 0.1, "how far from the reference", FACTORY, (PAIRS,)),
+    Rate("preference.loss_type", "kto", "KTO", "Ethayarajh et al., 2024", (UNPAIRED,)),
+    Rate("preference.beta", 0.1, "how far from the reference", FACTORY, PREFERENCES),
     # The update
     Rate("optimizer.type", "AdamW", "the usual one", f"{SWIFT}; {FACTORY}"),
     Rate("optimizer.betas", [0.9, 0.95], "decay of the moments", f"{SWIFT}; {GPT3_TEXT}"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from mindllm.data import InstructionRows, PairRows, load_tokenizer
-from mindllm.data.records import KINDS, kind_of, record_files
+from mindllm.data import AnswerRows, InstructionRows, PairRows, load_tokenizer
+from mindllm.data.chat.pairs import is_pair
+from mindllm.data.chat.unpaired import has_label
+from mindllm.data.records import KINDS, Record, kind_of, record_files
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, counted, unwatched
 
@@ -33,8 +34,13 @@ FORMS: tuple[tuple[str, frozenset[str]], ...] = (
     ("ADGenInstructionHandler", frozenset({"content", "summary"})),
 )
 """Handlers by the keys that tell them, the usual ones first."""
+LABELLED = "labelled"
+TELLING = frozenset({"completion", "kto_tag"})
+"""Keys by which a label is known to be about the answer; beside a conversation it may be about anything."""
 BELLE, BELLE_BEGINS = "BelleMultiTurnInstructionHandler", "Human:"
-WANTED = "messages, conversations, instruction and output, or pairs with chosen and rejected"
+WANTED = (
+    "messages, conversations, instruction and output, pairs with chosen and rejected, or prompt, completion and label"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Survey:
         bad: rows that are left out.
         lengths: tokens of measured rows less one, places that each takes in a sample, int64 [measured].
         largest_token: of the measured rows.
+        labelled: whether a row has one answer, which is desirable or not.
     """
 
     paths: tuple[str, ...]
@@ -58,6 +65,7 @@ class Survey:
     bad: int
     lengths: np.ndarray
     largest_token: int
+    labelled: bool = False
 
     @property
     def sampled(self) -> bool:
@@ -85,9 +93,11 @@ def survey(
     skip_bad_rows: bool = False,
     handler: str = "",
     chat_template: str = "",
+    unpaired: bool = False,
     progress: Progress = unwatched,
 ) -> Survey:
-    """Look at files of conversations or of pairs of answers.
+    """Look at files of conversations, of pairs of answers or of answers with a label. ``unpaired``: answers are learnt from one
+    by one, so pairs are two rows each, and a label beside a conversation says whether its end is desirable.
 
     Raises:
         UserError: there is no such file, none of records, one that is empty, rows of no known form; or some rows cannot be used
@@ -96,9 +106,10 @@ def survey(
     files = _files(paths)
     named = [str(Path(path).resolve()) for path in paths]
     loaded = load_tokenizer(tokenizer)
-    kind, form = _form(files, named, handler)
+    kind, form = _form(files, named, handler, unpaired)
+    labelled = form == LABELLED
     rows: InstructionRows | PairRows = (
-        PairRows(named, loaded, WITHOUT_END, chat_template)
+        (AnswerRows if labelled or unpaired else PairRows)(named, loaded, WITHOUT_END, chat_template)
         if kind == PAIRS
         else InstructionRows(named, loaded, WITHOUT_END, handler=form, chat_template=chat_template)
     )
@@ -110,7 +121,7 @@ def survey(
     chosen = [good[at] for at in np.unique(np.linspace(0, len(good) - 1, min(MEASURED, len(good))).astype(int))]
     lengths, largest = _measured(rows, chosen, progress)
     usable = len(good) + len(rows) - len(looked_at)
-    return Survey(tuple(named), kind, form, usable, len(faults), lengths, largest)
+    return Survey(tuple(named), kind, "" if kind == PAIRS else form, usable, len(faults), lengths, largest, labelled)
 
 
 def _files(paths: Sequence[Path | str]) -> list[Path]:
@@ -125,13 +136,17 @@ def _files(paths: Sequence[Path | str]) -> list[Path]:
     return files
 
 
-def _form(files: Sequence[Path], named: Sequence[str], handler: str) -> tuple[str, str]:
-    """The type of the loader and the handler, by the keys of the first rows that are rows at all."""
+def _form(files: Sequence[Path], named: Sequence[str], handler: str, unpaired: bool) -> tuple[str, str]:
+    """The type of the loader and the handler, by the keys of the first rows that are rows at all; of answers with a label
+    LABELLED.
+    """
     first = list(_first_rows(files))
     if not first:
         raise UserError(f"{', '.join(named)}: holds no rows; write a conversation in each line ({WANTED})")
-    if all(_is_pair(row) for row in first):
+    if all(is_pair(row) for row in first):
         return PAIRS, ""
+    if all(has_label(row) and (unpaired or TELLING & row.keys()) for row in first):
+        return PAIRS, LABELLED
     if handler:
         return CONVERSATIONS, handler
     for form, keys in FORMS:
@@ -144,7 +159,7 @@ def _form(files: Sequence[Path], named: Sequence[str], handler: str) -> tuple[st
     raise UserError(f"{files[0]}: rows of no known form (keys: {', '.join(first[0])}); write {WANTED}{text}")
 
 
-def _first_rows(files: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
+def _first_rows(files: Sequence[Path]) -> Iterator[Record]:
     """The first rows that can be read; what cannot is told when all are looked at."""
     from mindllm.data.records import RecordTable
 
@@ -154,10 +169,6 @@ def _first_rows(files: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
             yield table[number]
         except UserError:
             continue
-
-
-def _is_pair(row: Mapping[str, Any]) -> bool:
-    return "rejected_response" in row or {"chosen", "rejected"} <= row.keys()
 
 
 def _refuse(faults: Mapping[int, str], looked_at: int, rows: int, skip: bool) -> None:

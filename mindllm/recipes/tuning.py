@@ -21,7 +21,7 @@ from mindllm.recipes.common import (
 )
 from mindllm.recipes.device import CPU, device_choices, device_here, devices_here
 from mindllm.recipes.model_source import ModelSource
-from mindllm.recipes.rates import ADAPTERS, PAIRS, PET, Case, figure
+from mindllm.recipes.rates import ADAPTERS, PAIRS, PET, PREFERENCES, UNPAIRED, Case, figure
 from mindllm.recipes.recipe import Choice, Recipe, asked_keys
 from mindllm.recipes.survey import CONVERSATIONS, Survey
 from mindllm.recipes.survey import PAIRS as PAIRS_LOADER
@@ -33,8 +33,9 @@ FILL = 0.95  # part of a pack that is full, about
 PROBED_STEPS = 1000  # of a run that is only asked for its memory
 
 
-def method_for(model: ModelSource, loader: str, asked: str) -> str:
-    """Return the method of tuning: what is asked for, or what model and data suggest.
+def method_for(model: ModelSource, loader: str, asked: str, labelled: bool = False) -> str:
+    """Return the method of tuning: what is asked for, or what model and data suggest. ``labelled``: rows have one answer each,
+    which is desirable or not.
 
     Raises:
         UserError: it does not go with the model or the data.
@@ -45,20 +46,27 @@ def method_for(model: ModelSource, loader: str, asked: str) -> str:
             f"{model.path}: is an adapter beside its base; merge it first (mindllm weights merge {model.weights} DIR) and "
             "finetune what comes out"
         )
-    if loader == PAIRS_LOADER and asked not in ("", PAIRS):
+    suggested = (UNPAIRED if labelled else PAIRS) if loader == PAIRS_LOADER else "qlora" if in_codes else "lora"
+    if labelled and asked not in ("", UNPAIRED):
+        raise UserError(f"--method {asked}: these are answers with a label, desirable or not; write --method kto")
+    if loader == PAIRS_LOADER and asked not in ("", *PREFERENCES):
         raise UserError(
-            f"--method {asked}: learns from conversations, and these are pairs of answers; write --method dpo"
+            f"--method {asked}: learns from conversations, and these are pairs of answers; write --method dpo, or kto"
         )
     if loader == CONVERSATIONS and asked == PAIRS:
         raise UserError("--method dpo: learns from pairs of answers (chosen and rejected), and these are conversations")
+    if loader == CONVERSATIONS and asked == UNPAIRED:
+        raise UserError(
+            "--method kto: learns from answers with a label (true or false), or from pairs, and these are conversations"
+        )
     if asked == "qlora" and not in_codes:
         raise UserError(
             f"--method qlora: {model.path} has no weights in codes; make them first (mindllm quantize {model.path} DIR "
             "--calibration TEXT), or write --method lora"
         )
-    if in_codes and asked not in ("", PAIRS, *ADAPTERS):
+    if in_codes and asked not in ("", *PREFERENCES, *ADAPTERS):
         raise UserError(f"--method {asked}: weights in codes are not trained; write --method qlora")
-    return asked or (PAIRS if loader == PAIRS_LOADER else "qlora" if in_codes else "lora")
+    return asked or suggested
 
 
 @dataclass(frozen=True)
@@ -197,7 +205,7 @@ def _before_the_batch(tuning: Tuning) -> Iterator[Choice]:
     yield from layout_choices(devices_here(), sharded_state=tuning.method == "full")
     length, why = tuning.length
     yield Choice("model.model_config.seq_length", length, why)
-    if tuning.case.device != CPU and tuning.method in (*ADAPTERS, "adalora", "adapter", PAIRS):
+    if tuning.case.device != CPU and tuning.method in (*ADAPTERS, "adalora", "adapter", *PREFERENCES):
         yield Choice(f"{PET}.frozen_dtype", model.dtype, "frozen weights are only read")
     yield from _data(tuning)
     yield from rate_choices(tuning.case, tuning.given, _limits(model))
@@ -206,7 +214,8 @@ def _before_the_batch(tuning: Tuning) -> Iterator[Choice]:
 def _data(tuning: Tuning) -> Iterator[Choice]:
     data, held_out = tuning.data, tuning.held_out
     paths = list(data.paths) if len(data.paths) > 1 else data.paths[0]
-    yield Choice(f"{DATA}.type", data.loader, "pairs of answers" if data.loader == PAIRS_LOADER else "conversations")
+    preferred = "answers that are desirable or not" if tuning.method == UNPAIRED else "pairs of answers"
+    yield Choice(f"{DATA}.type", data.loader, preferred if data.loader == PAIRS_LOADER else "conversations")
     yield Choice(f"{DATA}.config.data_path", paths, f"{data.rows} rows")
     split = f"{tuning.trained_rows},{held_out}" if held_out else "1"
     why = f"the last {held_out} rows are evaluated" if held_out else "too few rows to hold any out"

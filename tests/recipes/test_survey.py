@@ -53,6 +53,28 @@ def test_the_form_is_told_by_the_first_rows(row, loader, handler, tokenizer, tmp
     assert found.lengths.min() > 0
 
 
+LABELLED = {"prompt": "say", "completion": "yes", "label": True}
+
+
+@pytest.mark.parametrize("row", [LABELLED, {**MESSAGES, "kto_tag": False}])
+def test_answers_with_a_label_are_told_by_their_keys(row, tokenizer, tmp_path):
+    found = survey([write_rows(tmp_path / "rows.jsonl", [row] * 3)], tokenizer)
+    assert (found.loader, found.handler, found.rows, found.labelled) == (PAIRS, "", 3, True)
+
+
+def test_a_label_beside_a_conversation_is_about_its_answer_where_that_is_asked_for(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [{**MESSAGES, "label": True}] * 3)
+    assert survey([path], tokenizer).loader == CONVERSATIONS
+    assert survey([path], tokenizer, unpaired=True).labelled
+
+
+def test_pairs_whose_answers_are_learnt_from_one_by_one_are_two_rows_each(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", map(pair, range(3)))
+    found = survey([path], tokenizer, unpaired=True)
+    assert (found.loader, found.rows, found.labelled) == (PAIRS, 6, False)
+    assert len(found.lengths) == 6
+
+
 def test_other_files_and_directories_are_read(tokenizer, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([conversation(1), conversation(2)]))
     (tmp_path / "b.csv").write_text("instruction,output\nsay,yes\n")

@@ -32,14 +32,15 @@ def made(model, given=None, method="lora", overrides=(), **options):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_makes_a_run_that_loads_and_is_repeated_by_its_yaml(method, model, tmp_path):
-    loader = PAIRS if method == "dpo" else CONVERSATIONS
+    loader = PAIRS if method in ("dpo", "kto") else CONVERSATIONS
     if method == "qlora":  # of weights in codes; here of others, which differs in nothing that is chosen
         assert method_for(model, loader, "lora") == "lora"
     run = made(model, data(loader=loader), method)
     run.write(path := tmp_path / "finetune.yaml")
     assert load_config(path) == run.config
     assert run.config.run_mode == "finetune"
-    assert run.config.is_preference_tuning == (method == "dpo")
+    assert run.config.is_preference_tuning == (method in ("dpo", "kto"))
+    assert run.config.preference.is_unpaired == (method == "kto")
     assert (run.config.model.config.pet_config is None) == (method == "full")
 
 
@@ -151,6 +152,7 @@ def test_devices_are_as_many_as_are_compiled_for(here, used):
     [
         (PAIRS, "lora", "write --method dpo"),
         (CONVERSATIONS, "dpo", "these are conversations"),
+        (CONVERSATIONS, "kto", r"learns from answers with a label \(true or false\), or from pairs"),
         (CONVERSATIONS, "qlora", "has no weights in codes; make them first"),
     ],
 )
@@ -161,6 +163,9 @@ def test_a_method_that_does_not_go_with_model_or_data_is_told(loader, asked, sai
 
 def test_the_method_follows_from_the_data(model):
     assert (method_for(model, PAIRS, ""), method_for(model, CONVERSATIONS, "")) == ("dpo", "lora")
+    assert (method_for(model, PAIRS, "kto"), method_for(model, PAIRS, "", labelled=True)) == ("kto", "kto")
+    with pytest.raises(UserError, match="these are answers with a label, desirable or not; write --method kto"):
+        method_for(model, PAIRS, "dpo", labelled=True)
 
 
 def test_the_tokenizer_of_another_model_is_told(model):

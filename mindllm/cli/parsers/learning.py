@@ -10,7 +10,7 @@ from mindllm.process.host_memory import add_memory_option
 from mindllm.shorthands import SHORTHANDS
 
 FINETUNE, PRETRAIN = "finetune", "pretrain"
-METHODS = ("lora", "dora", "qlora", "dpo", "adalora", "adapter", "llamapro", "full", "galore", "lisa")
+METHODS = ("lora", "dora", "qlora", "dpo", "kto", "adalora", "adapter", "llamapro", "full", "galore", "lisa")
 """Of mindllm.recipes.rates."""
 TEXT = {
     FINETUNE: DESCRIPTIONS[FINETUNE]
@@ -24,6 +24,7 @@ EXAMPLES = {
   %(prog)s models/SmolLM2-135M-Instruct chats.jsonl
   %(prog)s models/SmolLM2-135M-Instruct chats.jsonl --method dora --epochs 2 --output output/mine
   %(prog)s models/SmolLM2-135M-Instruct pairs.jsonl --method dpo
+  %(prog)s models/SmolLM2-135M-Instruct answers.jsonl --method kto
   %(prog)s --config output/mine/finetune.yaml --overwrite
   %(prog)s --config configs/llama2/finetune_llama2_tiny.yaml --load_checkpoint {LAST}
 """,
@@ -66,9 +67,13 @@ def _add_finetune(parser: CommandParser) -> None:
         metavar="MODEL",
         help="Hugging Face directory, GGUF file, checkpoint or output of a run",
     )
-    data = "conversations or pairs of answers: .jsonl, .json, .csv, .parquet, or a directory of them (docs/data.md)"
+    data = "conversations, pairs of answers or labelled answers: .jsonl, .json, .csv, .parquet, or a directory (docs/data.md)"
     add("data", nargs="*", type=Path, metavar="DATA", help=data)
-    add("--method", choices=METHODS, help="how the model is changed (default: lora; of pairs dpo; of codes qlora)")
+    add(
+        "--method",
+        choices=METHODS,
+        help="how the model is changed (default: lora; of pairs dpo; of answers with a label kto; of codes qlora)",
+    )
     add("--skip_bad_rows", action="store_true", help="leave out rows that cannot be used")
 
 
