@@ -28,8 +28,8 @@ class UnpairedLosses(CountedFigures):
     """Losses of tokens ``[rows · seq]`` of the policy and of the reference -> the loss of all answers, a scalar.
 
     The one of a row's loss mask stands at the first place where the answer is desirable, and at the second where it is not. The
-    mean over rows is one over all data-parallel devices of a graph, of the part of a batch that is computed at once; it has no
-    gradient.
+    mean over rows is one over all data-parallel devices, of the part of a batch that is computed at once; it has no gradient.
+    Devices that share a graph add by its layouts, processes with graphs of their own after :meth:`add_over_ranks`.
     """
 
     def __init__(self, config: PreferenceConfig, length: int) -> None:
@@ -50,6 +50,7 @@ class UnpairedLosses(CountedFigures):
         if self.estimates:
             self.weigh_other = P.Mul()
             self.sum_rows = P.ReduceSum()
+            self.adds_ranks = False
             self.at_least_one = P.Maximum()
             self.mean = P.Div()
             self.not_negative = P.Maximum()
@@ -99,6 +100,11 @@ class UnpairedLosses(CountedFigures):
         )
         return self.add_nothing(loss, self.counted(figures, present))
 
+    def add_over_ranks(self) -> None:
+        """Makes the mean one over the rows of all processes, before anything is compiled."""
+        self.adds_ranks = True
+        self.add_ranks = P.AllReduce()
+
     def over(self, values: Tensor, mask: Tensor) -> Tensor:
         """Sums ``[rows]`` of what the mask leaves of ``[rows, seq]``."""
         return self.sum(self.mask(values, mask), 1)
@@ -106,4 +112,7 @@ class UnpairedLosses(CountedFigures):
     def divergence(self, gained: Tensor, present: Tensor) -> Tensor:
         """The mean of ``gained`` ``[rows]`` over the rows that are there, at least 0, without a gradient: a scalar in nats."""
         total, rows = self.sum_rows(self.weigh_other(gained, present)), self.sum_rows(present)
+        if self.adds_ranks:
+            both = self.add_ranks(P.stop_gradient(P.stack((total, rows))))
+            total, rows = both[0], both[1]
         return P.stop_gradient(self.not_negative(self.mean(total, self.at_least_one(rows, 1.0)), 0.0))

@@ -14,6 +14,8 @@ from mindspore import Parameter, Tensor, nn
 from mindllm.architecture.optimizer_state import is_state
 from mindllm.config import RunConfig
 from mindllm.config.monitor import LOGIT
+from mindllm.finetune.preference import PreferenceLoss
+from mindllm.finetune.unpaired import UnpairedLosses
 from mindllm.models.causal_lm import for_evaluation
 from mindllm.models.weights import (
     HostCopy,
@@ -59,6 +61,15 @@ class SummedLoss(nn.Cell):
         return self.model(input_ids, labels, loss_mask, segment_starts, position_ids), loss_mask.sum()
 
 
+def adds_over_ranks(model: nn.Cell) -> bool:
+    """Makes the loss of a model that is about rows of all processes add over them; returns whether it is such a loss."""
+    losses = model.pairs if isinstance(model, PreferenceLoss) else None
+    if not isinstance(losses, UnpairedLosses) or not losses.estimates:
+        return False
+    losses.add_over_ranks()
+    return True
+
+
 class ReplicaEngine(Engine):
     """Every rank has the whole model. Graphs are compiled when they are first used.
 
@@ -72,6 +83,8 @@ class ReplicaEngine(Engine):
         self.simulated = ranks.simulated
         with values_follow():
             self.model = build_replica(config, uses_graph_kernels(config))
+        self._meets = ranks.count > 1 and adds_over_ranks(self.model)
+        self._met: set[int] = set()
         self.weights = trained_weights(self.model)
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
         self.frozen |= quantized_parameters(self.model)
@@ -142,7 +155,9 @@ class ReplicaEngine(Engine):
                 further = (*further, *[None] * (FURTHER - len(further)), *last)
             return self._step(*inputs(batch), rate, scale, *further)
         for part in parts(batch, self.parts):
-            self._accumulate(*inputs(part), scale, *further_inputs(part))
+            columns = (*inputs(part), scale, *further_inputs(part))
+            self._meet_before(self._accumulate, columns)
+            self._accumulate(*columns)
         if self.ranks.count > 1:
             if not self._compiled:
                 self._step.compile(rate, scale, *last)
@@ -151,9 +166,20 @@ class ReplicaEngine(Engine):
             self._waited = time.perf_counter() - start
         return self._step(rate, scale, *last)
 
+    def _meet_before(self, cell: nn.Cell, columns: Sequence[Tensor | None]) -> None:
+        """Where the graph of a loss adds over ranks itself: compiles it, and waits for the others before it is called."""
+        if not self._meets:
+            return
+        if id(cell) not in self._met:
+            cell.compile(*columns)
+            self._met.add(id(cell))
+        self.ranks.meet()
+
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         self._used = True
-        loss, tokens = self._evaluation(*inputs(batch), *further_inputs(batch, training=False))
+        columns = (*inputs(batch), *further_inputs(batch, training=False))
+        self._meet_before(self._evaluation, columns)
+        loss, tokens = self._evaluation(*columns)
         if self._watch is not None and self._watch.logits is not None:
             self._watch.logits.forget()  # those of evaluated text
         loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
@@ -165,7 +191,9 @@ class ReplicaEngine(Engine):
             return names
         gradients = ForwardBackward(self.model, self.optimizer.parameters)
         first = next(iter(parts(batch, self.parts)))
-        values = gradients(*inputs(first), Tensor(1.0, ms.float32), *further_inputs(first))[2]
+        columns = (*inputs(first), Tensor(1.0, ms.float32), *further_inputs(first))
+        self._meet_before(gradients, columns)
+        values = gradients(*columns)[2]
         return self._bad_names("gradient of", [values[index] for index in self.optimizer.updated])
 
     def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
