@@ -132,14 +132,16 @@ class MuonAdamW(nn.Cell):
     def stepped(self, number: int, gradient: Tensor, coefficient: Tensor, rate, done: Tensor) -> Tensor:
         """One step of a matrix, which begins when ``done`` is there; a value that is there when it ends.
 
-        One after the other: each has squares and whole matrices of its own.
+        One after the other: each has squares and whole matrices of its own. Operators run as early as their inputs allow, so
+        what weight and momentum are multiplied by waits: otherwise these products of all matrices are there at once.
         """
         weight, before = self.weights[number], self.moments[number]
-        gradient = gradient * ops.depend(coefficient, done)
-        moment = self.momentum * before + gradient
+        coefficient = ops.depend(coefficient, done)
+        gradient = gradient * coefficient
+        moment = self.momentum * ops.depend(before, done) + gradient
         direction = gradient + self.momentum * moment if self.nesterov else moment
-        step = self.scales[number] * self.matrices[number](weight, direction)
-        own_rate = rate[self.group_of[number]] if self.grouped else rate
-        moved = weight - own_rate * (step + self.decays[number] * weight)
+        step = self.matrices[number](weight, direction)
+        own_rate = ops.depend(rate[self.group_of[number]] if self.grouped else rate, step)
+        moved = weight - (own_rate * self.decays[number]) * weight - (own_rate * self.scales[number]) * step
         done = ops.depend(coefficient, ops.assign(before, moment))
         return ops.depend(done, ops.assign(weight, moved))
