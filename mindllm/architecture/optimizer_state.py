@@ -14,6 +14,7 @@ from mindllm.architecture.tuners import ADALORA, GALORE, LISA, Tuning
 MOMENTS = ("adam_m", "adam_v")
 MOMENT_PREFIXES = tuple(f"{moment}." for moment in MOMENTS)
 """What stands before the name of a weight in those of its moments."""
+ADAMW = "AdamW"
 MUON, MUON_MOMENT = "Muon", "muon_m"
 """The optimizer of this name keeps one moment of every matrix of layers, and AdamW's two of other weights."""
 FIRST_MOMENTS = (MOMENT_PREFIXES[0], f"{MUON_MOMENT}.")

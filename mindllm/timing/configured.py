@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mindllm.architecture.optimizer_state import MUON
 from mindllm.axes import keys_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
-from mindllm.timing.workload import Numerics, Strategy, Workload
+from mindllm.timing.workload import Numerics, Strategy, UpdateRule, Workload
 
 HALVES = ("float16", "bfloat16")
 
@@ -49,11 +48,8 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         kind = config.train_dataset.data_loader.type
         message = f"the time of the reference beside the model is not modelled (value {kind})"
         raise config.error("train_dataset.data_loader.type", message)
-    if config.optimizer.type == MUON:
-        message = f"the time of its products and exchanges is not modelled (value {MUON})"
-        raise config.error("optimizer.type", f"{message}; write AdamW")
-    optimizer = config.parallel.parallel_optimizer_config
-    shared = optimizer.optimizer_weight_shard_size
+    options, update = config.parallel.parallel_optimizer_config, config.optimizer
+    shared = options.optimizer_weight_shard_size
     strategy = Strategy(
         **keys_of(sizes),
         micro_batches=sizes.micro_batch_num,
@@ -69,7 +65,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         context_balanced=sizes.context_parallel_balanced,
         schedule=config.parallel.pipeline_config.pipeline_scheduler,
         optimizer_ranks=shared if shared > 0 else None,
-        accumulators_shard=optimizer.gradient_accumulation_shard,
+        accumulators_shard=options.gradient_accumulation_shard,
     )
     computes_it = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
     fused = (
@@ -82,4 +78,5 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
     )  # fmt: skip
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()
-    return Workload(model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved)
+    rule = UpdateRule(update.type, update.ns_steps, update.nesterov)
+    return Workload(model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved, rule)

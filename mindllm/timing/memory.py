@@ -18,6 +18,7 @@ from mindllm.schedules.held_memory import held_memory, working_memory
 from mindllm.schedules.orders import stage_orders
 from mindllm.schedules.steady import SCHEDULE
 from mindllm.timing.costs.layer import WHOLE_ON_A_RANK, forward_work, repeated_work
+from mindllm.timing.costs.orthogonal_update import update_working_bytes
 from mindllm.timing.costs.swapped import moved_bytes
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.non_layer_cost import EXPERTS, Held
@@ -31,7 +32,7 @@ MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no mo
 
 
 def stage_bytes(workload: Workload) -> tuple[float, ...]:
-    """Peak of every stage, ``[stages]``, without gaps between blocks and kernels' workspace."""
+    """Peak of every stage, ``[stages]``, without gaps between blocks and kernels' workspace: in a backward pass or the update."""
     plan, strategy = workload.plan, workload.strategy
     micro = min(strategy.micro_batches, MOST_SIMULATED * plan.stages)
     if strategy.schedule != SCHEDULE:  # what a stage holds may grow with every micro-batch
@@ -45,9 +46,11 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     working[plan.last_place] = max(working[plan.last_place], loss_bytes(workload))
     shape = (plan.chunks, plan.stages)
     held = held_memory(kept.reshape(shape), working.reshape(shape), orders)
-    updates = step_work(workload).updates
+    updates, working_of_update = step_work(workload).updates, update_working_bytes(workload)
     return tuple(
-        state_bytes(update.parameters, workload) + float(size) + placeholder_bytes(workload, stage)
+        state_bytes(update.parameters, workload)
+        + max(float(size), working_of_update)
+        + placeholder_bytes(workload, stage)
         for stage, (update, size) in enumerate(zip(updates, held, strict=True))
     )
 

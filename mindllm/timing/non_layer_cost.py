@@ -12,6 +12,7 @@ from mindllm.architecture.decoder import EMBEDDING, Architecture
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.tuners import Tuning, is_trained
 from mindllm.timing.costs.layer import WHOLE_ON_A_RANK
+from mindllm.timing.costs.orthogonal_update import orthogonal_size
 from mindllm.timing.costs.tuned_update import projected_size, state_beside
 from mindllm.timing.costs.work import (
     FP32_BYTES,
@@ -24,7 +25,7 @@ from mindllm.timing.costs.work import (
     elementwise,
     product,
 )
-from mindllm.timing.workload import Strategy, Workload
+from mindllm.timing.workload import BY_ADAMW, Strategy, UpdateRule, Workload
 
 LOSS_PASSES = (
     4.0  # of logits in single precision: cast, maximum, sum of exponentials, and the gradient's read in between
@@ -180,7 +181,7 @@ def _kinds_parameters(workload: Workload) -> dict[int, Held]:
     """What a rank holds of each kind of layer."""
     layers = workload.architecture.layers
     return {
-        kind: layer_parameters(layers[kind], workload.strategy, workload.architecture.pet)
+        kind: layer_parameters(layers[kind], workload.strategy, workload.architecture.pet, workload.update)
         for kind in set(workload.architecture.specification_numbers)
     }
 
@@ -188,9 +189,13 @@ def _kinds_parameters(workload: Workload) -> dict[int, Held]:
 EXPERTS = "feed_forward.experts."
 
 
-def layer_parameters(spec: LayerSpec, strategy: Strategy, pet: Tuning | None = None) -> Held:
-    """What a rank holds of a layer that is tuned so."""
+def layer_parameters(
+    spec: LayerSpec, strategy: Strategy, pet: Tuning | None = None, rule: UpdateRule = BY_ADAMW
+) -> Held:
+    """What a rank holds of a layer that is tuned so, and updated by this rule."""
     held = Held(projected=projected_size(spec, strategy, pet), state=state_beside(spec, strategy, pet))
+    alone = orthogonal_size(spec, strategy, rule)
+    held += Held(projected=alone, state=-FP32_BYTES * alone)
     coded = {f"{code.module}.weight": code.nbytes for code in spec.codes}
     for name, shape in spec.weights().items():
         size = float(math.prod(shape))

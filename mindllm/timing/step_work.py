@@ -18,6 +18,7 @@ from mindllm.timing.costs.layer import (
     pattern_matches,
     repeated_work,
 )
+from mindllm.timing.costs.orthogonal_update import orthogonal_update
 from mindllm.timing.costs.swapped import Moved, moved_results
 from mindllm.timing.costs.tuned_update import Seldom, layer_update, step_update
 from mindllm.timing.costs.work import Exchange, Operator, Work
@@ -131,7 +132,8 @@ def _beside(workload: Workload, layers: Sequence[int]) -> tuple[Seldom, ...]:
     of_layers = tuple(
         Seldom(count * one.times, one.work)
         for kind, count in kinds.items()
-        for one in layer_update(architecture.layers[kind], workload)
+        for update in (layer_update, orthogonal_update)
+        for one in update(architecture.layers[kind], workload)
     )
     return of_layers + step_update(workload)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindllm.architecture.decoder import Architecture
+from mindllm.architecture.optimizer_state import ADAMW
 from mindllm.axes import CONTEXT, MeshSizes
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
@@ -160,6 +161,24 @@ class Numerics:
         return FP32_BYTES if self.wide_residual else HALF_BYTES
 
 
+@dataclass(frozen=True)
+class UpdateRule:
+    """What makes of gradients an update, as section ``optimizer`` has it.
+
+    Attributes:
+        type: ``AdamW`` or ``Muon``.
+        ns_steps: Newton-Schulz steps of Muon.
+        nesterov: whether its momentum has Nesterov's form.
+    """
+
+    type: str = ADAMW
+    ns_steps: int = 5
+    nesterov: bool = True
+
+
+BY_ADAMW = UpdateRule()
+
+
 @dataclass(frozen=True, eq=False)
 class Workload:
     """All that decides how long a step takes, but the device; equal to itself alone, so that its work is taken apart once.
@@ -167,6 +186,7 @@ class Workload:
     Attributes:
         loss_chunks: slices of the loss, whose logits are computed again for the gradient where there are several.
         swap: what waits on the host, layer by layer; empty: nothing.
+        update: of the weights, where tuning has none of its own.
     """
 
     architecture: Architecture
@@ -176,6 +196,7 @@ class Workload:
     numerics: Numerics = Numerics()
     loss_chunks: int = 1
     swap: tuple[Swap, ...] = ()
+    update: UpdateRule = BY_ADAMW
 
     @property
     def tokens(self) -> int:

@@ -93,7 +93,7 @@ def test_parts_of_weights_are_added_over_the_devices_that_have_the_rest():
 
     assert axes(GALORE) == axes(ADALORA) == set()
     assert axes(ADALORA, model_parallel=2) == {(name, "tp") for name in ("wq", "wk", "wv", "wo", "w1", "w2", "w3")}
-    assert {axis for _, axis in axes(GALORE, data_parallel=2, optimizer_shard=True)} == {"dp"}
+    assert {axis for _, axis in axes(GALORE, data_parallel=2, optimizer_shard=True)} == {"share"}
     whole, parts = (workload(GALORE, model_parallel=ways) for ways in (1, 4))
     flops = [
         sum(one.flops for one in operators(layer_update(run.architecture.layers[0], run)[0].work))

@@ -21,6 +21,7 @@ from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.reduced_runs.even import even_keys
 from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.orthogonal_update import update_working_bytes
 from mindllm.timing.device import Device
 from mindllm.timing.memory import layer_needs, loss_bytes, state_bytes
 from mindllm.timing.non_layer_cost import Held, embedding_parameters, last_parameters, layer_parameters
@@ -77,6 +78,7 @@ def plan_problem(
             "memory_mb": _state(last_parameters(workload), workload),
             "transient_mb": loss_bytes(workload) / MIB,
         },
+        "start_mb": update_working_bytes(workload) / MIB,
         "limit_mb": limit / MIB,
         "recompute_kinds": _written(kinds),
         "point_to_point": MILLISECONDS * timed.delay,
@@ -125,7 +127,9 @@ def _layer(
         "name": f"layers {number}",
         "count": count,
         "forward": MILLISECONDS * forward,
-        "parameter_mb": _state(layer_parameters(spec, workload.strategy, workload.architecture.pet), workload),
+        "parameter_mb": _state(
+            layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update), workload
+        ),
         "kinds": costs,
     }
 

@@ -62,6 +62,10 @@ class Matrix:
     def size(self) -> float:
         return self.own_rows * self.own_columns
 
+    @property
+    def is_cut(self) -> bool:
+        return bool(self.row_cuts or self.column_cuts)
+
 
 def matrix_part(name: str, shape: tuple[int, ...], strategy: Strategy) -> Matrix:
     """Of a weight of a layer. Tensor-parallel ranks cut B as they do the output beside it, and A as the input; replicas cut rows
@@ -70,9 +74,9 @@ def matrix_part(name: str, shape: tuple[int, ...], strategy: Strategy) -> Matrix
     split_input = any(f".{module}." in f".{name}" for module in SPLIT_INPUT)
     ways = 1 if name.startswith(WHOLE_ON_A_RANK) else strategy.model_parallel
     tensor: Cuts = (("tp", ways),) if ways > 1 else ()
-    replicas = strategy.replica_num if strategy.optimizer_shard and not shape[0] % strategy.replica_num else 1
-    shards: Cuts = (("dp", replicas),) if replicas > 1 else ()
     by_rows = () if split_input or name.endswith(f".{A}") else tensor
+    replicas, rows = strategy.shards(strategy.replica_num), shape[0] // _ways(by_rows)
+    shards: Cuts = (("share", replicas),) if replicas > 1 and not rows % replicas else ()
     by_columns = tensor if split_input and not name.endswith(f".{B}") else ()
     return Matrix(name, shape[0], shape[1], (*by_rows, *shards), by_columns)
 
@@ -85,7 +89,7 @@ def state_beside(spec: LayerSpec, strategy: Strategy, pet: Tuning | None) -> flo
         return 2.0 * FP32_BYTES * sum(matrix.size for matrix in _adapters(spec, strategy))
     return sum(
         2.0 * FP32_BYTES * (_low(one, pet) - one.size) + FP32_BYTES * _projection(one, pet)
-        for one in _all(spec, strategy)
+        for one in trained_matrices(spec, strategy)
     )
 
 
@@ -93,7 +97,7 @@ def projected_size(spec: LayerSpec, strategy: Strategy, pet: Tuning | None) -> f
     """Numbers of a layer's weights that a rank updates through projections, not by AdamW."""
     if pet is None or pet.tuner.name != GALORE:
         return 0.0
-    return sum(matrix.size for matrix in _all(spec, strategy))
+    return sum(matrix.size for matrix in trained_matrices(spec, strategy))
 
 
 def layer_update(spec: LayerSpec, workload: Workload) -> tuple[Seldom, ...]:
@@ -102,7 +106,7 @@ def layer_update(spec: LayerSpec, workload: Workload) -> tuple[Seldom, ...]:
     if pet is not None and pet.tuner.name == ADALORA:
         return (Seldom(1.0, tuple(_ranks(spec, strategy))),)
     if pet is not None and pet.tuner.name == GALORE:
-        matrices = list(_all(spec, strategy))
+        matrices = list(trained_matrices(spec, strategy))
         step = tuple(one for matrix in matrices for one in _step(matrix, pet))
         found = tuple(one for matrix in matrices for one in _refresh(matrix, pet))
         return Seldom(1.0, step), Seldom(1.0 / pet.galore_update_proj_gap, found)
@@ -141,26 +145,26 @@ def _ranks(spec: LayerSpec, strategy: Strategy) -> Iterator[Operator | Exchange]
         cuts = one.column_cuts if first else one.row_cuts
         if first:
             yield from _sums(f"{one.name}.rows", FP32_BYTES * rank * one.own_columns, one.row_cuts)
-        yield _product(f"{one.name}.overlap", rank, inner, rank)
+        yield single_product(f"{one.name}.overlap", rank, inner, rank)
         yield from _sums(f"{one.name}.overlap", float(FP32_BYTES * rank * rank), cuts)
-        yield from _each(f"{one.name}.penalty", float(rank * rank), PENALTY)
-        yield _product(f"{one.name}.penalty", one.own_rows, rank, one.own_columns)
+        yield from each(f"{one.name}.penalty", float(rank * rank), PENALTY)
+        yield single_product(f"{one.name}.penalty", one.own_rows, rank, one.own_columns)
         yield elementwise(f"{one.name}.gradient", FP32_BYTES * one.size, 3.0)
-        yield from _each(f"{one.name}.importance", one.size, COUNTED)
+        yield from each(f"{one.name}.importance", one.size, COUNTED)
     for module, rank in _adapted(spec).items():
-        yield from _each(f"{module}.{VALUES}.importance", float(rank), COUNTED)
-        yield from _each(f"{module}.{VALUES}.chosen", float(rank), CHOSEN)
+        yield from each(f"{module}.{VALUES}.importance", float(rank), COUNTED)
+        yield from each(f"{module}.{VALUES}.chosen", float(rank), CHOSEN)
 
 
 def _step(one: Matrix, pet: Tuning) -> Iterator[Operator | Exchange]:
     """GaLore, of one matrix: to a few dimensions, AdamW there, and back."""
     low, rank, (longer, shorter), cuts = _low(one, pet), pet.galore_rank, _sides(one), _shorter_cuts(one)
     yield elementwise(f"{one.name}.norm", FP32_BYTES * one.size, 1.0)
-    yield _product(f"{one.name}.low", longer, shorter, rank)
+    yield single_product(f"{one.name}.low", longer, shorter, rank)
     yield from _sums(f"{one.name}.low", FP32_BYTES * low, cuts)
-    yield from _each(f"{one.name}.step", low, LOW_STEP)
-    yield _product(f"{one.name}.back", longer, rank, shorter)
-    yield from _each(f"{one.name}.moved", one.size, MOVED)
+    yield from each(f"{one.name}.step", low, LOW_STEP)
+    yield single_product(f"{one.name}.back", longer, rank, shorter)
+    yield from each(f"{one.name}.moved", one.size, MOVED)
 
 
 def _refresh(one: Matrix, pet: Tuning) -> Iterator[Operator | Exchange]:
@@ -169,15 +173,15 @@ def _refresh(one: Matrix, pet: Tuning) -> Iterator[Operator | Exchange]:
     joined = longer * whole
     for axis, _ in _shorter_cuts(one):
         yield Exchange(f"{one.name}.joined", "AllGather", FP32_BYTES * joined, axis)
-    yield from _each(f"{one.name}.scaled", joined, (2, 1, 2))
-    yield _product(f"{one.name}.square", whole, longer, whole)
+    yield from each(f"{one.name}.scaled", joined, (2, 1, 2))
+    yield single_product(f"{one.name}.square", whole, longer, whole)
     yield from _sums(f"{one.name}.square", float(FP32_BYTES * whole * whole), _longer_cuts(one))
     for _ in range(ROUNDS):
-        yield _product(f"{one.name}.round", whole, whole, pet.galore_rank)
-        yield from _each(f"{one.name}.round", float(whole * pet.galore_rank), ROUND)
+        yield single_product(f"{one.name}.round", whole, whole, pet.galore_rank)
+        yield from each(f"{one.name}.round", float(whole * pet.galore_rank), ROUND)
 
 
-def _all(spec: LayerSpec, strategy: Strategy) -> Iterator[Matrix]:
+def trained_matrices(spec: LayerSpec, strategy: Strategy) -> Iterator[Matrix]:
     """The trained matrices of a layer."""
     for name, shape in spec.weights().items():
         if len(shape) == 2 and name not in spec.frozen:
@@ -228,14 +232,14 @@ def _sums(name: str, size: float, cuts: Cuts) -> Iterator[Exchange]:
         yield Exchange(name, "AllReduce", size, axis)
 
 
-def _each(name: str, size: float, passes: tuple[int, ...]) -> Iterator[Operator]:
-    """Operators of ``size`` numbers in single precision, one launch each."""
+def each(name: str, size: float, passes: tuple[int, ...]) -> Iterator[Operator]:
+    """Yield operators of ``size`` numbers in single precision, one launch each."""
     for count in passes:
         yield elementwise(name, FP32_BYTES * size, float(count))
 
 
-def _product(name: str, rows: float, inner: float, columns: float) -> Operator:
-    """One in single precision."""
+def single_product(name: str, rows: float, inner: float, columns: float) -> Operator:
+    """Return a product in single precision."""
     traffic = FP32_BYTES * (rows * inner + inner * columns + rows * columns)
     return Operator(name, MATRIX, 2.0 * rows * inner * columns, traffic, (rows, inner, columns), "float32")
 

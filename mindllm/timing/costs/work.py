@@ -24,6 +24,7 @@ Axis = Literal[
     "all",
     "share",
     "shares",
+    "tp and share",
     "expert share",
     "expert shares",
 ]

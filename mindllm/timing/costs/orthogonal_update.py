@@ -1,0 +1,100 @@
+"""What Muon does in a step instead of AdamW, what it keeps, and the memory that it needs for a moment, by layer.
+
+Operators are those of ``optimizers/muon.py`` in single precision. A device puts a whole matrix together and makes it orthogonal
+by itself: that work is not shared. All else is done on its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.optimizer_state import MUON
+from mindllm.timing.costs.tuned_update import Matrix, Seldom, each, single_product, trained_matrices
+from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES, Axis, Exchange, Operator, Work, elementwise
+from mindllm.timing.workload import Strategy, UpdateRule, Workload
+
+# Tensors that operators read and write, of an entry of what is named.
+MOMENTUM = (2, 2, 3)  # the scaled gradient, what stays of the momentum, their sum
+NESTEROV = (2, 3)  # gradient and momentum
+LENGTH = (2, 1, 2)  # squares and their sum, of the whole matrix, and its quotient by the root
+POLYNOMIAL = (2, 2, 3)  # b times a square, c times its square, their sum
+ADDED = (2, 3)  # a times the matrix, and the product with the polynomial
+MOVED = (2, 2, 3, 3, 2, 2)  # what decays, the step, both differences; weight and momentum are written
+SCALARS = (2, 3, 2, 2, 2, 2)  # root of the length, a little more, its reciprocal; the rate times decay and scale
+
+
+def orthogonal_size(spec: LayerSpec, strategy: Strategy, rule: UpdateRule) -> float:
+    """Numbers of a layer's weights that a rank updates by Muon, and keeps one moment of."""
+    return sum(one.size for one in _matrices(spec, strategy, rule))
+
+
+def orthogonal_update(spec: LayerSpec, workload: Workload) -> tuple[Seldom, ...]:
+    """The update of a layer's matrices, once per step."""
+    rule = workload.update
+    work = tuple(one for matrix in _matrices(spec, workload.strategy, rule) for one in _update(matrix, rule))
+    return (Seldom(1.0, work),) if work else ()
+
+
+def update_working_bytes(workload: Workload) -> float:
+    """What a stage needs beside its state while it updates a matrix, of the layer where that is most.
+
+    Matrices are updated one after the other. There are the momentum's part, the whole matrix, ``a`` times it, and either its
+    product with the polynomial beside that, or three squares of its shorter side. Gradients that are not accumulated are gone
+    once they are used: of the first layer of a stage, where those of the others are still there.
+    """
+    strategy, rule = workload.strategy, workload.update
+    accumulates = strategy.micro_batches * strategy.accumulation > 1
+    most = 0.0
+    for spec in workload.architecture.specifications():
+        used = 0.0
+        for one in _matrices(spec, strategy, rule):
+            used += 0.0 if accumulates else one.size
+            whole, square = float(one.rows * one.columns), float(min(one.rows, one.columns) ** 2)
+            most = max(most, one.size + 2.0 * whole + max(whole + square, 3.0 * square) - used)
+    return FP32_BYTES * most
+
+
+def _matrices(spec: LayerSpec, strategy: Strategy, rule: UpdateRule) -> Iterator[Matrix]:
+    """The matrices of a layer that Muon updates."""
+    return trained_matrices(spec, strategy) if rule.type == MUON else iter(())
+
+
+def _update(one: Matrix, rule: UpdateRule) -> Work:
+    """One matrix: momentum, the whole matrix, its Newton-Schulz steps, the weight."""
+    return (
+        elementwise(f"{one.name}.norm", (FP32_BYTES + HALF_BYTES) * one.size, 1.0),  # and its copy in half precision
+        *each(f"{one.name}.momentum", one.size, MOMENTUM + (NESTEROV if rule.nesterov else ())),
+        *_joined(one),
+        *each(f"{one.name}.length", float(one.rows * one.columns), LENGTH),
+        *each(f"{one.name}.length", 1.0, SCALARS),
+        *(tuple(_step(one)) * rule.ns_steps),
+        *each(f"{one.name}.moved", one.size, (2, *MOVED) if one.is_cut else MOVED),
+    )
+
+
+def _joined(one: Matrix) -> Iterator[Operator | Exchange]:
+    """The whole matrix out of its parts: columns first, which are turned to be rows for that, then rows."""
+    if one.column_cuts:
+        columns = one.own_rows * one.columns
+        yield elementwise(f"{one.name}.turned", FP32_BYTES * one.size, 2.0)
+        yield Exchange(f"{one.name}.columns", "AllGather", FP32_BYTES * columns, "tp")
+        yield elementwise(f"{one.name}.turned", FP32_BYTES * columns, 2.0)
+    if one.row_cuts:
+        yield Exchange(f"{one.name}.rows", "AllGather", float(FP32_BYTES * one.rows * one.columns), _rows_axis(one))
+
+
+def _rows_axis(one: Matrix) -> Axis:
+    """Ranks that have the parts of its rows: tensor-parallel ones, those that share the optimizer's state, or both."""
+    axes = {axis for axis, _ in one.row_cuts}
+    return "tp and share" if len(axes) > 1 else next(iter(axes))
+
+
+def _step(one: Matrix) -> Iterator[Operator]:
+    """A Newton-Schulz step: the square of the shorter side, its square, and the polynomial of both times the matrix."""
+    longer, shorter = float(max(one.rows, one.columns)), float(min(one.rows, one.columns))
+    yield single_product(f"{one.name}.square", shorter, longer, shorter)
+    yield single_product(f"{one.name}.fourth", shorter, shorter, shorter)
+    yield from each(f"{one.name}.polynomial", shorter * shorter, POLYNOMIAL)
+    yield single_product(f"{one.name}.times", shorter, shorter, longer)
+    yield from each(f"{one.name}.added", shorter * longer, ADDED)
