@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,13 +18,17 @@ MOMENT_PREFIXES = tuple(f"{moment}." for moment in MOMENTS)
 ADAMW = "AdamW"
 MUON, MUON_MOMENT = "Muon", "muon_m"
 """The optimizer of this name keeps one moment of every matrix of layers, and AdamW's two of other weights."""
-FIRST_MOMENTS = (MOMENT_PREFIXES[0], f"{MUON_MOMENT}.")
+CODES, SCALES = ("adam_m_codes", "adam_v_codes"), ("adam_m_scales", "adam_v_scales")
+"""Moments of 8 bits (``optimizer.state_bits``): a code for each number, and a scale for each block of them."""
+CODE_BITS, FEWEST_BLOCKS = 8, 16
+"""Bits of a code, and blocks of the smallest weight whose moments are in codes."""
+FIRST_MOMENTS = (MOMENT_PREFIXES[0], f"{MUON_MOMENT}.", f"{CODES[0]}.")
 """Every weight that is updated has state whose name begins with one of these."""
 POWERS = ("beta1_power", "beta2_power")
 IMPORTANCE, UNCERTAINTY, KEPT_RANKS, STEPS_TAKEN = "importance", "uncertainty", "kept_ranks", "steps_taken"
 PROJECTION, INTERVAL, STEPS_IN_INTERVAL = "projection", "interval", "steps_in_interval"
 LAYER_POWERS = ("layer_beta1_power", "layer_beta2_power")
-PREFIXES = tuple(f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION, MUON_MOMENT))
+PREFIXES = tuple(f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION, MUON_MOMENT, *CODES, *SCALES))
 SHARES = "feed_forward.router.balance.shares"
 """Ends the names of what a balance loss over global batches keeps: of all choices of the step before, the part of each expert."""
 SCALARS = (*POWERS, STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)
@@ -56,18 +61,41 @@ def _triplets(architecture: Architecture) -> Iterator[Triplets]:
             )
 
 
-def state_shapes(weights: Mapping[str, tuple[int, ...]], optimizer: str = "") -> dict[str, tuple[int, ...]]:
-    """Shapes by name, all fp32, of the state that every run of an ``optimizer`` (``optimizer.type``) has, from those of the
-    weights it updates.
+def state_shapes(
+    weights: Mapping[str, tuple[int, ...]], optimizer: str = "", block: int = 0
+) -> dict[str, tuple[int, ...]]:
+    """Shapes by name of the state that every run of an ``optimizer`` (``optimizer.type``) has, from those of the weights it
+    updates. All are fp32 but :data:`CODES`, which are uint8.
+
+    ``block``: numbers of a block of moments in codes; 0: none are.
     """
     alone = {name for name, shape in weights.items() if optimizer == MUON and is_orthogonalised(name, shape)}
+    coded = {name: shape for name, shape in weights.items() if is_in_codes(shape, block)}
     moments = {
         f"{prefix}{name}": shape
         for prefix in (*MOMENT_PREFIXES, f"{MUON_MOMENT}.")
         for name, shape in weights.items()
-        if (name in alone) == (prefix not in MOMENT_PREFIXES)
+        if (name in alone) == (prefix not in MOMENT_PREFIXES) and name not in coded
     }
-    return {**moments, **dict.fromkeys(POWERS, ())}
+    codes = {f"{kind}.{name}": shape for kind in CODES for name, shape in coded.items()}
+    scales = {f"{kind}.{name}": shape_of_scales(shape, block) for kind in SCALES for name, shape in coded.items()}
+    return {**moments, **codes, **scales, **dict.fromkeys(POWERS, ())}
+
+
+def is_in_codes(shape: tuple[int, ...], block: int) -> bool:
+    """Whether a weight's moments are in codes, in blocks of so many numbers (0: none is): those of all but vectors and small
+    matrices.
+    """
+    size = math.prod(shape)
+    return block > 0 and len(shape) > 1 and size >= FEWEST_BLOCKS * block and size % block == 0
+
+
+def shape_of_scales(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
+    """Shape of the scales of a weight's blocks, which are cut as it is: blocks follow rows, and lie in them where these have
+    room for whole ones.
+    """
+    rows_hold_blocks = shape[-1] % block == 0
+    return (*shape[:-1], shape[-1] // block) if rows_hold_blocks else (math.prod(shape) // block,)
 
 
 def is_orthogonalised(name: str, shape: tuple[int, ...]) -> bool:

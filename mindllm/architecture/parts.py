@@ -18,6 +18,7 @@ Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
 ACTIVATION_OPERATORS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu", "quick_gelu": "quick_gelu"}
 """The operators that compute them, by the names that patterns of ``recompute_config`` see."""
+SPLIT_INPUT = ("wo", "w2")  # projections whose input tensor parallelism splits; it splits the output of the others
 GRADIENT = 2.0  # those of the product that yields the gradient of a weight
 FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Strict, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from mindllm.architecture.optimizer_state import CODE_BITS, MUON
 from mindllm.config.section import Fraction, List, PositiveInt, Section
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -58,10 +59,26 @@ class OptimizerConfig(Section):
         description="In it: `a, b, c` of every Newton-Schulz step, which maps a singular value `s` to `a s + b s³ + c s⁵`; the "
         "last ones are repeated.",
     )
+    state_bits: Literal[8, 32] = Field(
+        default=32,
+        description="`type: AdamW`: bits of a number of its moments. 8: blocks of codes of dynamic quantization, with a scale "
+        "each; weights with one axis, or with fewer than 16 blocks, keep 32.",
+    )
+    state_block_size: PositiveInt = Field(default=256, description="`state_bits: 8`: numbers of a block.")
     weight_decay_groups: List[DecayGroup] = Field(
         default=(),
         description="Weights with a decay of their own; the first group with a pattern that matches decides.",
     )
+
+    @property
+    def needs_cuts(self) -> bool:
+        """Whether an update depends on how its weight is cut over devices."""
+        return self.type == MUON or self.state_bits == CODE_BITS
+
+    @property
+    def block(self) -> int:
+        """Numbers of a block of moments in codes; 0: none are."""
+        return self.state_block_size if self.state_bits == CODE_BITS else 0
 
     @property
     def newton_schulz(self) -> tuple[tuple[float, float, float], ...]:

@@ -18,7 +18,7 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_open
 
 Lines = Mapping[str, str]
-COPIES = re.compile(r"^(accu_grads|adam_m|adam_v|muon_m)\.")  # of a weight, known by its name
+COPIES = re.compile(r"^(accu_grads|adam_[mv](?:_codes|_scales)?|muon_m)\.")  # of a weight, known by its name
 
 
 def write_lines(sources: Sources, path: Path) -> None:

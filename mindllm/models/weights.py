@@ -29,6 +29,7 @@ NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float16: np.dtype(np.float16),
     ms.bfloat16: np.dtype(ml_dtypes.bfloat16),
     ms.int32: np.dtype(np.int32),
+    ms.uint8: np.dtype(np.uint8),
 }
 
 

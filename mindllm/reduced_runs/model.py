@@ -8,6 +8,7 @@ batches and accumulation steps are enough to fill the pipeline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
 SMALLEST_DECAY = 0.1
 LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
+MOST_IN_SMALL_BLOCK = 16  # numbers of a block of moments in codes
 
 
 def reduce_model(
@@ -164,9 +166,17 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
             {**group.model_dump(), "weight_decay": _visible(group.weight_decay)}
             for group in config.optimizer.weight_decay_groups
         ],
+        **({"optimizer.state_block_size": _small_block(config, sizes)} if config.optimizer.block else {}),
         "runner_wrapper.max_grad_norm": min(config.runner_wrapper.max_grad_norm, LARGEST_NORM),
         **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
     }
+
+
+def _small_block(config: RunConfig, sizes: Mapping[str, Any]) -> int:
+    """Numbers of a block of moments that small parts of small weights hold whole, as real parts hold real blocks."""
+    heads = sizes["num_heads"], sizes["n_kv_heads"]
+    widths = [sizes["hidden_size"], sizes["intermediate_size"], *(sizes["head_dim"] * count for count in heads)]
+    return math.gcd(MOST_IN_SMALL_BLOCK, *(width // config.parallel_config.model_parallel for width in widths))
 
 
 def _visible(decay: float) -> float:

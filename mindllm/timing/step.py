@@ -14,12 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
+from mindllm.architecture.parts import SPLIT_INPUT
 from mindllm.axes import CONTEXT, TENSOR
 from mindllm.schedules.orders import Timetable, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, step_times
 from mindllm.schedules.steady import SCHEDULE, is_long
 from mindllm.timing.costs.exchanges import Group, exchange_seconds
-from mindllm.timing.costs.layer import SPLIT_INPUT
 from mindllm.timing.costs.operators import operator_seconds
 from mindllm.timing.costs.swapped import late_seconds, moved_bytes
 from mindllm.timing.costs.tuned_update import uncounted_update

@@ -13,7 +13,6 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.architecture.experts import ExpertsSpec
-from mindllm.architecture.optimizer_state import MUON
 from mindllm.config import RunConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.models.weights import shares_of
@@ -215,7 +214,7 @@ def built_alike(config: RunConfig, rank: int) -> Hashable:
     has_own_groups = any(
         isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped for spec in architecture.layers
     )
-    of_ranks = config.optimizer.type == MUON or (pet is not None and pet.tuner.name in OPTIMIZERS)
+    of_ranks = config.optimizer.needs_cuts or (pet is not None and pet.tuner.name in OPTIMIZERS)
     if of_ranks or has_own_groups or config.parallel.strategy_ckpt_save_file:
         return rank
     uses_embedding_twice = architecture.head.tied or any(spec.is_mtp for spec in architecture.layers)
@@ -233,7 +232,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     weights = ParameterTuple(parallel.network.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
     pet = config.model.config.pet_config
-    exchanges = config.optimizer.type == MUON or (pet is not None and pet.tuner.whole_gradients)
+    exchanges = config.optimizer.needs_cuts or (pet is not None and pet.tuner.whole_gradients)
     cuts = weight_cuts(parallel.model, config) if exchanges else None
     optimizer = make_optimizer(owned, config, cuts, rank, shares_of(parallel.network))
     wrapper = config.runner_wrapper

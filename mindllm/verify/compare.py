@@ -14,6 +14,7 @@ from mindllm.compiled.execute.cluster import Cluster, ClusterStep
 from mindllm.compiled.execute.state import state_parts
 from mindllm.config import OptimizerConfig, RunConfig
 from mindllm.train.engine import StepResult
+from mindllm.verify.coded_state import in_numbers, parts_in_numbers, room_of_codes
 
 Arrays = Mapping[str, np.ndarray]
 Explained = Callable[[str], np.ndarray | None]
@@ -127,14 +128,17 @@ def compare(
 ) -> Comparison:
     """Holds a step's results together, and the state both sides have after it.
 
+    Moments in codes are compared as numbers, with room for the code beside.
+
     ``explained``: of a whole weight how large an error may be, element by element, beside what is allowed anyway.
     """
     worst: dict[str, TensorError] = {}
+    state, room = in_numbers(state), room_of_codes(state)
     negligible = _negligible(state)
     for machine in cluster.machines:
-        for name, part in state_parts(machine).items():
+        for name, part in parts_in_numbers(state_parts(machine)).items():
             whole = np.asarray(state[name])
-            beside = explained(name)
+            beside = room.get(name, explained(name))
             beside = None if beside is None else beside[part.slices]
             error = _error(name, machine.rank, np.asarray(part.value), whole[part.slices], whole, beside)
             if error.absolute <= negligible.get(kind_of_state(name), 0.0):

@@ -26,6 +26,7 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
+from mindllm.verify.coded_state import AppliedGradients, in_numbers
 from mindllm.verify.compare import Comparison, compare, explained_by_moments, tolerance_of
 from mindllm.verify.kept_values import StepValues
 from mindllm.verify.loss import last_gradients, loss_problems
@@ -105,7 +106,7 @@ class OnceMore:
 @dataclass(frozen=True)
 class Reference:
     """A single device's training: its tables, weights that stay, state before it; after every step result, state, counts
-    and what its logits say. ``begins``: weights when a run begins.
+    and what its logits say. ``begins``: weights when a run begins. ``applied``: of moments in codes the gradients of every step.
     """
 
     tables: Arrays
@@ -117,6 +118,7 @@ class Reference:
     counts: list[Arrays] = field(default_factory=list)
     losses: list[OnceMore] = field(default_factory=list)
     begins: Arrays = field(default_factory=dict)
+    applied: list[Arrays] = field(default_factory=list)
 
     def updates(self, step: int) -> int:
         """Updates that are done behind step number ``step``."""
@@ -143,12 +145,17 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     work = tasks(config, steps, SEED)
     frozen, initial = device.frozen(), device.state()
     results, states, counts, losses = [], [initial], [], []
+    gradients = AppliedGradients(one) if one.optimizer.block else None
+    applied: list[Arrays] = []
     for task in work:
         results.append(device.step(task))
+        applied.append(gradients.of(task, states[-1]) if gradients is not None and not task.overflows else {})
         losses.append(_once_more(one, task, results[-1], device.values(), {**frozen, **states[-1]}))
         states.append(device.state())
         counts.append(device.counts())
-    return Reference(device.tables(), frozen, initial, work, results, states[1:], counts, losses, device.begins)
+    return Reference(
+        device.tables(), frozen, initial, work, results, states[1:], counts, losses, device.begins, applied
+    )
 
 
 def _once_more(config: RunConfig, task: Task, result: StepResult, values: StepValues, before: Arrays) -> OnceMore:
@@ -165,6 +172,8 @@ def train_cluster(
     tolerance = tolerance_of(config)
     comparisons = []
     for number, task in enumerate(reference.tasks):
+        if number and config.optimizer.block:
+            cluster.load_state(reference.before(number))
         weights = [machine.values() for machine in cluster.machines]
         found = done_by(cluster, config, task)
         comparison = compared(config, reference, number, found, cluster)
@@ -190,7 +199,7 @@ def compared(config: RunConfig, reference: Reference, number: int, found: Cluste
     if task.clips and config.runner_wrapper.use_clip_grad:
         return compare(reference.results[number], state, found, cluster, tolerance)
     explained = explained_by_moments(
-        config.optimizer, tolerance, partial(task.rate_of, config), reference.updates(number), state
+        config.optimizer, tolerance, partial(task.rate_of, config), reference.updates(number), in_numbers(state)
     )
     return compare(reference.results[number], state, found, cluster, tolerance, explained)
 
@@ -273,7 +282,8 @@ def own_problems(config: RunConfig, reference: Reference, step: int) -> Iterator
     task, norm = reference.tasks[step], reference.results[step].global_norm
     rate_of, before, after = partial(task.rate_of, config), reference.before(step), reference.states[step]
     known = reference.losses[step].gradients if reference.losses else {}
-    for problem in update_problems(config, done, rate_of, norm, before, after, known, task.clips):
+    applied = reference.applied[step] if reference.applied else {}
+    for problem in update_problems(config, done, rate_of, norm, before, after, known, task.clips, applied):
         yield f"{problem} {ON_BOTH}"
 
 

@@ -11,8 +11,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, MUON_MOMENT, updated_weights
+from mindllm.architecture.optimizer_state import CODES, MOMENT_PREFIXES, MUON_MOMENT, SCALES, updated_weights
 from mindllm.config import RunConfig
+from mindllm.train.optimizers.dynamic_map import decoded, steps_beside
+from mindllm.verify.coded_state import SIGNED
 
 FIRST, SECOND = MOMENT_PREFIXES
 CLIP_EPSILON = 1e-6
@@ -21,6 +23,8 @@ TOLERANCE = 1e-4
 """Of a norm, of the largest second moment of a weight, and of the largest change of a weight: what fp32 leaves."""
 ORTHOGONAL_TOLERANCE, TINY = 1e-3, 1e-7
 """Of the largest change of a matrix: Newton-Schulz steps make rounding of small singular values hundreds of times as large."""
+NEAREST = 0.51
+"""Of the way to the code beside: no other code is nearer, but for rounding."""
 GRADIENT_TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 2e-2}
 """Of the largest element of a gradient, by compute dtype."""
 ROUNDING = 1e-6
@@ -36,6 +40,7 @@ def update_problems(
     after: Mapping,
     known: Mapping[str, np.ndarray] = MappingProxyType({}),
     clips: bool = True,
+    applied: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> Iterator[str]:
     """Yield where an update is not that of AdamW, or of Muon, with the YAML's clipping, betas, epsilon and decays.
 
@@ -48,18 +53,18 @@ def update_problems(
         after: the same after it.
         known: gradients of some weights by name, before clipping, that were computed another way.
         clips: whether the step clips where the run does.
+        applied: gradients of all weights by name, behind clipping, which moments in codes do not tell.
     """
     if config.model.config.pet_config is not None:
         return
     updated = set(updated_weights(after))
     names = [name for name in before if name in updated and not name.endswith(MOVED_OTHERWISE)]
-    kinds = {name: _Part if f"{FIRST}{name}" in after else _OrthogonalPart for name in names}
-    parts = {name: kind(config, name, before, after) for name, kind in kinds.items()}
-    applied = float(np.sqrt(sum(np.sum(part.gradient**2) for part in parts.values())))
+    parts = {name: _part(config, name, before, after, applied) for name in names}
+    length = float(np.sqrt(sum(np.sum(part.gradient**2) for part in parts.values())))
     wrapper = config.runner_wrapper
     clipped = min(1.0, wrapper.max_grad_norm / (norm + CLIP_EPSILON)) if wrapper.use_clip_grad and clips else 1.0
-    if not abs(applied - norm * clipped) <= TOLERANCE * norm * clipped:
-        yield f"gradients were applied with the norm {applied:.6g}; of {norm:.6g}, clipping leaves {norm * clipped:.6g}"
+    if not abs(length - norm * clipped) <= TOLERANCE * norm * clipped:
+        yield f"gradients were applied with the norm {length:.6g}; of {norm:.6g}, clipping leaves {norm * clipped:.6g}"
     allowed = GRADIENT_TOLERANCES[config.model.config.compute_dtype]
     for name, gradient in known.items():
         if name in parts:
@@ -72,6 +77,16 @@ def _gradient_problems(name: str, found: np.ndarray, wanted: np.ndarray, toleran
     if not _largest(found - wanted) <= tolerance * _largest(wanted):
         factor = float(np.vdot(found, wanted) / np.vdot(wanted, wanted))
         yield f"gradient of {name}: about {factor:.4g} times what the logits give"
+
+
+def _part(
+    config: RunConfig, name: str, before: Mapping, after: Mapping, applied: Mapping[str, np.ndarray]
+) -> _Part | _CodedPart | _OrthogonalPart:
+    if f"{FIRST}{name}" in after:
+        return _Part(config, name, before, after)
+    if f"{CODES[0]}.{name}" in after:
+        return _CodedPart(config, name, before, after, applied[name])
+    return _OrthogonalPart(config, name, before, after)
 
 
 class _Part:
@@ -97,6 +112,34 @@ class _Part:
         error = _largest(self.old[0] - change - self.new[0])
         if not error <= TOLERANCE * _largest(change) + ROUNDING * _largest(self.old[0]):
             yield f"{name}: off by {error:.2e} from AdamW's update with a decay of {decay:g}"
+
+
+class _CodedPart(_Part):
+    """One weight whose moments are in codes: those of the step before are decoded, and what this one made of them is encoded."""
+
+    def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping, gradient: np.ndarray) -> None:
+        self.optimizer, self.gradient = config.optimizer, gradient
+        old, new = ([_decoded(state, name, number) for number in (0, 1)] for state in (before, after))
+        self.old = [np.asarray(before[name], np.float64), *old]
+        means = zip(self.optimizer.betas, old, (gradient, gradient**2), strict=True)
+        moments = [beta * kept + (1 - beta) * mean for beta, kept, mean in means]
+        self.new, self.found = [np.asarray(after[name], np.float64), *moments], new
+        self.room = [steps_beside(*_codes(after, name, number), signed) for number, signed in enumerate(SIGNED)]
+
+    def problems(self, name: str, updates: int, rate: float) -> Iterator[str]:
+        for kind, moment, found, room in zip(CODES, self.new[1:], self.found, self.room, strict=True):
+            error = np.maximum(np.abs(found - moment) - NEAREST * room, 0)
+            if not _largest(error) <= TOLERANCE * _largest(moment):
+                yield f"{kind}.{name}: not the codes nearest to the mean, off by {_largest(error):.2e} more"
+        yield from super().problems(name, updates, rate)
+
+
+def _codes(state: Mapping, name: str, number: int) -> tuple[np.ndarray, np.ndarray]:
+    return state[f"{CODES[number]}.{name}"], state[f"{SCALES[number]}.{name}"]
+
+
+def _decoded(state: Mapping, name: str, number: int) -> np.ndarray:
+    return decoded(*_codes(state, name, number), SIGNED[number]).astype(np.float64)
 
 
 class _OrthogonalPart:

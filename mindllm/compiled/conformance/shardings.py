@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, MUON_MOMENT, further_state, updated_weights
+from mindllm.architecture.optimizer_state import CODES, MOMENT_PREFIXES, MUON_MOMENT, further_state, updated_weights
 from mindllm.compiled.conformance.expected import gathers_again, shards_accumulators
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.execute.state import ACCUMULATORS
@@ -149,7 +149,9 @@ def _followers(
     assert weight.layout is not None
     accumulated = weight.shape if shards_accumulators(config) else weight.layout.slice_shape
     projected = further_state(config.model.config.architecture)
-    names = [f"{prefix}{weight.name}" for prefix in (*MOMENT_PREFIXES, f"{MUON_MOMENT}.")]
+    names = [
+        f"{prefix}{weight.name}" for prefix in (*MOMENT_PREFIXES, f"{MUON_MOMENT}.", *(f"{kind}." for kind in CODES))
+    ]
     wanted = {
         **{name: _moment_shape(weight, projected.get(name)) for name in names},
         f"{ACCUMULATORS}{weight.name}": accumulated,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
-from mindllm.architecture.optimizer_state import MUON
+from mindllm.architecture.optimizer_state import ADAMW, CODE_BITS, MUON, is_in_codes
+from mindllm.architecture.parts import SPLIT_INPUT
 from mindllm.architecture.tuners import FULL_TUNING, GALORE, LISA
 from mindllm.config.checks import MODEL, Finding
 from mindllm.config.checks.context_parallel import check_context_parallel
@@ -195,8 +197,13 @@ def _schedule(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[
 
 
 def check_optimizer(config: RunConfig) -> Iterator[Finding]:
-    """What Muon does not update yet, and its keys where it is not the optimizer."""
+    """What Muon does not update yet, its keys where it is not the optimizer, and what has moments of 8 bits."""
     optimizer, model = config.optimizer, config.model.config
+    if optimizer.state_bits == CODE_BITS:
+        yield from _moments_of_8_bits(config)
+        yield from _blocks_over_devices(config)
+    elif optimizer.state_block_size != OptimizerConfig.model_fields["state_block_size"].default:
+        yield ("optimizer", "state_block_size"), "is a key of state_bits: 8 (value of that: 32); leave it out"
     if optimizer.type != MUON:
         for key in ("momentum", "nesterov", "matched_adamw_rms", "ns_steps", "ns_coefficients"):
             if getattr(optimizer, key) != OptimizerConfig.model_fields[key].default:
@@ -211,6 +218,36 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
     if model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
         message = f"pet_type {model.pet_config.pet_type} has an update of its own, or adapters (value Muon)"
         yield ("optimizer", "type"), f"{message}; write AdamW, or pet_type: full"
+
+
+def _moments_of_8_bits(config: RunConfig) -> Iterator[Finding]:
+    key, model, optimizer = ("optimizer", "state_bits"), config.model.config, config.optimizer
+    if optimizer.type == MUON:
+        yield key, f"is a key of type {ADAMW} (type here: {MUON}); write 32"
+    if model.expert_num > 1:
+        yield key, "weights of routed experts, of three dimensions, have moments of 32 bits (value 8); write 32"
+    if model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
+        message = f"pet_type {model.pet_config.pet_type} trains small weights, or has an update of its own (value 8)"
+        yield key, f"{message}; write 32, or pet_type: full"
+
+
+def _blocks_over_devices(config: RunConfig) -> Iterator[Finding]:
+    """Tensor parallelism cuts columns of these projections: blocks must lie in the parts of a row."""
+    ranks, block = config.parallel_config.model_parallel, config.optimizer.block
+    for name, shape in config.model.config.architecture.trained_shapes().items():
+        cut = name.endswith(tuple(f".{one}.weight" for one in SPLIT_INPUT)) and is_in_codes(shape, block)
+        if ranks > 1 and cut and shape[-1] // ranks % block:
+            message = (
+                f"leaves {shape[-1] // ranks} columns of {name} on a rank, not whole blocks of {block} (value {ranks})"
+            )
+            advice = f"write optimizer.state_block_size: {_block(shape[-1] // ranks)}"
+            yield ("parallel_config", "model_parallel"), f"{message}; {advice}"
+            return
+
+
+def _block(columns: int) -> int:
+    """The largest power of two that divides them, up to the default."""
+    return math.gcd(columns, OptimizerConfig.model_fields["state_block_size"].default)
 
 
 def check_weight_groups(config: RunConfig) -> Iterator[Finding]:

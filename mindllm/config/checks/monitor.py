@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.architecture.optimizer_state import MUON
+from mindllm.architecture.optimizer_state import CODE_BITS, MUON
 from mindllm.architecture.tuners import ADALORA, GALORE, LISA
 from mindllm.config.checks import Finding
 from mindllm.config.monitor import KEYS, LOGIT, UPDATE
@@ -24,6 +24,8 @@ def check_monitor(config: RunConfig) -> Iterator[Finding]:
         otherwise = pet.pet_type
     elif config.optimizer.type == MUON:
         otherwise = f"optimizer.type {MUON}"
+    elif config.optimizer.state_bits == CODE_BITS:
+        otherwise = f"optimizer.state_bits {CODE_BITS}"
     if UPDATE in watched and otherwise:
         yield (
             (SECTION, KEYS[UPDATE]),

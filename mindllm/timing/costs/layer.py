@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.parts import FeedForwardSpec
+from mindllm.architecture.parts import SPLIT_INPUT, FeedForwardSpec
 from mindllm.architecture.quantization import bits_of
 from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
@@ -32,7 +32,6 @@ from mindllm.timing.costs.work import (
 )
 from mindllm.timing.workload import Numerics, Strategy
 
-SPLIT_INPUT = ("wo", "w2")  # projections whose input tensor parallelism splits; it splits the output of the others
 WHOLE_ON_A_RANK = (
     "eh_proj.",
     "feed_forward.router.",

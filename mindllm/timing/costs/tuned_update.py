@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from mindllm.architecture.adapters import VALUES, A, B
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.optimizer_state import projected_shapes
+from mindllm.architecture.parts import SPLIT_INPUT
 from mindllm.architecture.tuners import ADALORA, GALORE, Tuning
-from mindllm.timing.costs.layer import SPLIT_INPUT, WHOLE_ON_A_RANK
+from mindllm.timing.costs.layer import WHOLE_ON_A_RANK
 from mindllm.timing.costs.work import FP32_BYTES, MATRIX, Axis, Exchange, Operator, Work, elementwise
 from mindllm.timing.workload import Strategy, Workload
 

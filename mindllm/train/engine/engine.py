@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import further_state, state_shapes
+from mindllm.architecture.optimizer_state import CODE_BITS, CODES, further_state, kind_of_state, state_shapes
 from mindllm.config import RunConfig, override_config
 from mindllm.train.checkpoint import Checkpoint, RankTensors
 from mindllm.train.health import Watched
@@ -126,9 +126,22 @@ class Engine(ABC):
             UserError: tensors are missing, unknown or misshapen; nothing has been changed then.
         """
         if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
+            _require_same_bits(self.config, checkpoint)
             weights = trained_signatures(self.config)
             checkpoint.require(weights, state_signatures(self.config, weights))
         self.load_state({**checkpoint.weights, **checkpoint.optimizer})
+
+
+def _require_same_bits(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """Raise UserError where moments of a checkpoint have other bits than the run's: they are not converted."""
+    coded = any(kind_of_state(name) in CODES for name in checkpoint.optimizer)
+    asked = config.optimizer.state_bits
+    if checkpoint.optimizer and coded != (asked == CODE_BITS):
+        bits = CODE_BITS if coded else 32
+        message = (
+            f"the checkpoint's moments have {bits} bits (value {asked}); write {bits}, or begin without its optimizer"
+        )
+        raise config.error("optimizer.state_bits", message)
 
 
 def weight_signatures(config: RunConfig) -> Signatures:
@@ -146,9 +159,13 @@ def trained_signatures(config: RunConfig) -> Signatures:
 
 def state_signatures(config: RunConfig, weights: Signatures) -> Signatures:
     """Shape and dtype of all that the optimizer keeps for these weights."""
-    shapes = state_shapes({name: shape for name, (shape, _) in weights.items()}, config.optimizer.type)
+    optimizer = config.optimizer
+    shapes = state_shapes({name: shape for name, (shape, _) in weights.items()}, optimizer.type, optimizer.block)
     shapes |= further_state(config.model.config.architecture)
-    return {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
+    return {
+        name: (shape, np.dtype(np.uint8 if kind_of_state(name) in CODES else np.float32))
+        for name, shape in shapes.items()
+    }
 
 
 def evaluation_config(config: RunConfig) -> RunConfig:

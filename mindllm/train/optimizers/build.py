@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mindspore import Parameter
 
-from mindllm.architecture.optimizer_state import MUON, triplets
+from mindllm.architecture.optimizer_state import CODE_BITS, MUON, triplets
 from mindllm.architecture.tuners import ADALORA, GALORE, LISA
 from mindllm.config import RunConfig
 from mindllm.config.tuning import PetConfig
@@ -16,11 +16,12 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.adalora import AdaLoraRankAllocator, OrthogonalPenalty
 from mindllm.train.optimizers.adamw import AdamW
+from mindllm.train.optimizers.adamw_8bit import AdamW8bit
 from mindllm.train.optimizers.galore import GaLoreAdamW
 from mindllm.train.optimizers.lisa import LAYER, LisaAdamW
 from mindllm.train.optimizers.muon import MuonAdamW
 
-Optimizer = AdamW | GaLoreAdamW | LisaAdamW | MuonAdamW
+Optimizer = AdamW | AdamW8bit | GaLoreAdamW | LisaAdamW | MuonAdamW
 
 
 def make_optimizer(
@@ -40,6 +41,9 @@ def make_optimizer(
     rates = config.grouped_lr_schedule
     if config.optimizer.type == MUON:
         return MuonAdamW(parameters, config.optimizer, cuts, rank, _elsewhere(parameters, config, rank), rates)
+    if config.optimizer.state_bits == CODE_BITS:
+        elsewhere = _elsewhere(parameters, config, rank)
+        return AdamW8bit(parameters, config.optimizer, cuts, rank, elsewhere, rates, config.error)
     return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, groups=rates, shares=shares)
 
 
@@ -74,15 +78,19 @@ def _adalora(
     return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, penalty, allocation, rates)
 
 
+EMBEDDINGS = "embedding"
+"""In the names of all tables of tokens and positions."""
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {ADALORA: _adalora, GALORE: _galore, LISA: _lisa}
 """By the tuner that changes the update; the others have AdamW as it is."""
 
 
 def _elsewhere(parameters: Sequence[Parameter], config: RunConfig, rank: int) -> frozenset[str]:
-    """Weights in layers of other pipeline stages than that of ``rank``."""
+    """Weights of other pipeline stages than that of ``rank``: embeddings are on the first, the head is behind the last layer."""
     plan, stage = make_plan(config), mesh_of(config).stage_of(rank)
     found = {item.name: LAYER.match(item.name) for item in parameters}
-    return frozenset(name for name, one in found.items() if one and plan.layers[int(one[1])].stage != stage)
+    ends = {name: 0 if EMBEDDINGS in name else config.last_stage for name in found}
+    stages = {name: plan.layers[int(one[1])].stage if one else ends[name] for name, one in found.items()}
+    return frozenset(name for name, where in stages.items() if where != stage)
 
 
 def shares_weights(config: RunConfig, cuts: Mapping[str, WeightCut]) -> bool:
