@@ -78,5 +78,5 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
     )  # fmt: skip
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()
-    rule = UpdateRule(update.type, update.ns_steps, update.nesterov)
+    rule = UpdateRule(update.type, update.ns_steps, update.nesterov, update.block)
     return Workload(model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved, rule)

@@ -17,11 +17,12 @@ from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.held_memory import held_memory, working_memory
 from mindllm.schedules.orders import stage_orders
 from mindllm.schedules.steady import SCHEDULE
+from mindllm.timing.costs.coded_update import coded_working_bytes, saved_bytes
 from mindllm.timing.costs.layer import WHOLE_ON_A_RANK, forward_work, repeated_work
-from mindllm.timing.costs.orthogonal_update import update_working_bytes
+from mindllm.timing.costs.orthogonal_update import orthogonal_working_bytes
 from mindllm.timing.costs.swapped import moved_bytes
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
-from mindllm.timing.non_layer_cost import EXPERTS, Held
+from mindllm.timing.non_layer_cost import EXPERTS, Held, coded_numbers
 from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.workload import Workload
@@ -53,6 +54,11 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
         + placeholder_bytes(workload, stage)
         for stage, (update, size) in enumerate(zip(updates, held, strict=True))
     )
+
+
+def update_working_bytes(workload: Workload) -> float:
+    """What a stage needs beside its state while a weight is updated, where that is not one kernel."""
+    return max(orthogonal_working_bytes(workload), coded_working_bytes(workload))
 
 
 def placeholder_bytes(workload: Workload, stage: int) -> float:
@@ -127,7 +133,8 @@ def state_bytes(held: Held, workload: Workload) -> float:
     gradients = held.updated * (FP32_BYTES if accumulates else HALF_BYTES)
     if accumulates and strategy.accumulators_shard:
         gradients = held.own(strategy) * FP32_BYTES
-    trained = held.own(strategy) * STATE + held.state + held.updated * HALF_BYTES + gradients
+    saved = saved_bytes(coded_numbers(held, strategy), workload.update)
+    trained = held.own(strategy) * STATE + held.state - saved + held.updated * HALF_BYTES + gradients
     in_half = pet is not None and pet.frozen_dtype != "float32"
     return trained + held.codes + held.frozen * (HALF_BYTES if in_half else FP32_BYTES + HALF_BYTES)
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from mindllm.architecture.decoder import EMBEDDING, Architecture
 from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.optimizer_state import is_in_codes
 from mindllm.architecture.tuners import Tuning, is_trained
 from mindllm.timing.costs.layer import WHOLE_ON_A_RANK
 from mindllm.timing.costs.orthogonal_update import orthogonal_size
@@ -119,6 +120,7 @@ class Held:
         projected: numbers of the trained ones that the rank updates otherwise than by AdamW.
         state: bytes that a rank keeps of optimizer state beside two moments of all it updates; below zero where it is less.
         codes: bytes of projections that are held in codes.
+        coded: numbers of the trained ones whose moments are in codes, and of how many weights.
     """
 
     trained: float = 0.0
@@ -127,6 +129,8 @@ class Held:
     projected: float = 0.0
     state: float = 0.0
     codes: float = 0.0
+    coded: float = 0.0
+    coded_weights: float = 0.0
 
     def __add__(self, other: Held) -> Held:
         return Held(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
@@ -160,7 +164,7 @@ def embedding_parameters(workload: Workload) -> Held:
     architecture, strategy = workload.architecture, workload.strategy
     table = architecture.vocab_size * architecture.hidden_size
     ranks = strategy.model_parallel if strategy.vocabulary_parallel else 1
-    return table_parameters(architecture, EMBEDDING, table / ranks)
+    return table_parameters(architecture, EMBEDDING, table / ranks, workload.update)
 
 
 def last_parameters(workload: Workload) -> Held:
@@ -172,7 +176,8 @@ def last_parameters(workload: Workload) -> Held:
     held = Held()
     if not (alone and architecture.head.tied):
         table = architecture.vocab_size * architecture.hidden_size
-        held += table_parameters(architecture, architecture.head_weight, table / workload.strategy.model_parallel)
+        size = table / workload.strategy.model_parallel
+        held += table_parameters(architecture, architecture.head_weight, size, workload.update)
     return held + embedding_parameters(workload) if architecture.predictions and not alone else held
 
 
@@ -209,18 +214,31 @@ def layer_parameters(
             held += Held(frozen=size)
         else:
             held += Held(experts=size) if name.startswith(EXPERTS) else Held(trained=size)
+            held += _in_codes(shape, size, rule)
     return held
 
 
-def table_parameters(architecture: Architecture, name: str, count: float) -> Held:
+def _in_codes(shape: tuple[int, ...], size: float, rule: UpdateRule) -> Held:
+    return Held(coded=size, coded_weights=1.0) if is_in_codes(shape, rule.block) else Held()
+
+
+def table_parameters(architecture: Architecture, name: str, count: float, rule: UpdateRule = BY_ADAMW) -> Held:
     """``count`` parameters of weight ``name`` outside of layers."""
-    return Held(trained=count) if is_trained(architecture.pet, name) else Held(frozen=count)
+    if not is_trained(architecture.pet, name):
+        return Held(frozen=count)
+    return Held(trained=count) + _in_codes((architecture.vocab_size, architecture.hidden_size), count, rule)
+
+
+def coded_numbers(held: Held, strategy: Strategy) -> float:
+    """Numbers that a rank updates whose moments are in codes."""
+    return held.coded / strategy.shards(strategy.replica_num)
 
 
 def update_operator(held: Held, workload: Workload) -> Operator:
     """Clipping and AdamW of what a rank updates; behind a scaled loss also what that takes."""
     passes = UPDATE_BYTES + CLIP_BYTES + HALF_BYTES + SCALED_BYTES * workload.numerics.scaled_loss
-    return elementwise("update", held.own(workload.strategy) - held.projected, passes)
+    otherwise = held.projected + coded_numbers(held, workload.strategy)
+    return elementwise("update", held.own(workload.strategy) - otherwise, passes)
 
 
 def replica_exchanges(held: Held, workload: Workload) -> Work:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.tuners import is_trained
 from mindllm.parallel.layer_plan import LayerAssignment
+from mindllm.timing.costs.coded_update import coded_update
 from mindllm.timing.costs.layer import (
     backward_work,
     forward_work,
@@ -24,6 +25,7 @@ from mindllm.timing.costs.tuned_update import Seldom, layer_update, step_update
 from mindllm.timing.costs.work import Exchange, Operator, Work
 from mindllm.timing.non_layer_cost import (
     Held,
+    coded_numbers,
     embedding_work,
     head_work,
     of_tokens_ahead,
@@ -119,7 +121,9 @@ def step_work(workload: Workload) -> StepWork:
         held = sum((place_parameters(workload, place, numbers[place]) for place in own), Held())
         update = update_operator(held, workload)
         layers = [number for place in own for number in numbers[place]]
-        updates.append(StageUpdate(held, replica_exchanges(held, workload), update, _beside(workload, layers)))
+        coded = coded_update(coded_numbers(held, workload.strategy), held.coded_weights, workload.update)
+        beside = (*_beside(workload, layers), *coded)
+        updates.append(StageUpdate(held, replica_exchanges(held, workload), update, beside))
     size = workload.numerics.hidden_bytes * tokens * architecture.hidden_size
     sent = Exchange("between stages", "Send", size, "pp")
     return StepWork(workload, parts, tuple(places), tuple(updates), sent, shared_table(workload))

@@ -169,11 +169,13 @@ class UpdateRule:
         type: ``AdamW`` or ``Muon``.
         ns_steps: Newton-Schulz steps of Muon.
         nesterov: whether its momentum has Nesterov's form.
+        block: numbers of a block of AdamW's moments in codes of 8 bits; 0: they are fp32.
     """
 
     type: str = ADAMW
     ns_steps: int = 5
     nesterov: bool = True
+    block: int = 0
 
 
 BY_ADAMW = UpdateRule()

@@ -17,10 +17,9 @@ from mindllm.planning.costs.formula import plan_of, plan_problem
 from mindllm.planning.plan import evaluate
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.exchanges import Group
-from mindllm.timing.costs.orthogonal_update import update_working_bytes
 from mindllm.timing.costs.work import FP32_BYTES, Exchange
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.memory import stage_bytes
+from mindllm.timing.memory import stage_bytes, update_working_bytes
 from mindllm.timing.non_layer_cost import layer_parameters
 from mindllm.timing.step import groups, step_time
 from mindllm.timing.step_work import step_work

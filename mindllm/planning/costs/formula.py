@@ -21,9 +21,8 @@ from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.reduced_runs.even import even_keys
 from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
-from mindllm.timing.costs.orthogonal_update import update_working_bytes
 from mindllm.timing.device import Device
-from mindllm.timing.memory import layer_needs, loss_bytes, state_bytes
+from mindllm.timing.memory import layer_needs, loss_bytes, state_bytes, update_working_bytes
 from mindllm.timing.non_layer_cost import Held, embedding_parameters, last_parameters, layer_parameters
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import spec_part, step_work

@@ -36,7 +36,7 @@ def orthogonal_update(spec: LayerSpec, workload: Workload) -> tuple[Seldom, ...]
     return (Seldom(1.0, work),) if work else ()
 
 
-def update_working_bytes(workload: Workload) -> float:
+def orthogonal_working_bytes(workload: Workload) -> float:
     """What a stage needs beside its state while it updates a matrix, of the layer where that is most.
 
     Matrices are updated one after the other. There are the momentum's part, the whole matrix, ``a`` times it, and either its
