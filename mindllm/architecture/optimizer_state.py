@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mindllm.architecture.adapters import VALUES, A, B
 from mindllm.architecture.decoder import Architecture
 from mindllm.architecture.experts import ExpertsSpec
-from mindllm.architecture.parts import Shapes
+from mindllm.architecture.parts import SPLIT_INPUT, Shapes
 from mindllm.architecture.tuners import ADALORA, GALORE, LISA, Tuning
 
 MOMENTS = ("adam_m", "adam_v")
@@ -96,6 +96,18 @@ def shape_of_scales(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
     """
     rows_hold_blocks = shape[-1] % block == 0
     return (*shape[:-1], shape[-1] // block) if rows_hold_blocks else (math.prod(shape) // block,)
+
+
+def weight_of_cut_blocks(shapes: Mapping[str, tuple[int, ...]], ranks: int, block: int) -> str:
+    """Return the first weight of whose rows so many tensor-parallel ranks would have parts of blocks; empty where none is.
+
+    They cut columns of the projections whose input is split, so blocks must lie in the parts of a row.
+    """
+    for name, shape in shapes.items():
+        cut = name.endswith(tuple(f".{one}.weight" for one in SPLIT_INPUT)) and is_in_codes(shape, block)
+        if ranks > 1 and cut and shape[-1] // ranks % block:
+            return name
+    return ""
 
 
 def is_orthogonalised(name: str, shape: tuple[int, ...]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mindllm.architecture.optimizer_state import weight_of_cut_blocks
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.checks.context_parallel import check_context_parallel
@@ -217,6 +218,8 @@ def _tensor_reason(config: RunConfig, tensor: int, widest: int) -> str:
     for key in ("num_heads", "n_kv_heads", "intermediate_size", "vocab_size", "seq_length"):
         if getattr(model, key) % tensor:
             return f"{key} is not divisible by the tensor-parallel ranks"
+    if weight_of_cut_blocks(model.architecture.trained_shapes(), tensor, config.optimizer.block):
+        return "tensor-parallel ranks would have parts of blocks of optimizer state"
     return ""
 
 

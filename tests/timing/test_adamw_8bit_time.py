@@ -1,6 +1,7 @@
 """Moments of 8 bits in the model of time and in the formula of memory: traffic of a compiled rank, memory of dry runs."""
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from mindllm.architecture.optimizer_state import CODES, kind_of_state, state_sha
 from mindllm.compiled.graph.cost import cost
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.compiled.simulation.simulate_rank import simulate_rank
-from mindllm.config import load_config
+from mindllm.config import load_config, override_config
+from mindllm.strategies.candidates import candidates
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.coded_update import saved_bytes
 from mindllm.timing.device import DEFAULT, read_device
@@ -24,6 +26,7 @@ from tests.compiled.simulations import needs_compiler
 from tests.timing.test_muon_time import WIDE
 
 FORM = Path(__file__).parents[2] / "mindllm/verify/forms/moments_of_8_bits.yaml"
+SHIPPED = Path(__file__).parents[2] / "configs/llama2"
 DEVICE = read_device(DEFAULT)
 ALONE = {"model": {**WIDE, "intermediate_size": 3072}, "optimizer": {"state_bits": 8}}
 SHARED = {
@@ -88,3 +91,14 @@ def test_the_update_takes_what_its_bytes_take():
     rate = DEVICE.memory_bandwidth.value * DEVICE.efficiency.memory.value
     assert np.diff(seconds)[0] < 0
     assert seconds[0] > 600 * numbers / rate
+
+
+def test_no_strategy_is_proposed_that_would_be_refused():
+    """Llama 2 7B on eight ranks of a weight: 1,376 columns of each, no whole blocks."""
+    config = load_config(SHIPPED / "pretrain_llama2_7b_8p.yaml", ["--optimizer.state_bits=8"])
+    left_out = Counter()
+    found = {one.model_parallel for one in candidates(config, 8, 128, DEVICE, left_out)}
+    assert found == {1}
+    assert left_out["tensor-parallel ranks would have parts of blocks of optimizer state"] == 3
+    config = override_config(config, {"optimizer.state_block_size": 32})
+    assert {one.model_parallel for one in candidates(config, 8, 128, DEVICE, Counter())} == {1, 2, 4, 8}

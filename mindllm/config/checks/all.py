@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from mindllm.architecture.optimizer_state import ADAMW, CODE_BITS, MUON, is_in_codes
-from mindllm.architecture.parts import SPLIT_INPUT
+from mindllm.architecture.optimizer_state import ADAMW, CODE_BITS, MUON, weight_of_cut_blocks
 from mindllm.architecture.tuners import FULL_TUNING, GALORE, LISA
 from mindllm.config.checks import MODEL, Finding
 from mindllm.config.checks.context_parallel import check_context_parallel
@@ -232,17 +231,12 @@ def _moments_of_8_bits(config: RunConfig) -> Iterator[Finding]:
 
 
 def _blocks_over_devices(config: RunConfig) -> Iterator[Finding]:
-    """Tensor parallelism cuts columns of these projections: blocks must lie in the parts of a row."""
     ranks, block = config.parallel_config.model_parallel, config.optimizer.block
-    for name, shape in config.model.config.architecture.trained_shapes().items():
-        cut = name.endswith(tuple(f".{one}.weight" for one in SPLIT_INPUT)) and is_in_codes(shape, block)
-        if ranks > 1 and cut and shape[-1] // ranks % block:
-            message = (
-                f"leaves {shape[-1] // ranks} columns of {name} on a rank, not whole blocks of {block} (value {ranks})"
-            )
-            advice = f"write optimizer.state_block_size: {_block(shape[-1] // ranks)}"
-            yield ("parallel_config", "model_parallel"), f"{message}; {advice}"
-            return
+    shapes = config.model.config.architecture.trained_shapes()
+    if name := weight_of_cut_blocks(shapes, ranks, block):
+        columns = shapes[name][-1] // ranks
+        message = f"leaves {columns} columns of {name} on a rank, not whole blocks of {block} (value {ranks})"
+        yield ("parallel_config", "model_parallel"), f"{message}; write optimizer.state_block_size: {_block(columns)}"
 
 
 def _block(columns: int) -> int:
