@@ -16,7 +16,7 @@ import numpy as np
 
 from mindllm.architecture.optimizer_state import FIRST_MOMENTS, is_state, updated_weights
 from mindllm.compiled.execute.cluster import Cluster, ClusterStep
-from mindllm.compiled.execute.difference import Comparer
+from mindllm.compiled.execute.comparer import Comparer
 from mindllm.compiled.execute.records import Record, Recorder
 from mindllm.compiled.execute.state import ACCUMULATORS, initial_parts
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
@@ -44,6 +44,7 @@ SHARED = (
 DIRECTION = 1e-3
 """Of a gradient, what a common factor leaves; clipping is one."""
 MOST_NAMES = 4
+ADDS = "AssignAdd"
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ def _executed(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Ref
 
 def _among_ranks(config: RunConfig, graphs: Sequence[CompiledGraph], ranks: _Side, device: _Side) -> str:
     """The first operator of the ranks that differs, or the result that none of them changes."""
+    if idle := _idle_accumulators(ranks):
+        return f"no gradient is added to {', '.join(idle[:MOST_NAMES])}"
     wrong, untouched = _wrong_results(ranks)
     for tolerance in TOLERANCES_OF_VALUES[config.model.config.compute_dtype]:
         comparer = Comparer(ranks.recorder.records, device.recorder.records, graphs, mesh_of(config), tolerance)
@@ -123,6 +126,19 @@ def _among_ranks(config: RunConfig, graphs: Sequence[CompiledGraph], ranks: _Sid
     if untouched:
         return f"no operator of the step changes {', '.join(untouched[:MOST_NAMES])}"
     return comparer.explained(wrong[0]).describe() if wrong else ""
+
+
+def _idle_accumulators(side: _Side) -> list[str]:
+    """Accumulators of weights that come out wrong to which no operator of the step adds."""
+    added = {(record.rank, record.parameter) for record in side.recorder.records if record.node.op == ADDS}
+    wrong = {name for name, _ in _wrong_tensors(side.comparison)}
+    names = [f"{ACCUMULATORS}{weight}" for weight in sorted({*wrong, *updated_weights(wrong)})]
+    return [
+        f"{name} on rank {machine.rank}"
+        for name in names
+        for machine in side.cluster.machines
+        if name in machine.parameters and (machine.rank, name) not in added
+    ]
 
 
 def _wrong_results(side: _Side) -> tuple[list[Record], list[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.execute.difference import Comparer
+from mindllm.compiled.execute.comparer import Comparer
 from mindllm.compiled.execute.records import Record, Recorder
 from mindllm.compiled.execute.state import slices_of
 from mindllm.compiled.foreign.lockstep import Program, ProgramRank

@@ -62,7 +62,7 @@ def fault_rows(forms: Sequence[str], only: str, cache: Path, told: Callable[[str
 def row_of(cluster: Cluster, fault: Fault) -> Row:
     """One mistake, planted and asked about."""
     said = answer(cluster, fault.plant(cluster.graphs))
-    located = locates(said.where, fault.places)
+    located = locates(said.where, fault.places, fault.between)
     return Row(fault.name, fault.what, fault.source, said.found_by, located, said.seconds, fault.places, said.where)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence, Set
 
 SCOPE = re.compile(r" at (\S+)")
 PARAMETER = re.compile(r"\b(?:model|lm_head|tok_embeddings|norm_out)\.[\w.]+")
@@ -10,10 +11,15 @@ SURROUNDS = ("network", "CausalLM")
 
 
 def cell_of(scope: str) -> str:
-    """``model.layers.1.attention.wo`` of MindSpore's scope, whether it is of the forward or of the backward pass."""
-    levels = [level.rsplit("-", 1)[0] for level in scope.removeprefix("Gradients/").split("/")[1:-1]]
-    kept = [level for level in levels if not level.startswith("Grad_") and level not in SURROUNDS]
-    return ".".join(kept)
+    """``model.layers.1.attention.wo`` of MindSpore's scope, whether it is of the forward or of the backward pass.
+
+    Directly in the model or around it, the class of that cell.
+    """
+    if "/" not in scope:
+        return scope  # of a cell already
+    levels = [level.rsplit("-", 1) for level in scope.removeprefix("Gradients/").split("/")[1:-1]]
+    kept = [level for level in levels if not level[0].startswith("Grad_")]
+    return ".".join(name for name, *_ in kept if name not in SURROUNDS) or "".join(kept[-1][1:] if kept else "")
 
 
 def named(answer: str) -> list[str]:
@@ -32,6 +38,13 @@ def is_near(found: str, wanted: str) -> bool:
     return bool(shorter) and longer.startswith(shorter + ".") and "." not in longer[len(shorter) + 1 :]
 
 
-def locates(answer: str, places: tuple[str, ...]) -> bool:
-    """Whether an answer names one of the ``places`` that are right."""
-    return any(is_near(found, wanted) for found in named(answer) for wanted in places)
+def locates(answer: str, places: tuple[str, ...], between: Sequence[Set[str]] = ()) -> bool:
+    """Whether an answer names one of the ``places`` that are right: cells, parameters, or the scope of the very operator.
+
+    ``between``: scopes before and behind an operator that is missing; to name one of each is right as well.
+    Where an input of the step stands on one side, the other is enough.
+    """
+    scopes, said = {scope for scope in places if "/" in scope}, set(SCOPE.findall(answer))
+    if scopes & said or (any(between) and all(side & said for side in between if side)):
+        return True
+    return any(is_near(found, wanted) for found in named(answer) for wanted in places if wanted not in scopes)

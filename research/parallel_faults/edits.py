@@ -9,17 +9,19 @@ from typing import Any
 from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node, OtherType
 
 Edit = Callable[[CompiledGraph, Node], Sequence[Node]]
+Where = Callable[[CompiledGraph, Node], bool]
 
 
-def edited(graph: CompiledGraph, scopes: frozenset[str], edit: Edit) -> CompiledGraph:
-    """A copy of a graph with ``edit`` made to the nodes of these scopes; the graph itself where it has none of them."""
-    if not any(node.scope in scopes for node in graph.nodes()):
+def edited(graph: CompiledGraph, scopes: frozenset[str], fits: Where, edit: Edit) -> CompiledGraph:
+    """A copy of a graph with ``edit`` made to the nodes of these scopes that it ``fits``; the graph itself where it has none."""
+    chosen = {node.name for node in graph.nodes() if node.scope in scopes and fits(graph, node)}
+    if not chosen:
         return graph
     functions = tuple(
         replace(
             function,
             nodes=tuple(
-                new for node in function.nodes for new in (edit(graph, node) if node.scope in scopes else [node])
+                new for node in function.nodes for new in (edit(graph, node) if node.name in chosen else [node])
             ),
         )
         for function in graph.functions

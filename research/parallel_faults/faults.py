@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
+from mindllm.compiled.execute.exchange import RECEIVE, SEND, Exchange
+from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node
+from mindllm.compiled.graph.operators import Operators
 from research.parallel_faults import edits
 from research.parallel_faults.cells import cell_of
-from research.parallel_faults.edits import Edit, edited
+from research.parallel_faults.edits import Edit, Where, edited
 
 OWN = "own"
 MEGATRON = "https://github.com/NVIDIA/Megatron-LM"
 TTRACE = "https://arxiv.org/abs/2506.09280"
 MOST = 3
 """Operators of one form that one kind of mistake is planted at."""
-Where = Callable[[CompiledGraph, Node], bool]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Fault:
 
     Attributes:
         places: cells and parameters, any of which is right to name.
+        between: of an operator that is missing, scopes of those before and of those behind it: to name both is right, too.
         source: where it was published; ``own`` where it was not.
         rank: the one rank it is planted on.
     """
@@ -35,13 +37,15 @@ class Fault:
     source: str
     scopes: frozenset[str]
     edit: Edit
+    fits: Where
     places: tuple[str, ...]
     rank: int | None = None
+    between: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
     def plant(self, graphs: Sequence[CompiledGraph]) -> list[CompiledGraph]:
         """Copies of the graphs with the mistake."""
         only = self.rank
-        return [edited(one, self.scopes, self.edit) if only in (None, one.rank) else one for one in graphs]
+        return [edited(one, self.scopes, self.fits, self.edit) if only in (None, one.rank) else one for one in graphs]
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,15 @@ def _exchange(op: str, backward: bool) -> Where:
     return _op(op, backward=backward, but="Mirror|global_norm|parallel_optimizer|MiniStepAllGather|MicroStepAllGather")
 
 
+def _sums(graph: CompiledGraph, node: Node) -> bool:
+    """Of the forward pass; the largest of the largest is no mistake."""
+    return _exchange("AllReduce", False)(graph, node) and node.attributes.get("op") == "sum"
+
+
+def _adds_norm(graph: CompiledGraph, node: Node) -> bool:
+    return _op("AllReduce", path="global_norm")(graph, node) and len(node.ranks) > 1
+
+
 def _residual(graph: CompiledGraph, node: Node) -> bool:
     return node.op == "Add" and re.search(r"DecoderLayer/Add", node.scope) is not None and not node.backward
 
@@ -157,7 +170,7 @@ KINDS = (
     Kind(
         "norm over one rank",
         "the norm of all gradients is that of a rank",
-        _op("AllReduce", path="global_norm"),
+        _adds_norm,
         edits.dropped,
         f"{MEGATRON}/pull/5916",
     ),
@@ -167,7 +180,7 @@ KINDS = (
         _op("Minimum", path="update-ApplyGradients/"),
         edits.dropped,
     ),
-    Kind("norm summed twice", "squares are added over ranks twice", _op("AllReduce", path="global_norm"), edits.twice),
+    Kind("norm summed twice", "squares are added over ranks twice", _adds_norm, edits.twice),
     Kind(
         "partial products not summed",
         "sums over tensor-parallel ranks are the largest of them",
@@ -197,7 +210,7 @@ KINDS = (
     Kind(
         "sum of the forward pass twice",
         "an AllReduce of the forward pass is made twice",
-        _exchange("AllReduce", False),
+        _sums,
         edits.twice,
     ),
     Kind(
@@ -359,7 +372,18 @@ def faults_of(form: str, graphs: Sequence[CompiledGraph]) -> Iterator[Fault]:
                 graphs[-1].rank if kind.one_rank and _has(graphs[-1], scope) else graph.rank if kind.one_rank else None
             )
             name = f"{form}: {kind.name} {number + 1}"
-            yield Fault(name, form, kind.what, kind.source, frozenset({scope}), kind.edit, _places(graph, node), rank)
+            yield Fault(
+                name,
+                form,
+                kind.what,
+                kind.source,
+                frozenset({scope}),
+                kind.edit,
+                kind.fits,
+                _places(graphs, graph, node),
+                rank,
+                _between(graph, node, kind),
+            )
 
 
 def _has(graph: CompiledGraph, scope: str) -> bool:
@@ -378,17 +402,49 @@ def _parameter(graph: CompiledGraph, node: Node) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _places(graph: CompiledGraph, node: Node) -> tuple[str, ...]:
-    """The cell of an operator, the parameter whose gradient it exchanges or which it changes, the cells it stands between."""
-    written = (
-        node.inputs[0].rpartition(":")[2]
-        if node.inputs and node.op in ("AdamWeightDecay", "AssignAdd", "Assign")
-        else ""
-    )
-    written = re.sub(r"^(accu_grads|adam_[mv])\.", "", written)
+def _places(graphs: Sequence[CompiledGraph], graph: CompiledGraph, node: Node) -> tuple[str, ...]:
+    """The operator itself, its cell, the parameter whose gradient it exchanges or that it changes, of a message the other end.
+
+    The cell of a gradient is that of its forward operator: MindSpore gives gradients the scope of any operator of their kind.
+    """
+    written = _written(node) or next(filter(None, map(_written, _users(graph, node))), "")
     if node.op == "AdamWeightDecay":
         return (written,)
-    cells = (cell_of(node.scope), _parameter(graph, node), written)
-    if cells[0].startswith("update.global_norm"):
+    if cell_of(node.scope).startswith("update.global_norm"):
         return ("update", "update.global_norm")
-    return tuple(filter(None, cells))
+    operators = Operators(graph)
+    forward = operators.forward(node) if node.backward else None
+    cell = operators.place(forward) if forward else cell_of(node.scope)
+    return tuple(filter(None, (node.scope, cell, _parameter(graph, node), written, *_other_ends(graphs, graph, node))))
+
+
+def _between(graph: CompiledGraph, node: Node, kind: Kind) -> tuple[frozenset[str], frozenset[str]]:
+    if kind.edit not in (edits.dropped, edits.second_operand, edits.left_out):
+        return frozenset(), frozenset()
+    computed = [other for other in graph.nodes() if other.op != CONSTANT]
+    before = frozenset(other.scope for other in computed if other.name in node.inputs and cell_of(other.scope))
+    return before, frozenset(other.scope for other in computed if node.name in other.inputs)
+
+
+def _written(node: Node) -> str:
+    """The weight that an operator changes, or whose gradient or state it does; empty where it changes none."""
+    if not node.inputs or node.op not in ("AdamWeightDecay", "AssignAdd", "Assign"):
+        return ""
+    return re.sub(r"^▸?(accu_grads|adam_[mv])\.", "", node.inputs[0].rpartition(":")[2])
+
+
+def _users(graph: CompiledGraph, node: Node) -> Iterator[Node]:
+    """What uses a gradient directly, where it is an exchange."""
+    if node.backward and node.exchanges:
+        yield from (user for user in graph.nodes() if node.name in user.inputs)
+
+
+def _other_ends(graphs: Sequence[CompiledGraph], graph: CompiledGraph, node: Node) -> Iterator[str]:
+    """Scopes of what receives a message that is sent, or sends what is received."""
+    if node.op not in (SEND, RECEIVE):
+        return
+    channel = Exchange(graph.rank, node, None).channel
+    for other in graphs:
+        for end in other.nodes():
+            if end.op in (SEND, RECEIVE) and end.op != node.op and Exchange(other.rank, end, None).channel == channel:
+                yield end.scope

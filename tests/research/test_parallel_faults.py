@@ -52,6 +52,10 @@ def test_nothing_is_suspected_in_a_correct_form(form, bench, graph_cache):
         "rows scattered in another order 2",
         "one rank's product 1",
         "a weight not updated 1",
+        "gradient of gathered rows averaged 1",
+        "gradient of an activation missing 1",
+        "one rank's gradient 1",
+        "loss scaled by the size of a group 1",
     ],
 )
 def test_a_planted_mistake_is_found_and_located(name, bench, cluster):
@@ -59,6 +63,35 @@ def test_a_planted_mistake_is_found_and_located(name, bench, cluster):
     row = bench.row_of(cluster, fault)
     assert row.found
     assert row.located, (row.places, row.where)
+
+
+def test_a_gradient_is_said_to_be_of_its_forward_operator(bench, cluster):
+    fault = next(
+        one for one in bench.faults_of("split_vocabulary", cluster.graphs) if one.name.endswith("one rank's gradient 1")
+    )
+    where = bench.row_of(cluster, fault).where
+    assert "in the backward pass of MatMul at model.layers.1.feed_forward.w2" in where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "name", "said"),
+    [
+        ("sharded_accumulators", "accumulation lost 1", "no gradient is added to accu_grads.lm_head.weight on rank 2"),
+        (
+            "accumulation",
+            "gradient of activations not summed 1",
+            "the gradient of the loss divided over ranks 0, 1, and never",
+        ),
+        ("accumulation", "slice of the first rank 3", "or those of another rank, since StridedSlice at"),
+    ],
+)
+def test_what_is_missing_or_of_another_rank_is_said(form, name, said, bench, graph_cache):
+    several = bench.compiled_form(form, graph_cache)
+    fault = next(one for one in bench.faults_of(form, several.graphs) if one.name.endswith(name))
+    row = bench.row_of(several, fault)
+    assert row.located
+    assert said in row.where
 
 
 def test_names_are_right_in_the_cell_around_and_wrong_in_another(bench):

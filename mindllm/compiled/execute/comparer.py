@@ -1,0 +1,366 @@
+"""Finds the first operator of a cluster whose value is not a part of what a single device computes there.
+
+Operators are matched by the path of their cell, their kind and their direction; values by content, so no layout has to be
+known: the value on a rank must be an aligned block of the single device's value. Where an operator yields a part of a sum,
+the sum over ranks that share it (or over micro batches) must be one.
+
+Only what a wrong result was computed from is looked at: from there backward through all ranks, up to values that are right. So an
+operator of the compiler's own whose value has no counterpart on a single device, such as a look-up in rows that another rank
+has, is not suspected where what follows from it is right.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+
+import numpy as np
+
+from mindllm.compiled.execute.blocks import places
+from mindllm.compiled.execute.device_values import DeviceValues
+from mindllm.compiled.execute.difference import Difference, listed
+from mindllm.compiled.execute.records import MOVES, Record, Sources
+from mindllm.compiled.execute.sharing import Sharing
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph
+from mindllm.parallel.layout import Mesh
+
+LOCAL = frozenset(
+    {"AddN", "OneHot", "Equal", "FloorDiv", "Assign", "AssignAdd", "AssignSub", "ZerosLikeExt", "ZerosLike", "IsFinite"}
+    | {"AlltoAll", "CumSum"}
+)
+"""Operators whose value on a rank need not be a part of a whole, or that the compiler adds where it likes."""
+REDUCES = frozenset({"AllReduce", "ReduceScatter"})
+REORDER = frozenset({"AllGather", "ReduceScatter"})
+ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "RealDiv", "Div"})
+SLICE, OF_RANKS = "StridedSlice", "redistribution"
+GATHER, SCATTER = "AllGather", "ReduceScatter"
+CUTS, JOINS = frozenset({"Split", "SplitTensor"}), frozenset({"Concat"})
+UPDATE = "update"
+CHECKED_OF_THE_NORM = frozenset(
+    {"Square", "Sqrt"}
+)  # of a gradient, and of all; sums are divided by the number of copies
+
+
+class Verdict(Enum):
+    """What a value is to those of a single device: a part of one, its rows in another order, none, or nothing to compare with."""
+
+    RIGHT = "right"
+    MOVED = "moved"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+
+
+class Comparer:
+    """A cluster's ``records`` beside those of a single device.
+
+    ``tolerance`` is relative to the largest magnitude of a single device's value. ``averaged``: every rank computes the mean over
+    rows of its own, so that a value is right as well where its mean over ranks is that of a single device.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        reference: Iterable[Record],
+        graphs: Sequence[CompiledGraph],
+        mesh: Mesh,
+        tolerance: float,
+        averaged: bool = False,
+    ) -> None:
+        self.records = records
+        self.sources = Sources(records)
+        self._known = DeviceValues.of(reference, tolerance)
+        self._sharing = Sharing(records, graphs, mesh, averaged)
+        self._graphs = {graph.rank: graph for graph in graphs}
+        self._stacked = {graph.rank: set(_stacked(graph)) for graph in graphs}
+        self._verdicts: dict[int, Verdict] = {}
+        self._over: dict[int, tuple[int, ...]] = {}
+
+    def verdict(self, record: Record) -> Verdict:
+        """What a value is to those of a single device."""
+        if id(record) not in self._verdicts:
+            self._verdicts[id(record)] = self._judge(record)
+        return self._verdicts[id(record)]
+
+    def _judge(self, record: Record) -> Verdict:
+        place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
+        for value, ranks in self._sharing.readings(record):
+            if self._known.has(place, value):
+                self._over[id(record)] = ranks
+                return Verdict.RIGHT
+        if self._moves_wrong(record):
+            return Verdict.UNKNOWN
+        checked = self._is_checked(record) and place in self._known.records
+        for value, ranks in () if checked else self._sharing.sums(record):
+            if self._known.in_cell(place, value):
+                self._over[id(record)] = ranks
+                return Verdict.RIGHT
+        if not checked:
+            return Verdict.UNKNOWN
+        moved = any(self._known.has_rows(place, value) for value, _ in self._sharing.readings(record))
+        return Verdict.MOVED if moved else Verdict.WRONG
+
+    def _moves_wrong(self, record: Record) -> bool:
+        """Whether it hands on what was found to be wrong, which no sum over ranks makes right."""
+        source = next(iter(record.operands), None) if record.node.op in MOVES else None
+        return source is not None and self.verdict(source) is Verdict.WRONG
+
+    def _is_checked(self, record: Record) -> bool:
+        return _is_checked(record) and record.node.name not in self._stacked.get(record.rank, ())
+
+    def suspects(self, results: Iterable[Record]) -> list[Record]:
+        """What wrong ``results`` were computed from and is not right, in the order it was computed in."""
+        found: dict[int, Record] = {}
+        left = list(results)
+        while left:
+            record = left.pop()
+            if id(record) in found or self.verdict(record) is Verdict.RIGHT:
+                continue
+            found |= {id(each): each for each in self.sources.together(record)}
+            left += self.sources.of(record)
+        order = {id(record): place for place, record in enumerate(self.records)}
+        return sorted(found.values(), key=lambda record: order[id(record)])
+
+    def first_difference(self, results: Iterable[Record]) -> Difference | None:
+        """The first operator that ``results`` were computed from and that fits nothing a single device computes, or the exchange
+        before it that yields the right rows in another order.
+        """
+        late = None
+        for record in self.suspects(results):
+            if self.verdict(record) is Verdict.WRONG:
+                if self._begins(record):
+                    return self.explained(self._given_wrong(record))
+                late = late or record
+            if self._reorders(record):
+                return Difference(record, self._graphs[record.rank], moved=self._since(record))
+        return self.explained(late) if late else None
+
+    def _given_wrong(self, record: Record) -> Record:
+        """The record, or where its own operands are right the one of another rank or micro-batch whose operands are not."""
+        several = [record, *self._sharing.others(record)]
+        return next((each for each in several if self._wrong_operand(each)), record)
+
+    def _wrong_operand(self, record: Record) -> bool:
+        return any(self.verdict(operand) is not Verdict.RIGHT for operand in self._unlike(record))
+
+    def _begins(self, record: Record) -> bool:
+        """Whether nothing wrong is behind it, nor behind what other ranks add to it: these may have come to it later."""
+        seen: set[int] = set()
+        left = [source for each in (record, *self._sharing.others(record)) for source in self.sources.of(each)]
+        while left:
+            source = left.pop()
+            if id(source) in seen or self.verdict(source) is Verdict.RIGHT:
+                continue
+            if self.verdict(source) is Verdict.WRONG:
+                return False
+            seen.add(id(source))
+            left += self.sources.of(source)
+        return True
+
+    def _reorders(self, record: Record) -> bool:
+        """Whether rows are right in what an exchange was given, and stand elsewhere in what it yields."""
+        return (
+            record.node.op in REORDER
+            and self._is_checked(record)
+            and self.verdict(record) is Verdict.MOVED
+            and self._has_right_sources(record)
+        )
+
+    def _has_right_sources(self, record: Record) -> bool:
+        sources = list(self.sources.of(record))
+        return bool(sources) and all(self.verdict(source) is Verdict.RIGHT for source in sources)
+
+    def _since(self, record: Record) -> Record:
+        """The exchange that put rows elsewhere: this one, or the one behind, where its ranks are given parts in another order."""
+        given = [(each.rank, each.operands[0]) for each in self.sources.together(record) if each.operands]
+        parts = [self._parts(operand) for _, operand in sorted(given, key=lambda item: item[0]) if operand is not None]
+        if all(parts) and parts == sorted(parts):
+            return record
+        behind = next(filter(None, record.operands), None)
+        return (behind and self._exchange_behind(behind)) or record
+
+    def _parts(self, record: Record) -> list[tuple[int, ...]]:
+        """Which block of a value of its place a record is."""
+        place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
+        wholes = self._known.records.get(place, ())
+        return next(
+            filter(None, (sorted(places(record.value, one.value, self._known.allowed(one))) for one in wholes)), []
+        )
+
+    def _exchange_behind(self, record: Record) -> Record | None:
+        """The nearest exchange a value has come through; where what that was given is in another order, the one before."""
+        seen, left = {id(record)}, deque([record])
+        while left:
+            behind = left.popleft()
+            if behind.node.op in COLLECTIVES:
+                late = [] if self._has_right_sources(behind) else self.suspects(self.sources.of(behind))
+                return next((each for each in late if self._reorders(each)), behind)
+            for source in filter(None, behind.operands):
+                if id(source) not in seen:
+                    seen.add(id(source))
+                    left.append(source)
+        return None
+
+    def _misplaced(self, record: Record) -> Record | None:
+        """Where operands are each a right part, but not parts of the same place: the exchange that one of them came through."""
+        first, second = (*record.operands, None, None)[:2]
+        if (
+            record.node.op not in ELEMENTWISE
+            or first is None
+            or second is None
+            or first.value.shape != second.value.shape
+        ):
+            return None
+        for one in self._known.records.get(record.place, ()):
+            if len(one.operands) < 2 or one.operands[0] is None or one.operands[1] is None:
+                continue
+            found = [
+                set(places(mine.value, theirs.value, self._known.allowed(theirs)))
+                for mine, theirs in zip((first, second), (one.operands[0], one.operands[1]), strict=True)
+            ]
+            if all(found) and not found[0] & found[1]:
+                near = min((second, first), key=lambda operand: operand.node.op not in COLLECTIVES)
+                return self._equal_cut(record) or self._exchange_behind(near)
+        return None
+
+    def _equal_cut(self, record: Record) -> Record | None:
+        """The first operator behind it that takes the part of its rank, and takes the one that another rank has."""
+        seen, left, found = {id(record)}, [record], []
+        while left:
+            for source in filter(None, left.pop().operands):
+                if id(source) not in seen:
+                    seen.add(id(source))
+                    left.append(source)
+                    if source.node.op == SLICE and source.node.instance.startswith(OF_RANKS):
+                        found.append(source)
+        return next((cut for cut in reversed(found) if self._sharing.is_equal_elsewhere(cut)), None)
+
+    def explained(self, record: Record) -> Difference:
+        """The difference, and what it was computed from that is a part of a sum nobody completed, or not what it should be."""
+        graph = self._graphs[record.rank]
+        if of_loss := self._of_loss(record):
+            return Difference(record, graph, loss=of_loss)
+        if record.node.op in COLLECTIVES:
+            return Difference(record, graph)
+        for index in range(len(record.operands)):
+            if ranks := self._missing_sum(record, index):
+                return Difference(record, graph, record.operands[index], ranks)
+        if part := self._unfinished(record):
+            return Difference(record, graph, part, self._over[id(part)])
+        if moved := self._misplaced(record):
+            return Difference(record, graph, moved=moved)
+        suspect = self._suspect(record)
+        unknown = suspect is not None and self.verdict(suspect) is Verdict.UNKNOWN
+        return Difference(
+            record, graph, suspect=suspect, since=self._unknown_since(suspect) if unknown and suspect else None
+        )
+
+    def _of_loss(self, record: Record) -> tuple[str, tuple[Record, ...]] | None:
+        """What is wrong with the gradient of the loss, which begins divided by the number of its copies, and where it begins."""
+        if not record.node.backward:
+            return None
+        if over := self._divided_loss(record):
+            told = f"what it is given is the gradient of the loss divided over ranks {listed(over)}, and never added"
+        elif self._sharing.of_the_loss(record) and (times := self._times_too_large(record)):
+            told = f"it is {times} times too large: the gradient of the loss is not divided by the number of its copies"
+        else:
+            return None
+        return told, self._begin_of_loss(record.rank)
+
+    def _divided_loss(self, record: Record) -> tuple[int, ...]:
+        """The ranks over which an operand is the gradient of the loss, divided, where the operator is none of the loss's."""
+        for operand in () if self._sharing.of_the_loss(record) else filter(None, record.operands):
+            right = self.verdict(operand) is Verdict.RIGHT and self._sharing.of_the_loss(operand)
+            if right and len(over := self._over[id(operand)]) > 1:
+                return over
+        return ()
+
+    def _times_too_large(self, record: Record) -> int:
+        """The number of ranks that a value has to be divided by to be right; 0 where none is."""
+        place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
+        sizes = sorted({len(ranks) for ranks in self._sharing.several(record.rank)})
+        return next((size for size in sizes if self._known.has(place, record.value / size)), 0)
+
+    def _begin_of_loss(self, rank: int) -> tuple[Record, ...]:
+        """The first operator of the backward pass of a rank, and the first that is a gradient of one of the model's."""
+        backward = [record for record in self.records if record.rank == rank and record.node.backward]
+        of_model = (record for record in backward if self._sharing.operators[rank].forward(record.node))
+        return tuple(dict.fromkeys([*backward[:1], *itertools.islice(of_model, 1)]))
+
+    def _unfinished(self, record: Record) -> Record | None:
+        """The nearest value behind it, without a reduction between, that is right only together with those of other ranks."""
+        seen, left = {id(record)}, deque(filter(None, record.operands))
+        while left:
+            behind = left.popleft()
+            if id(behind) in seen or behind.node.op in REDUCES:
+                continue
+            seen.add(id(behind))
+            if self.verdict(behind) is not Verdict.RIGHT:
+                left.extend(filter(None, behind.operands))
+            elif len(self._over[id(behind)]) > 1 and not self._sharing.of_the_loss(behind):
+                return self._first_part(behind)
+        return None
+
+    def _first_part(self, record: Record) -> Record:
+        """The operator that yields a part of a sum which others hand on."""
+        for source in filter(None, record.operands):
+            if self.verdict(source) is Verdict.RIGHT and self._over[id(source)] == self._over[id(record)]:
+                return self._first_part(source)
+        return record
+
+    def _suspect(self, record: Record) -> Record | None:
+        """The first operand that is not what a single device has in its place, one that is right nowhere before others."""
+        unlike = list(self._unlike(record))
+        return next(
+            (operand for operand in unlike if self.verdict(operand) is not Verdict.RIGHT), next(iter(unlike), None)
+        )
+
+    def _unlike(self, record: Record) -> Iterator[Record]:
+        """Operands that are not what a single device has in their place."""
+        for index, operand in enumerate(record.operands):
+            if operand is None or not self._known.knows_operand(record.place, index):
+                continue
+            if not self._known.has_operand(record.place, index, operand.value):
+                yield operand
+
+    def _unknown_since(self, record: Record) -> Record:
+        """Where what nothing can be said of was made first: of numbers of tokens, or of operators a single device has not."""
+        for source in filter(None, record.operands):
+            if self.verdict(source) is Verdict.UNKNOWN:
+                return self._unknown_since(source)
+        return record
+
+    def _missing_sum(self, record: Record, index: int) -> tuple[int, ...]:
+        """Ranks whose sum of this operand is what the operator has for one on a single device; none if it needs no sum."""
+        operand = record.operands[index]
+        if operand is None or self._known.has_operand(record.place, index, operand.value):
+            return ()
+        sums = self._sharing.operand_sums(record, index)
+        return next((ranks for value, ranks in sums if self._known.has_operand(record.place, index, value)), ())
+
+
+def _stacked(graph: CompiledGraph) -> Iterator[str]:
+    """Exchanges whose parts lie on top of each other, whatever dimension is cut: the compiler cuts and joins what is gathered,
+    and what is to be scattered, in an operator of its own.
+    """
+    ops = {node.name: node.op for node in graph.nodes()}
+    for node in graph.nodes():
+        source = node.inputs[0] if node.inputs else ""
+        if node.op in CUTS and ops.get(source) == GATHER:
+            yield source
+        elif node.op == SCATTER and ops.get(source) in JOINS:
+            yield node.name
+
+
+def _is_checked(record: Record) -> bool:
+    _, path, op = record.place
+    if path == "" or op in MOVES | LOCAL or record.origin.node.op in LOCAL:
+        return False
+    if (
+        record.node.backward and not record.value.ndim
+    ):  # of the loss, whose gradient begins at as many places as it has copies
+        return False
+    if path.startswith(f"{UPDATE}.") and ".optimizer" not in path and op not in CHECKED_OF_THE_NORM:
+        return False
+    return np.issubdtype(record.value.dtype, np.floating)
