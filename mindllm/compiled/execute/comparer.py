@@ -133,7 +133,11 @@ class Comparer:
                     return self.explained(self._given_wrong(record))
                 late = late or record
             if self._reorders(record):
-                return Difference(record, self._graphs[record.rank], moved=self._since(record))
+                return Difference(
+                    record,
+                    self._graphs[record.rank],
+                    moved=self._equal_cut(record, record.node.ranks) or self._since(record),
+                )
         return self.explained(late) if late else None
 
     def _given_wrong(self, record: Record) -> Record:
@@ -224,8 +228,8 @@ class Comparer:
                 return self._equal_cut(record) or self._exchange_behind(near)
         return None
 
-    def _equal_cut(self, record: Record) -> Record | None:
-        """The first operator behind it that takes the part of its rank, and takes the one that another rank has."""
+    def _equal_cut(self, record: Record, ranks: Sequence[int] = ()) -> Record | None:
+        """The first operator behind it that takes the part of its rank, and takes the one that another rank has, of ``ranks``."""
         seen, left, found = {id(record)}, [record], []
         while left:
             for source in filter(None, left.pop().operands):
@@ -234,7 +238,7 @@ class Comparer:
                     left.append(source)
                     if source.node.op == SLICE and source.node.instance.startswith(OF_RANKS):
                         found.append(source)
-        return next((cut for cut in reversed(found) if self._sharing.is_equal_elsewhere(cut)), None)
+        return next((cut for cut in reversed(found) if self._sharing.is_equal_elsewhere(cut, ranks)), None)
 
     def explained(self, record: Record) -> Difference:
         """The difference, and what it was computed from that is a part of a sum nobody completed, or not what it should be."""
@@ -245,7 +249,8 @@ class Comparer:
             return Difference(record, graph)
         for index in range(len(record.operands)):
             if ranks := self._missing_sum(record, index):
-                return Difference(record, graph, record.operands[index], ranks)
+                part = record.operands[index]
+                return Difference(record, graph, part and self._first_part(part), ranks)
         if part := self._unfinished(record):
             return Difference(record, graph, part, self._over[id(part)])
         if moved := self._misplaced(record):
@@ -304,8 +309,9 @@ class Comparer:
 
     def _first_part(self, record: Record) -> Record:
         """The operator that yields a part of a sum which others hand on."""
+        over = self._over[id(record)] if self.verdict(record) is Verdict.RIGHT else None
         for source in filter(None, record.operands):
-            if self.verdict(source) is Verdict.RIGHT and self._over[id(source)] == self._over[id(record)]:
+            if self.verdict(source) is Verdict.RIGHT and self._over[id(source)] == over:
                 return self._first_part(source)
         return record
 

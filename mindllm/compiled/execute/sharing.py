@@ -96,10 +96,11 @@ class Sharing:
         """Whether parts of a sum may lie on these ranks: behind an exchange its ranks have one value, or parts of it."""
         return node.op not in COMPLETE or len(set(ranks) & set(node.ranks)) < 2
 
-    def is_equal_elsewhere(self, record: Record) -> bool:
-        """Whether the same operator yields the same on another rank that it exchanges with."""
+    def is_equal_elsewhere(self, record: Record, ranks: Iterable[int] = ()) -> bool:
+        """Whether the same operator yields the same on another one of ``ranks``, of all that its rank exchanges with if empty."""
         turn = self.calls[record.rank, record.node.name, record.number].index(record)
-        for rank in {other for ranks in self.several(record.rank) for other in ranks} - {record.rank}:
+        among = set(ranks) or {other for group in self.several(record.rank) for other in group}
+        for rank in among - {record.rank}:
             names = [name for found in self.nodes.get((rank, self._kind(record)), {}).values() for name in found]
             calls = [self._calls(rank, name, record)[turn:] for name in names]
             same = (call[0] for call in calls if call and call[0].node.scope == record.node.scope)
