@@ -36,6 +36,7 @@ from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 from mindllm.parallel.sharding.preference import crossing_tables, pairs_table
+from mindllm.parallel.thin_layers import can_be_thin, make_others_thin
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +97,13 @@ def build_replica(config: RunConfig, fuses: bool = True) -> nn.Cell:
     return _with_loss(config, model, kernels, plan)
 
 
-def build_parallel_model(config: RunConfig) -> ParallelModel:
+def build_parallel_model(config: RunConfig, alone: int | None = None) -> ParallelModel:
     """Builds the model of a configuration on its devices; on one of them, as :func:`build_replica`.
 
     Call :func:`mindllm.parallel.set_parallel_context` first.
+
+    Args:
+        alone: the stage whose graph is wanted, for which the layers of others can be thin (:mod:`mindllm.parallel.thin_layers`).
 
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists.
@@ -119,6 +123,8 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     mark_row_parts(model)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
+    if alone is not None and can_be_thin(config):
+        make_others_thin(model, plan, alone)
     order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None
     whole = _with_loss(config, model, kernels, plan)
     if isinstance(whole, PreferenceLoss):

@@ -194,10 +194,16 @@ class DistributedLoss(nn.Cell):
         return self.network(False, *columns)
 
 
-def build_distributed_step(config: RunConfig, rank: int, tell_rank: bool = True) -> DistributedStep:
-    """Builds the training step of ``rank``; sets MindSpore's parallel context for it, the rank only where it is told."""
+def build_distributed_step(
+    config: RunConfig, rank: int, tell_rank: bool = True, alone: bool = False
+) -> DistributedStep:
+    """Builds the training step of ``rank``; sets MindSpore's parallel context for it, the rank only where it is told.
+
+    ``alone``: for its graph only, which does not tell whether other stages have whole layers.
+    """
     set_parallel_context(config, rank, tell_rank)
-    return distributed_step(config, build_parallel_model(config), rank)
+    stage = mesh_of(config).stage_of(rank) if alone else None
+    return distributed_step(config, build_parallel_model(config, stage), rank)
 
 
 def build_distributed_loss(config: RunConfig, rank: int, tell_rank: bool = True) -> DistributedLoss:

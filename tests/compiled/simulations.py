@@ -31,10 +31,24 @@ INTERLEAVED = {
     "model": {"num_layers": 4, "pp_interleave_num": 2},
     "parallel": {"pipeline_config": {"pipeline_interleave": True}},
 }
+EXPERTS = {
+    "pp": 2,
+    "micro": 2,
+    "model": {
+        "model_type": "mixtral",
+        "num_layers": 4,
+        "expert_num": 4,
+        "num_experts_chosen": 2,
+        "aux_loss_types": ["expert"],
+        "aux_loss_factors": [0.01],
+    },
+}
 CASES = {
     "all first": (0, EVERYTHING, False),
     "all last": (7, EVERYTHING, False),
     "all last, whole": (7, EVERYTHING, True),
+    "experts first": (0, EXPERTS, False),
+    "experts first, whole": (0, EXPERTS, True),
     "tp2": (1, {"tp": 2, "model": LONG}, False),
     "tp2 full": (1, {"tp": 2, "model": LONG, "recompute_config": {"recompute": True}}, False),
     "interleaved": (0, INTERLEAVED, False),

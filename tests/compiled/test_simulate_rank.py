@@ -113,9 +113,12 @@ def test_one_forward_one_backward(simulated):
     assert per_pass == [False, False, True, False, True, False, True, True]
 
 
-@pytest.mark.simulates("all last", "all last, whole")
-def test_layers_of_other_stages_change_nothing(simulated):
-    own, whole = simulated("all last"), simulated("all last, whole")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.simulates(name, f"{name}, whole")) for name in ("all last", "experts first")],
+)
+def test_layers_of_other_stages_change_nothing(simulated, name):
+    own, whole = simulated(name), simulated(f"{name}, whole")
     assert [task.node for task in own.tasks if task.operator] == [task.node for task in whole.tasks if task.operator]
     assert Counter((block.size, block.path) for block in own.blocks) == Counter(
         (block.size, block.path) for block in whole.blocks

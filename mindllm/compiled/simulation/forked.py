@@ -51,17 +51,20 @@ def learn(parsed: Path) -> None:
         read_parsed(parsed)
 
 
-def simulate_in_fork(config: RunConfig, rank: int, directory: Path, timeout: float, parsed: Path | None = None) -> str:
+def simulate_in_fork(
+    config: RunConfig, rank: int, directory: Path, timeout: float, whole: bool = False, parsed: Path | None = None
+) -> str:
     """Simulate ``rank`` in a fork of this process inside ``directory``; return what it printed.
 
     Args:
+        whole: compile the layers of other stages as they are.
         parsed: receives what has been parsed, for :func:`learn`.
 
     Raises:
         UserError: what is wrong with the user's input.
         CompileFailed: MindSpore's own error, too little memory, or more than ``timeout`` seconds.
     """
-    output = _in_fork(config, rank, directory, {}, parsed, f"simulating rank {rank}", timeout, lines=False)
+    output = _in_fork(config, rank, directory, {}, parsed, f"simulating rank {rank}", timeout, whole)
     if not (directory / product_of(rank)).is_file():
         raise CompileFailed(f"simulating rank {rank} left no {product_of(rank)}:\n{last_error(output)}")
     return output
@@ -85,9 +88,10 @@ def _in_fork(
     parsed: Path | None,
     doing: str,
     timeout: float,
-    lines: bool,
+    whole: bool = False,
+    lines: bool = False,
 ) -> str:
-    """Return what a fork printed that compiled a rank; without ``lines`` one that is refused compiles again, to name them."""
+    """Return what a fork printed that compiled a rank; without ``lines`` one that is refused compiles again, whole, to name them."""
     log, free = directory / LOG, free_memory()
 
     def main() -> None:
@@ -96,7 +100,7 @@ def _in_fork(
         os.chdir(directory)
         if not lines:
             leave_out_lines()
-        simulate(config, rank)
+        simulate(config, rank, whole)
         if parsed is not None:
             write_parsed(parsed)
 
@@ -105,7 +109,7 @@ def _in_fork(
         raise CompileFailed(f"{doing} took longer than {timeout:.0f} s")
     if code > 0 and not lines:
         log.unlink(missing_ok=True)
-        return _in_fork(config, rank, directory, variables, parsed, doing, timeout, lines=True)
+        return _in_fork(config, rank, directory, variables, parsed, doing, timeout, whole=True, lines=True)
     output = log.read_text(encoding="utf-8", errors="replace")
     if code != 0:
         raise failure(code, output, doing, free)

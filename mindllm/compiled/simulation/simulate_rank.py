@@ -15,6 +15,7 @@ from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import mesh_of
+from mindllm.parallel.refusals import CompileFailed
 from mindllm.process.temporary import temporary_directory
 from mindllm.reduced_runs.stage import reduce_other_stages
 
@@ -41,17 +42,26 @@ KNOWN = (
 logger = logging.getLogger(__name__)
 
 
-RunProcess = Callable[[RunConfig, int, Path, float], str]
+RunProcess = Callable[[RunConfig, int, Path, float, bool], str]
 """Simulates a rank in a process of its own, which leaves MindSpore's files in a directory; returns what it printed. Of
-configuration, rank, directory, and the most seconds it may take."""
+configuration, rank, directory, the most seconds it may take, and whether the layers of other stages are whole."""
 
 
-def simulate_in_new_process(config: RunConfig, rank: int, directory: Path, timeout: float) -> str:
-    """Simulate in a new Python, with the device software in its environment."""
+def simulate_in_new_process(config: RunConfig, rank: int, directory: Path, timeout: float, whole: bool = False) -> str:
+    """Simulate in a new Python, with the device software in its environment; what is refused once more, with whole layers."""
     (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
+    try:
+        return _in_new_process(config, rank, directory, timeout, whole)
+    except CompileFailed:
+        if whole:
+            raise
+    return _in_new_process(config, rank, directory, timeout, whole=True)
+
+
+def _in_new_process(config: RunConfig, rank: int, directory: Path, timeout: float, whole: bool) -> str:
     return run_worker(
         "mindllm.compiled.simulation.simulate_worker",
-        ["--config", CONFIG, "--rank", str(rank)],
+        ["--config", CONFIG, "--rank", str(rank), *["--whole"] * whole],
         directory,
         {**ENVIRONMENT, **device_software(), **rank_environment(config, rank)},
         product=product_of(rank),
@@ -81,7 +91,8 @@ def simulate_rank(
 
     Args:
         timeout: seconds.
-        whole: also compiles all layers of other stages, which changes nothing but the time (see ``reduce_other_stages``).
+        whole: also compiles all layers of other stages, as they are, which changes nothing but the time (see
+            ``reduce_other_stages`` and ``mindllm/parallel/thin_layers.py``).
         run_process: what runs that process.
 
     Raises:
@@ -98,7 +109,7 @@ def simulate_rank(
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
     run, rename = (config, str) if whole else reduce_other_stages(config, mesh.stage_of(rank))
     with temporary_directory("mindllm_simulate_") as directory:
-        output = run_process(run, rank, directory, timeout)
+        output = run_process(run, rank, directory, timeout, whole)
         tracked = read_tracked(directory / f"rank_{rank}", rename)
     messages = tuple(unknown_lines(output))
     for message in messages:

@@ -29,13 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--config", required=True, help="YAML of the run")
     parser.add_argument("--rank", type=int, required=True, help="global rank")
+    parser.add_argument("--whole", action="store_true", help="compile the layers of other stages as they are")
     options = parser.parse_args(arguments)
-    simulate(load_config(options.config), options.rank)
+    simulate(load_config(options.config), options.rank, options.whole)
     return 0
 
 
-def simulate(config: RunConfig, rank: int) -> None:
-    """One step of ``rank``; what it takes is in the files and lines MindSpore leaves."""
+def simulate(config: RunConfig, rank: int, whole: bool = False) -> None:
+    """One step of ``rank``; what it takes is in the files and lines MindSpore leaves.
+
+    ``whole``: the layers of other stages are compiled as they are.
+    """
     import mindspore as ms
     from mindspore.communication import init
     from mindspore.communication._comm_helper import GlobalComm
@@ -55,7 +59,7 @@ def simulate(config: RunConfig, rank: int) -> None:
     # On one device weights would be drawn as soon as they are made. Elsewhere they are made when they are cut; what
     # no_init_parameters leaves on the class makes MindSpore 2.10 fill them on the host instead.
     with no_init_parameters() if alone else nullcontext():
-        step = build_distributed_step(config, rank)
+        step = build_distributed_step(config, rank, alone=not whole)
     leave_uninitialised(step.get_parameters())
     with refusals_explained(step):
         step(*example_inputs(config))
