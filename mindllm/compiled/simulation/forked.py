@@ -91,7 +91,7 @@ def _in_fork(
     whole: bool = False,
     lines: bool = False,
 ) -> str:
-    """Return what a fork printed that compiled a rank; without ``lines`` one that is refused compiles again, whole, to name them."""
+    """Return what a fork printed that compiled a rank; one that is refused compiles again, whole, with ``lines`` for places."""
     log, free = directory / LOG, free_memory()
 
     def main() -> None:
