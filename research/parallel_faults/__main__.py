@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--correct", action="store_true", help="correct variations in place of mistakes")
     parser.add_argument("--cache", type=Path, help="where compiled graphs are kept (default: as for the check)")
     parser.add_argument("--json", type=Path, help="file that rows are written to, each with the whole answer")
-    parser.add_argument("--markdown", type=Path, help="file that the table is written to")
+    parser.add_argument("--markdown", type=Path, help="file that the table by kinds is written to")
     options = parser.parse_args()
     os.environ.setdefault("GLOG_v", "3")
     from mindllm.compiled.rank.compile_ranks import cache_directory

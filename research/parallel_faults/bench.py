@@ -101,14 +101,32 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(rows: Sequence[Row]) -> Iterator[str]:
-    """The table, a line for each case."""
-    yield "| case | mistake | source | found by | located | seconds |"
-    yield "|---|---|---|---|---|---|"
+    """The table: a line for each kind of mistake, and what was found but not located; of correct runs a line each."""
+    faults = [row for row in rows if row.what]
+    if faults:
+        yield "| planted | source | cases | found | located | seconds |"
+        yield "|---|---|---|---|---|---|"
+        for kind, cases in _by_kind(faults).items():
+            found, located = sum(row.found for row in cases), sum(row.found and row.located for row in cases)
+            seconds = sum(row.seconds for row in cases) / len(cases)
+            source = _link(cases[0].source)
+            yield f"| {kind}: {cases[0].what} | {source} | {len(cases)} | {found} | {located} | {seconds:.1f} |"
+        yield ""
+        for row in faults:
+            if not (row.found and row.located):
+                first = row.where.splitlines()[0] if row.where else "nothing"
+                yield f"- {row.name}: {', '.join(row.places[1:]) or 'around the model'}; said: {first}"
     for row in rows:
-        located = "yes" if row.located else "**no**"
-        source = (
-            row.source
-            if not row.source.startswith("http")
-            else f"[{'/'.join(row.source.split('/')[-3:])}]({row.source})"
-        )
-        yield f"| {row.name} | {row.what or 'none'} | {source} | {row.found_by or '–'} | {located} | {row.seconds:.1f} |"
+        if not row.what:
+            yield f"- {row.name}: {'false alarm: ' + row.found_by if row.found else 'nothing found, as it should be'}"
+
+
+def _by_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(row.name.partition(": ")[2].rpartition(" ")[0], []).append(row)
+    return kinds
+
+
+def _link(source: str) -> str:
+    return f"[{'/'.join(source.split('/')[-3:])}]({source})" if source.startswith("http") else source

@@ -255,7 +255,7 @@ class Comparer:
             return Difference(record, graph, part, self._over[id(part)])
         if moved := self._misplaced(record):
             return Difference(record, graph, moved=moved)
-        suspect = self._suspect(record)
+        suspect = self._suspect(record) or self._unknown_operand(record)
         unknown = suspect is not None and self.verdict(suspect) is Verdict.UNKNOWN
         return Difference(
             record, graph, suspect=suspect, since=self._unknown_since(suspect) if unknown and suspect else None
@@ -321,6 +321,11 @@ class Comparer:
         return next(
             (operand for operand in unlike if self.verdict(operand) is not Verdict.RIGHT), next(iter(unlike), None)
         )
+
+    def _unknown_operand(self, record: Record) -> Record | None:
+        """Of operands that a single device does not compute, such as gathered weights, the first not known to be right."""
+        known = (operand for operand in record.operands if operand is not None)
+        return next((operand for operand in known if self.verdict(operand) is not Verdict.RIGHT), None)
 
     def _unlike(self, record: Record) -> Iterator[Record]:
         """Operands that are not what a single device has in their place."""

@@ -69,6 +69,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self._kept: list[Any] = []  # what has an id in the next one
         self._of_array: dict[tuple[int, int], Record] = {}
         self._of_parameter: dict[tuple[int, str], Record] = {}
 
@@ -81,10 +82,11 @@ class Recorder:
             if place < len(operands) and isinstance(operands[place], Parameter)
         ]
         for number, value in enumerate(_flat((result,))):
-            if isinstance(value, np.ndarray):
-                record = Record(rank, node, value, known, "".join(changed[:1]), number)
+            if isinstance(value, np.ndarray | np.generic):  # numpy's sum of two scalars is no array
+                record = Record(rank, node, np.asarray(value), known, "".join(changed[:1]), number)
                 self.records.append(record)
                 self._of_array[rank, id(value)] = record
+                self._kept.append(value)
                 if record.assigns:
                     self._of_parameter |= {(rank, name): record for name in changed[number:]}
 
