@@ -4,14 +4,13 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.config import override_config
-from mindllm.parallel import build_parallel_model, set_parallel_context
+from mindllm.parallel import build_parallel_model
 from mindllm.parallel.thin_layers import can_be_thin
 
 EXPERTS = {"model_type": "mixtral", "num_layers": 8, "expert_num": 4, "num_experts_chosen": 2}
 
 
 def built(config, alone=None):
-    set_parallel_context(config, 0)
     return build_parallel_model(config, alone).model
 
 
