@@ -1,6 +1,13 @@
-"""Units of memory and time, once. What MindSpore and this project print as MB and GB of memory are MIB and GIB."""
+"""Units of memory and time, once. What MindSpore and this project print as MB and GB of memory are MIB and GIB.
+
+People read memory of devices in GB (:func:`gigabytes`); programs and files have it in MB or bytes.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MB, GB = 10**6, 10**9
@@ -18,3 +25,44 @@ def counted(number: int, what: str) -> str:
 def file_size(size: float) -> str:
     """Bytes of files in words: ``42.1 GB``, ``35.9 MB``."""
     return f"{size / GB:,.1f} GB" if size >= GB / 10 else f"{size / MB:,.1f} MB"
+
+
+@dataclass(frozen=True)
+class Gigabytes:
+    """How the figures of one table or message read: memory of devices in GB of 2**30 bytes, without the unit's name.
+
+    Attributes:
+        unit: bytes in one of the sizes that are given.
+        decimals: of every figure.
+    """
+
+    unit: int
+    decimals: int
+
+    def __call__(self, size: float) -> str:
+        """Return the nearest figure: ``41.37``."""
+        return f"{round(size * self.unit / GIB, self.decimals) + 0.0:,.{self.decimals}f}"  # no -0.00
+
+    def at_least(self, size: float) -> str:
+        """Return ``size`` rounded up: what is missing is never told as less."""
+        steps = size * self.unit / GIB * 10**self.decimals
+        return f"{math.ceil(round(steps, 9)) / 10**self.decimals:,.{self.decimals}f}"
+
+    def signed(self, size: float) -> str:
+        """Return a difference with its sign: ``+0.003``."""
+        return f"{round(size * self.unit / GIB, self.decimals) + 0.0:+,.{self.decimals}f}"
+
+
+def gigabytes(sizes: Iterable[float], unit: int = 1) -> Gigabytes:
+    """Return how these sizes, of ``unit`` bytes, read beside each other: two decimals, or three where none reaches 1 GB."""
+    return Gigabytes(unit, 2 if max(map(abs, sizes), default=0.0) * unit >= GIB else 3)
+
+
+def device_memory(size: float, unit: int = 1) -> str:
+    """Return memory of a device in words, by the rule of :func:`gigabytes`: ``41.37 GB``, ``0.412 GB``."""
+    return f"{gigabytes([size], unit)(size)} GB"
+
+
+def missing_memory(size: float, unit: int = 1) -> str:
+    """Return memory that a device lacks in words, rounded up."""
+    return f"{gigabytes([size], unit).at_least(size)} GB"

@@ -1,0 +1,37 @@
+"""Memory of devices is read in GB of 2**30 bytes: two decimals, three where no figure of a table or message reaches 1 GB."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindllm.units import GIB, MIB, device_memory, gigabytes, missing_memory
+
+
+def test_figures_of_a_table_have_the_same_decimals():
+    large = gigabytes([42360 * MIB, 96 * MIB])
+    assert [large(size) for size in (42360 * MIB, 96 * MIB, 0, 2000 * GIB)] == ["41.37", "0.09", "0.00", "2,000.00"]
+    small = gigabytes([423 * MIB, 96 * MIB])
+    assert [small(size) for size in (423 * MIB, 96 * MIB)] == ["0.413", "0.094"]
+    assert gigabytes([])(0) == "0.000"
+
+
+def test_planners_have_their_sizes_in_mb():
+    in_mb = gigabytes([42360.0, 96.0], MIB)
+    assert [in_mb(size) for size in (42360.0, 96.0)] == ["41.37", "0.09"]
+    assert device_memory(512.0, MIB) == device_memory(512 * MIB) == "0.500 GB"
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(1, "0.001 GB"), (512 * MIB, "0.500 GB"), (GIB, "1.00 GB"), (GIB + 1, "1.01 GB")]
+)
+def test_what_is_missing_is_never_told_as_less(size, said):
+    assert missing_memory(size) == said
+
+
+def test_a_small_shortage_beside_a_large_peak_is_not_zero():
+    assert gigabytes([58 * GIB]).at_least(MIB) == "0.01"
+
+
+def test_differences_have_a_sign_but_zero_has_no_minus():
+    assert [gigabytes([3 * GIB]).signed(size) for size in (3 * MIB, -GIB)] == ["+0.00", "-1.00"]
+    assert [gigabytes([3 * GIB])(size) for size in (-MIB, -GIB)] == ["0.00", "-1.00"]
