@@ -11,7 +11,7 @@ from mindllm.accept.judge import Line, Verdict, worst
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
-from mindllm.units import GB, MIB
+from mindllm.units import GB, device_memory
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -126,7 +126,7 @@ def amount(value: float | None, unit: str) -> str:
     if value is None:
         return "–"
     if unit == "B":
-        return f"{value / MIB:,.1f} MB"
+        return device_memory(value)
     if unit == "B/s":
         return f"{value / GB:.2f} GB/s"
     return f"{value:.6f}" if unit == "nats" else f"{value:.4f} {unit}"

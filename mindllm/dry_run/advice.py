@@ -22,7 +22,7 @@ from mindllm.parallel.plan_text import render_plan
 from mindllm.parallel.stages import Run, Stage, stages_of
 from mindllm.timing.configured import workload_of
 from mindllm.timing.memory import stage_bytes
-from mindllm.units import MIB
+from mindllm.units import device_memory, gigabytes, missing_memory
 
 SELECT = "select_recompute"
 SHARDED, REPEATED = "parallel.enable_parallel_optimizer", "recompute_config.mp_comm_recompute"
@@ -42,11 +42,7 @@ def shortage(
     ``seconds`` after its beginning no further change is tried, and those left are named.
     """
     short = [memory for memory in memories if memory.actual_peak > limit]
-    lines = [
-        f"stage {memory.stage.number} (rank {memory.stage.rank}) needs {memory.actual_peak // MIB} MB, "
-        f"{_short(memory, limit)} MB more than the limit of {limit // MIB} MB"
-        for memory in short
-    ]
+    lines = [_lacks(memory, limit) for memory in short]
     if config.model.config.pp_interleave_num > 1:
         return "\n".join([*lines, "no advice is worked out for several chunks per stage"])
     advisor = _Advisor(memories, short, config, limit, simulations)
@@ -56,8 +52,16 @@ def shortage(
     return "\n".join([*lines, *found, *untried])
 
 
-def _short(memory: StageMemory, limit: int) -> int:
-    return -(-(memory.actual_peak - limit) // MIB)
+def _lacks(memory: StageMemory, limit: int) -> str:
+    gb = gigabytes((memory.actual_peak, limit))
+    return (
+        f"stage {memory.stage.number} (rank {memory.stage.rank}) needs {gb(memory.actual_peak)} GB, "
+        f"{gb.at_least(memory.actual_peak - limit)} GB more than the limit of {gb(limit)} GB"
+    )
+
+
+def _short(memory: StageMemory, limit: int) -> str:
+    return f"{missing_memory(memory.actual_peak - limit)} short"
 
 
 class _Advisor:
@@ -139,7 +143,7 @@ class _Advisor:
             return None
         worst = max(most, key=lambda stage: found[stage].actual_peak)
         if found[worst].actual_peak > self.limit:  # then fewer layers need not be tried
-            rest = f"leaves it {_short(found[worst], self.limit)} MB short"
+            rest = f"leaves it {_short(found[worst], self.limit)}"
             self.least.append(f"{name} recompute of all layers of stage {worst.number} {rest}")
             return None
         variants = [[_changed(memory.stage, change, n) for n in range(1, left + 1)] for memory, left in pairs]
@@ -150,9 +154,10 @@ class _Advisor:
             for number, stage in [self._first_that_fits(mine, found)]
         ]
         parts = [
-            f"{number} more layers of stage {before.stage.number} (-{saved} MB, {saved // number} each)"
+            f"{number} more layers of stage {before.stage.number} (-{gb(saved)} GB, {gb(saved / number)} GB each)"
             for before, after, number in chosen
-            for saved in [(before.actual_peak - after.actual_peak) // MIB]
+            for saved in [before.actual_peak - after.actual_peak]
+            for gb in [gigabytes([saved])]
         ]
         return f"{name} recompute of {', '.join(parts)}: {self._yaml(after.stage for _, after, _ in chosen)}"
 
@@ -175,10 +180,11 @@ class _Advisor:
         found = self._forecast([*smaller, *larger])
         for number, less, more in zip(numbers, smaller, larger, strict=True):
             if less in found and more in found and found[less].actual_peak <= self.limit >= found[more].actual_peak:
-                saved = (short.actual_peak - found[less].actual_peak) // MIB
+                saved = short.actual_peak - found[less].actual_peak
                 return (
-                    f"{number} layers of stage {short.stage.number} given to stage {room.stage.number} (-{saved} MB, which then "
-                    f"needs {found[more].actual_peak // MIB}): {self._yaml([less, more])}"
+                    f"{number} layers of stage {short.stage.number} given to stage {room.stage.number} "
+                    f"(-{device_memory(saved)}, which then "
+                    f"needs {device_memory(found[more].actual_peak)}): {self._yaml([less, more])}"
                 )
         self.least.append(f"no number of layers moved to stage {room.stage.number} makes both fit")
         return None
@@ -216,14 +222,14 @@ class _Advisor:
         worst = max(found, key=lambda memory: memory.actual_peak)
         pairs = zip(self.short, found, strict=True)
         saved = " and ".join(
-            f"{(before.actual_peak - after.actual_peak) // MIB} MB of stage {before.stage.number}"
+            f"{device_memory(before.actual_peak - after.actual_peak)} of stage {before.stage.number}"
             for before, after in pairs
         )
         text = str(value).lower()
         if worst.actual_peak <= self.limit:
-            return f"{what} (at most {worst.actual_peak // MIB} MB, saves {saved}): {key}: {text}"
+            return f"{what} (at most {device_memory(worst.actual_peak)}, saves {saved}): {key}: {text}"
         short = _short(worst, self.limit)
-        self.least.append(f"{key}: {text} saves {saved} and leaves stage {worst.stage.number} {short} MB short")
+        self.least.append(f"{key}: {text} saves {saved} and leaves stage {worst.stage.number} {short}")
         return None
 
     def _forecast(self, stages: Sequence[Stage]) -> dict[Stage, StageMemory]:

@@ -18,7 +18,7 @@ from mindllm.dry_run.source_lines import Lines, line_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
 from mindllm.terminal.page import fill, mark
 from mindllm.terminal.ticks import round_ticks
-from mindllm.units import MIB
+from mindllm.units import GIB, Gigabytes, device_memory, gigabytes
 
 PAGE = "memory.html"
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -86,27 +86,28 @@ def _overview(sections: Sequence[Section], limit: int) -> str:
     """A bar for each, the limit a line across all of them."""
     most = max(limit, *(section.actual_peak for section in sections)) * 1.02
     step, bars = 30, []
+    gb = gigabytes(section.actual_peak for section in sections)
     for row, section in enumerate(sections):
         y, x = row * step, float(LEFT)
         bars.append(f'<text x="0" y="{y + 18}">{escape(section.name)}</text>')
         for category, size in by_category(section.peak).items():
             width = size / most * (WIDTH - LEFT - RIGHT)
-            hint = f"{category}: {size / MIB:,.0f} MB"
+            hint = f"{category}: {gb(size)} GB"
             bars.append(
                 f'<rect x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="20" fill="{COLOURS[category]}">'
                 f"<title>{hint}</title></rect>"
             )
             x += width
         figures = (
-            f"{section.used_peak // MIB:,} MB, with fragments {section.actual_peak // MIB:,}, "
-            f"workspace ≈ {section.workspace // MIB:,}"
+            f"{gb(section.used_peak)} GB, with fragments {gb(section.actual_peak)} GB, "
+            f"workspace ≈ {gb(section.workspace)} GB"
         )
         bars.append(f'<text class="figures" text-anchor="end" x="{WIDTH}" y="{y + 18}">{figures}</text>')
     at = LEFT + limit / most * (WIDTH - LEFT - RIGHT)
     height = len(sections) * step
     bars.append(f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height}"/>')
     bars.append(
-        f'<text class="limit" text-anchor="end" x="{at - 4:.1f}" y="{height + 14}">limit {limit // MIB:,} MB</text>'
+        f'<text class="limit" text-anchor="end" x="{at - 4:.1f}" y="{height + 14}">limit {device_memory(limit)}</text>'
     )
     return f'<div class="picture"><svg viewBox="0 0 {WIDTH} {height + 20}">{"".join(bars)}</svg></div>'
 
@@ -135,7 +136,7 @@ def _over_time(profile: Profile, limit: int | None, exact: bool) -> str:
     corners = [place(*points[0]), *(f"{place(b[0], a[1])} {place(*b)}" for a, b in steps)]
     area = f"{place(first, 0)} {' '.join(corners)} {place(last, points[-1][1])} {place(last, 0)}"
     peak_x, peak_y = place(profile.peak_time, profile.used_peak).split(",")
-    unit = MIB if exact else profile.used_peak / 100  # the height of something smaller is not that of the stage
+    unit = GIB if exact else profile.used_peak / 100  # the height of something smaller is not that of the stage
     marks = "".join(
         f'<text x="{LEFT - 8}" text-anchor="end" y="{HEIGHT - tick * unit / most * HEIGHT + 4:.0f}">{tick:,g}</text>'
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{(y := HEIGHT - tick * unit / most * HEIGHT):.0f}" y2="{y:.0f}"/>'
@@ -144,8 +145,8 @@ def _over_time(profile: Profile, limit: int | None, exact: bool) -> str:
     if limit and limit <= most:
         y = HEIGHT - limit / most * HEIGHT
         marks += f'<line class="limit" x1="{LEFT}" x2="{WIDTH}" y1="{y:.0f}" y2="{y:.0f}"/>'
-        marks += f'<text class="limit" x="{LEFT + 6}" y="{y - 5:.0f}">limit {limit / MIB:,.0f} MB</text>'
-    of, what = "MB", ""
+        marks += f'<text class="limit" x="{LEFT + 6}" y="{y - 5:.0f}">limit {device_memory(limit)}</text>'
+    of, what = "GB", ""
     if not exact:
         of, what = (
             "% of the peak",
@@ -155,29 +156,30 @@ def _over_time(profile: Profile, limit: int | None, exact: bool) -> str:
     return (
         f"<h3>Memory over time, {of}<small>{what}</small></h3>"
         f'<svg viewBox="0 -12 {WIDTH} {HEIGHT + 40}"><polygon class="area" points="{area}"/>{marks}{times}'
-        f'<circle cx="{peak_x}" cy="{peak_y}" r="4"><title>peak: {profile.used_peak / MIB:.1f} MB</title></circle></svg>'
+        f'<circle cx="{peak_x}" cy="{peak_y}" r="4"><title>peak: {device_memory(profile.used_peak)}</title></circle></svg>'
     )
 
 
 def _uses(peak: Fill, lines: Lines) -> str:
     """Every megabyte of the peak: the largest uses, and the sum of the others by category."""
     largest, used = sorted(peak.items(), key=lambda item: -item[1]), bytes_of(peak)
-    rows = [_use_row(use, size, used, lines) for use, size in largest[:ROWS]]
+    gb = gigabytes(size for _, size in largest[-1:])  # the smallest is to be read, too
+    rows = [_use_row(use, size, used, lines, gb) for use, size in largest[:ROWS]]
     for category in CATEGORIES:
         others = [size for use, size in largest[ROWS:] if use.category == category]
         if others:
             rest = Use(category, f"{len(others)} smaller ones", "", False)
-            rows.append(_use_row(rest, sum(others), used, lines))
-    names = "<th>MB</th><th>share</th><th>category</th><th>layer or parameter</th><th>operator</th>"
+            rows.append(_use_row(rest, sum(others), used, lines, gb))
+    names = "<th>GB</th><th>share</th><th>category</th><th>layer or parameter</th><th>operator</th>"
     head = f"<tr>{names}{SOURCE * bool(lines)}</tr>"
-    total = f"<tr class=total><td>{used / MIB:.1f}</td><td>100 %</td><td colspan=4>used peak</td></tr>"
+    total = f"<tr class=total><td>{gb(used)}</td><td>100 %</td><td colspan=4>used peak</td></tr>"
     return f"<h3>What is alive at the peak</h3><table>{head}{''.join(rows)}{total}</table>"
 
 
-def _use_row(use: Use, size: int, peak: int, lines: Lines) -> str:
+def _use_row(use: Use, size: int, peak: int, lines: Lines, gb: Gigabytes) -> str:
     operator = f"{use.operator}{' (backward)' if use.backward and use.operator else ''}" or "–"
     cells = (
-        f"{size / MIB:.1f}",
+        gb(size),
         f"{size / peak:.1%}",
         f'<i style="background:{COLOURS[use.category]}"></i>{use.category}',
         f"<code>{escape(use.path)}</code>",
@@ -193,16 +195,17 @@ def _source(use: Use, lines: Lines) -> str:
 
 def _blocks(profile: Profile, lines: Lines) -> str:
     """The largest single blocks."""
-    head = f"<tr><th>MB</th><th>operator or parameter</th><th>written</th><th>freed</th>{SOURCE * bool(lines)}</tr>"
+    head = f"<tr><th>GB</th><th>operator or parameter</th><th>written</th><th>freed</th>{SOURCE * bool(lines)}</tr>"
     rows = "".join(_block_rows(profile, lines))
     summary = f"<summary>the {len(profile.largest)} largest blocks</summary>"
     return f"<details>{summary}<table>{head}{rows}</table></details>"
 
 
 def _block_rows(profile: Profile, lines: Lines) -> Iterator[str]:
+    gb = gigabytes(block.size for block in profile.largest[-1:])
     for block in profile.largest:
         freed = "–" if block.end is None else block.end
         yield (
-            f"<tr><td>{block.size / MIB:.1f}</td><td><code>{escape(block.node)}</code></td><td>{block.start}</td>"
+            f"<tr><td>{gb(block.size)}</td><td><code>{escape(block.node)}</code></td><td>{block.start}</td>"
             f"<td>{freed}</td>{_source(block.use, lines)}</tr>"
         )

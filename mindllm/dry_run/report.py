@@ -13,7 +13,7 @@ from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
-from mindllm.units import MIB
+from mindllm.units import MIB, Gigabytes, device_memory, gigabytes
 
 IN_JSON = {"weights_mb": WEIGHTS, "optimizer_mb": OPTIMIZER, "gradients_mb": GRADIENTS, "activations_mb": ACTIVATIONS}
 
@@ -47,43 +47,44 @@ def about_planned(memory: StageMemory) -> str | None:
     if not memory.planned_bytes:
         return None
     return (
-        f"stage {memory.stage.number}: {memory.planned_bytes // MIB} MB of it are blocks that MindSpore plans for the "
+        f"stage {memory.stage.number}: {device_memory(memory.planned_bytes)} of it are blocks that MindSpore plans for the "
         "whole graph (SomasMemory, memory_optimize_level: O1), told by what lies in them at the fullest moment of the plan; "
         "with O0 every tensor has a block of its own"
     )
 
 
 def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Table:
-    """One row per stage; all figures in MB (2**20 bytes) at the moment of the peak."""
+    """One row per stage; all figures in GB (2**30 bytes) at the moment of the peak."""
+    gb, elements = gigabytes(memory.actual_peak for memory in memories), attention_elements_of(config)
     what = "ESTIMATED memory" if any(memory.estimated for memory in memories) else "Memory"
     memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
     rows = Table(
-        f"{what} of the first rank of each stage at its peak, MB (limit {limit // MIB})",
+        f"{what} of the first rank of each stage at its peak, GB (limit {device_memory(limit)})",
         [*figures("stage", "rank", "layers"), *texts("recompute"), *figures(*memory_columns), *texts("verdict", "how")],
     )
     for memory in memories:
         used, actual = memory.used_peak, memory.actual_peak
-        extra = peak_with_workspace(memory.moments, attention_elements_of(config)) - used
+        extra = peak_with_workspace(memory.moments, elements) - used
         about = "" if memory.exact else "≈ "
         rows.add_row(
             str(memory.stage.number),
             str(memory.stage.rank),
             str(memory.stage.layers),
             memory.stage.recompute,
-            *(str(round(memory.by_category[category] / MIB)) for category in CATEGORIES),
-            styled((str(used // MIB), "bold")),
-            f"{about}{actual // MIB}",
-            str((actual + extra) // MIB),
-            verdict(actual, extra, limit),
+            *(gb(memory.by_category[category]) for category in CATEGORIES),
+            styled((gb(used), "bold")),
+            f"{about}{gb(actual)}",
+            gb(actual + extra),
+            verdict(actual, extra, limit, gb),
             memory.method,
         )
     return rows
 
 
-def verdict(actual: int, workspace: int, limit: int) -> Text:
-    """``fits``, ``tight`` (not with the estimated workspace), or how much is short."""
+def verdict(actual: int, workspace: int, limit: int, gb: Gigabytes) -> Text:
+    """``fits``, ``tight`` (not with the estimated workspace), or how much is short, as ``gb`` has figures of the table."""
     if actual > limit:
-        return styled((f"{-(-(actual - limit) // MIB)} MB short", "bold red"))
+        return styled((f"{gb.at_least(actual - limit)} GB short", "bold red"))
     return styled(("fits", "green") if actual + workspace <= limit else ("tight", "yellow"))
 
 

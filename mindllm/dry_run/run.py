@@ -21,7 +21,7 @@ from mindllm.files import atomic_open
 from mindllm.parallel.stages import Stage, stages_of
 from mindllm.results import Result
 from mindllm.terminal.page import beside_proof
-from mindllm.units import MIB
+from mindllm.units import device_memory
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -63,7 +63,7 @@ class DryRun(Result):
     def summary(self) -> str:
         """Return the fullest stage and the verdict."""
         peak = max(memory.actual_peak for memory in self.stages)
-        return f"{len(self.stages)} stages, at most {peak // MIB} MB, {'fits' if self.fits else 'does not fit'}"
+        return f"{len(self.stages)} stages, at most {device_memory(peak)}, {'fits' if self.fits else 'does not fit'}"
 
     def tree(self) -> dict[str, Any]:
         """Return what ``--json`` prints, in MB of 2**20 bytes."""

@@ -92,7 +92,7 @@ def test_a_dry_run_is_that_of_the_command(capsys, tmp_path, monkeypatch):
     assert sorted(file.name for file in (tmp_path / "page").iterdir()) == ["memory.html", "rank_0.log"]
     short = mindllm.dry_run(path, max_device_memory="0.5GB")
     assert not short.fits
-    assert "MB more than the limit of 512 MB" in short.advice
+    assert "GB more than the limit of 0.500 GB" in short.advice
     assert mindllm.dry_run(path, max_device_memory="0.5GB", advice=0).advice == ""
     with pytest.raises(mindllm.UserError, match="there is no such stage; write 0 to 1"):
         mindllm.dry_run(run, stages=[2])

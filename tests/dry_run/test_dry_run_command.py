@@ -151,7 +151,9 @@ def test_too_little_device_memory_is_a_failed_check(place, tmp_path, monkeypatch
     monkeypatch.setattr(tool, "simulations_here", Formula)
     arguments = ["--config", str(place / "run.yaml"), "--output", str(tmp_path)]
     assert tool.main(arguments) == 0
-    with pytest.raises(CheckFailed, match=r"stage 0 \(rank 0\) needs 65. MB, 1.. MB more than the limit of 512 MB"):
+    with pytest.raises(
+        CheckFailed, match=r"stage 0 \(rank 0\) needs 0\.6\d\d GB, 0\.1\d\d GB more than the limit of 0\.500 GB"
+    ):
         tool.main([*arguments, "--max_device_memory", "0.5GB", "--json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
 

@@ -19,7 +19,7 @@ from mindllm.parallel.stages import stages_of
 from mindllm.reduced_runs.stage import Point, point_of, reduce_to_stage
 from mindllm.timing.configured import workload_of
 from mindllm.timing.memory import stage_bytes
-from mindllm.units import MIB
+from mindllm.units import MIB, gigabytes
 
 TOKENS = Use(OTHER, "inputs0", "", False)
 RESULT = Use(ACTIVATIONS, "cross_entropy", "Exp", False)
@@ -341,7 +341,8 @@ def test_advice_names_the_shortage_and_what_closes_it():
     limit = (needs[1] + 10) * MIB
     text = shortage(memories, config, limit, simulations)
     short = -(-(memories[0].actual_peak - limit) // MIB)
-    assert f"stage 0 (rank 0) needs {needs[0]} MB, {short} MB more than the limit" in text
+    peak, gb = memories[0].actual_peak, gigabytes([memories[0].actual_peak])
+    assert f"stage 0 (rank 0) needs {gb(peak)} GB, {gb.at_least(peak - limit)} GB more than the limit" in text
     full = -(-short // 160)  # 4 micro-batches of 50 - 10 MB each
     assert f"full recompute of {full} more layers of stage 0" in text
     assert f"recompute_config.recompute: [{full}, 0, 0, 0]" in text
@@ -407,9 +408,9 @@ def test_advice_says_what_communication_that_is_not_repeated_costs():
     short = [memory for memory in memories if memory.actual_peak > limit]
     first = shortage(short[:1], config, limit, simulations)
     assert "results of tensor-parallel communication not kept in recomputed layers (at most " in first
-    assert "saves 480 MB of stage 0): recompute_config.mp_comm_recompute: true" in first
+    assert "saves 0.469 GB of stage 0): recompute_config.mp_comm_recompute: true" in first
     tight = shortage(short[:1], config, 100 * MIB, simulations)
-    assert "recompute_config.mp_comm_recompute: true saves 480 MB of stage 0 and leaves stage 0 " in tight
+    assert "recompute_config.mp_comm_recompute: true saves 0.469 GB of stage 0 and leaves stage 0 " in tight
     repeated = pipeline(4, 32, 16, tp=2, recompute_config={"recompute": [8, 0, 0, 0]})
     memories = simulate_stages(repeated, stages_of(repeated), simulations)
     assert "mp_comm_recompute" not in shortage(memories[:1], repeated, 100 * MIB, simulations)
@@ -426,7 +427,7 @@ def test_a_short_last_stage_is_advised_to_slice_its_loss():
     memories = forecast_stages(config, stages_of(config), simulations)
     last = memories[-1]
     text = shortage([last], config, last.actual_peak - 40 * MIB, simulations)
-    assert f"saves 45 MB of stage {last.stage.number}): model.model_config.loss_chunks: 4" in text
+    assert f"saves 0.044 GB of stage {last.stage.number}): model.model_config.loss_chunks: 4" in text
     assert "loss_chunks" not in shortage(memories[:1], config, memories[0].actual_peak - MIB, simulations)
 
 

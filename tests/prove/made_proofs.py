@@ -13,7 +13,7 @@ from mindllm.units import GB, GIB, MIB
 WORDS = {"model": "llama: 7 billion parameters", "devices": "16 (Ascend)"}
 VERSIONS = {"mindllm": "0.1.0", "mindspore": "2.10.0", "python": "3.11.7"}
 STAGES = [41.4 * GIB, 40 * GIB]
-SHORTAGE = Finding("stage 0 needs 9 MB more", "lower batch_size", "context.max_device_memory", "runs/a run.yaml", 7)
+SHORTAGE = Finding("stage 0 needs 0.009 GB more", "lower batch_size", "context.max_device_memory", "runs/a run.yaml", 7)
 
 
 def figures(stages=STAGES, step=30.4, mfu=0.4, exchanged=0, checkpoint=100 * GB) -> dict[str, dict[str, Any]]:

@@ -45,13 +45,13 @@ def test_a_suite_for_each_run_and_a_case_for_each_question(tmp_path):
     ],
 )
 def test_a_standing_is_an_outcome(tmp_path, standing, allowed, kind):
-    answer = Answer(MEMORY, standing, "9 MB are missing", (SHORTAGE,))
+    answer = Answer(MEMORY, standing, "0.009 GB are missing", (SHORTAGE,))
     root = written(tmp_path, proof({MEMORY: answer}, allowed=allowed))
     (found,) = case(root, MEMORY)
-    assert (found.tag, found.get("message")) == (kind, "9 MB are missing")
+    assert (found.tag, found.get("message")) == (kind, "0.009 GB are missing")
     if kind != "skipped":
         place = "runs/a run.yaml:7: context.max_device_memory"
-        assert (found.get("type"), found.text) == (MEMORY, f"{place}: stage 0 needs 9 MB more; lower batch_size")
+        assert (found.get("type"), found.text) == (MEMORY, f"{place}: stage 0 needs 0.009 GB more; lower batch_size")
     counted = {"failure": "failures", "error": "errors", "skipped": "skipped"}
     for node in (root, root[0]):
         assert {name: node.get(name) for name in counted.values()} == {

@@ -164,7 +164,7 @@ def test_a_proof_that_was_stopped_says_so(proved):
 
 
 def test_a_refuted_question_opens_and_has_its_place_and_advice(proved):
-    finding = Finding("stage 0 needs 2,000 MB more", "recompute more", "context.max_device_memory", "run.yaml", 17)
+    finding = Finding("stage 0 needs 1.95 GB more", "recompute more", "context.max_device_memory", "run.yaml", 17)
     page = render_page(changed(proved, MEMORY, standing=Standing.REFUTED, findings=(finding,)))
     text = text_of(page)
     assert 'class="verdict refuted"' in page
@@ -288,7 +288,7 @@ def sheets(page, tmp_path):
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium on the path")
 def test_it_prints_on_two_sheets(proved, quick, tmp_path):
-    finding = Finding("stage 0 needs 2,000 MB more", "recompute more", "context.max_device_memory", "run.yaml", 17)
+    finding = Finding("stage 0 needs 1.95 GB more", "recompute more", "context.max_device_memory", "run.yaml", 17)
     refuted = changed(proved, MEMORY, standing=Standing.REFUTED, findings=(finding,) * 30)
     refuted = changed(refuted, PARITY, standing=Standing.REFUTED, findings=(finding,) * 3)
     assert [sheets(render_page(proof), tmp_path) for proof in (proved, quick, refuted)] == [2, 2, 2]

@@ -80,7 +80,7 @@ def test_every_question_is_a_rule_and_what_is_proved_is_no_result(tmp_path):
 def test_a_finding_stands_at_file_line_and_key(tmp_path):
     (result,) = written(tmp_path, proof({MEMORY: Answer(MEMORY, Standing.REFUTED, "too much", (SHORTAGE,))}))["results"]
     assert (result["ruleId"], result["level"]) == (MEMORY, "error")
-    assert result["message"]["text"] == "context.max_device_memory: stage 0 needs 9 MB more; lower batch_size"
+    assert result["message"]["text"] == "context.max_device_memory: stage 0 needs 0.009 GB more; lower batch_size"
     (place,) = result["locations"]
     assert place["physicalLocation"] == {
         "artifactLocation": {"uri": "runs/a%20run.yaml", "uriBaseId": "SRCROOT"},

@@ -24,12 +24,11 @@ def test_what_closes_a_shortage_is_the_advice():
     assert answer.standing is Standing.REFUTED
     (finding, *_) = answer.findings
     assert finding.key == "context.max_device_memory"
-    assert "MB more than the limit" in finding.message
+    assert "GB more than the limit" in finding.message
     assert "recompute" in finding.advice
 
 
 def test_where_nothing_closes_it_what_was_tried_is_said():
-    advice = (
-        "stage 0 (rank 0) needs 9 MB\nno single change closes it: full recompute leaves it 3 MB short; use more devices"
-    )
-    assert stages._ways(advice) == advice.splitlines()[1]
+    tried = "no single change closes it: full recompute leaves it 0.003 GB short; use more devices"
+    advice = f"stage 0 (rank 0) needs 0.009 GB\n{tried}"
+    assert stages._ways(advice) == tried

@@ -21,7 +21,7 @@ from mindllm.dry_run.workspace import attention_elements_in, peak_with_workspace
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
-from mindllm.units import MIB
+from mindllm.units import MIB, device_memory, gigabytes, missing_memory
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -47,7 +47,7 @@ class ProgramMemory(Result):
         worst = max(short, key=lambda simulation: simulation.actual_peak - simulation.limit)
         return (
             f"{len(short)} of {len(self.runs)} ranks do not fit; rank {worst.rank} (stage {worst.stage}) lacks "
-            f"{-(-(worst.actual_peak - worst.limit) // MIB)} MB of max_device_memory ({worst.limit // MIB} MB)"
+            f"{missing_memory(worst.actual_peak - worst.limit)} of max_device_memory ({device_memory(worst.limit)})"
         )
 
     def summary(self) -> str:
@@ -72,11 +72,12 @@ class ProgramMemory(Result):
 
 
 def table(runs: Sequence[RankRun]) -> Table:
-    """One row per rank; all figures in MB (2**20 bytes) at the moment of the peak."""
-    limits = sorted({run.simulation.limit // MIB for run in runs})
+    """One row per rank; memory of the device in GB (2**30 bytes) at the moment of the peak."""
+    limits = sorted({run.simulation.limit for run in runs})
+    gb = gigabytes(run.simulation.actual_peak for run in runs)
     memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
     rows = Table(
-        f"Memory of each rank at its peak, MB (limit {', '.join(map(str, limits))})",
+        f"Memory of each rank at its peak, GB (limit {', '.join(map(device_memory, limits))})",
         [*figures("stage", "rank", *memory_columns), *texts("verdict"), *figures("compiled in s", "host MB")],
     )
     for run in runs:
@@ -86,11 +87,11 @@ def table(runs: Sequence[RankRun]) -> Table:
         rows.add_row(
             str(simulation.stage),
             str(simulation.rank),
-            *(str(round(by_category[category] / MIB)) for category in CATEGORIES),
-            styled((str(used // MIB), "bold")),
-            str(actual // MIB),
-            str((actual + extra) // MIB),
-            verdict(actual, extra, simulation.limit),
+            *(gb(by_category[category]) for category in CATEGORIES),
+            styled((gb(used), "bold")),
+            gb(actual),
+            gb(actual + extra),
+            verdict(actual, extra, simulation.limit, gb),
             f"{run.report.compile_seconds:.1f}",
             str(run.report.host_bytes // MIB),
         )

@@ -15,9 +15,9 @@ from mindllm.prove.answers import Answer, Finding, Page, Standing, Table
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import MEMORY
 from mindllm.terminal.progress import Progress
-from mindllm.units import GIB, MIB
+from mindllm.units import GIB, Gigabytes, gigabytes, missing_memory
 
-COLUMNS = ("stage", "layers", "recomputation", "used MB", "fragments MB", "workspace ≈ MB", "peak MB", "room MB")
+COLUMNS = ("stage", "layers", "recomputation", "used GB", "fragments GB", "workspace ≈ GB", "peak GB", "room GB")
 LIMIT = "context.max_device_memory"
 
 
@@ -57,7 +57,8 @@ def judged(found: DryRun, advice: str) -> Answer:
     says = (
         f"stage {fullest.number} {verb} {fullest.peak / GIB:.1f} of {found.limit / GIB:.4g} GB, the most of {len(rows)}"
     )
-    table = Table("memory of every stage", COLUMNS, tuple(row.cells(found.limit) for row in rows))
+    gb = gigabytes(row.peak for row in rows)
+    table = Table("memory of every stage", COLUMNS, tuple(row.cells(found.limit, gb) for row in rows))
     figures = {"limit": found.limit, "peak": fullest.peak, "stages": [row.tree() for row in rows]}
     evidence = tuple(_methods(rows))
     return Answer(MEMORY, standing, says, findings, evidence, (table,), figures)
@@ -78,9 +79,11 @@ class _Row:
         """With fragments and workspace."""
         return self.pool + self.workspace
 
-    def cells(self, limit: int) -> tuple[str, ...]:
-        sizes = (self.used, self.pool - self.used, self.workspace, self.peak, limit - self.peak)
-        return (str(self.number), str(self.layers), self.recompute, *(f"{size // MIB:,}" for size in sizes))
+    def cells(self, limit: int, gb: Gigabytes) -> tuple[str, ...]:
+        room = limit - self.peak
+        sizes = (self.used, self.pool - self.used, self.workspace, self.peak)
+        left = gb(room) if room >= 0 else f"-{gb.at_least(-room)}"
+        return (str(self.number), str(self.layers), self.recompute, *map(gb, sizes), left)
 
     def tree(self) -> dict[str, object]:
         return {
@@ -108,13 +111,12 @@ def _shortages(tight: list[_Row], limit: int, advice: str) -> Iterator[Finding]:
     ways = _ways(advice)
     for row in tight:
         if row.pool > limit:
-            missing = -(-(row.pool - limit) // MIB)
-            yield Finding(
-                f"stage {row.number} needs {missing:,} MB more than the limit of {limit // MIB:,} MB", ways, LIMIT
-            )
+            gb = gigabytes((row.pool, limit))
+            missing = gb.at_least(row.pool - limit)
+            yield Finding(f"stage {row.number} needs {missing} GB more than the limit of {gb(limit)} GB", ways, LIMIT)
         else:
-            over = -(-(row.peak - limit) // MIB)
-            message = f"stage {row.number} fits, but the workspace of kernels may take {over:,} MB more than is left"
+            over = missing_memory(row.peak - limit)
+            message = f"stage {row.number} fits, but the workspace of kernels may take {over} more than is left"
             yield Finding(message, "leave more room: lower what is kept, or raise the limit", LIMIT)
 
 
