@@ -9,6 +9,7 @@ import numpy as np
 from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Solution, solve
 from mindllm.schedules.simulate import critical_path
+from mindllm.units import MIB, missing_memory
 
 MORE = 1000.0  # MB
 
@@ -59,7 +60,7 @@ def lines(solution: Solution, found: Explanation) -> list[str]:
         said.append("memory binds nowhere: every stage could keep more than it does")
     else:
         lacking = {stage: _lightest_step(solution, stage) - found.free_mb[stage] for stage in tight}
-        stages = ", ".join(f"{stage} ({lacks:,.0f} MB)" for stage, lacks in lacking.items())
+        stages = ", ".join(f"{stage} ({missing_memory(lacks, MIB)})" for stage, lacks in lacking.items())
         said.append(f"memory binds where one layer recomputed less does not fit; stage and what it lacks: {stages}")
     said.append(f"one more GB on every stage: {_gain(step, found.with_more)}")
     said += [

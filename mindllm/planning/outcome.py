@@ -25,6 +25,7 @@ from mindllm.planning.validate import Validated, planned_config, validate, write
 from mindllm.planning.yaml_plan import KEYS, YamlPlan, write_plan
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures
+from mindllm.units import MIB, gigabytes
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -87,13 +88,14 @@ def fastest(tried: Sequence[Interleave]) -> Interleave:
 
 def interleaves_table(tried: Sequence[Interleave]) -> Table:
     """Step, bound and fullest stage by number of chunks."""
-    names = ("pp_interleave_num", "step", "lower bound", "gap", "fullest stage MB")
+    names = ("pp_interleave_num", "step", "lower bound", "gap", "fullest stage GB")
     table = Table("chunks per stage", figures(*names))
+    gb = gigabytes((choice.solution.best.peak_mb.max() for choice in tried if choice.solution), MIB)
     for choice in tried:
         found, cells = choice.solution, ("does not fit", "", "", "")
         if found:
             bound = "none" if found.lower_bound is None else f"{found.lower_bound:,.6g}"
-            cells = (f"{found.best.step_time:,.6g}", bound, gap_text(found), f"{found.best.peak_mb.max():,.0f}")
+            cells = (f"{found.best.step_time:,.6g}", bound, gap_text(found), gb(found.best.peak_mb.max()))
         table.add_row(str(choice.chunks), *cells)
     return table
 

@@ -19,6 +19,7 @@ from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.several_chunks.planner import solve_interleaved
 from mindllm.planning.zero_bubble.planner import solve_zero_bubble
 from mindllm.schedules.steady import NotSteady
+from mindllm.units import MIB, gigabytes
 
 GRACE = 2.0  # seconds beyond the deadline for a first plan, or for what would fit where nothing does
 
@@ -116,9 +117,10 @@ def _what_would_fit(problem: Problem, deadline: float) -> str:
         return f"{problem.name}: no split and no recomputation fits the memory"
     more, stage = lightest.missing_mb, lightest.stage
     limit = problem.per_stage("limit_mb")[stage]
+    gb = gigabytes((limit + more,), MIB)
     return (
-        f"{problem.name}: no split and no recomputation fits the memory: every plan lacks {more:,.1f} MB on some stage, first on "
-        f"stage {stage}; with limits {more:,.1f} MB higher ({limit + more:,.1f} MB there) one fits"
+        f"{problem.name}: no split and no recomputation fits the memory: every plan lacks {gb.at_least(more)} GB on some stage, "
+        f"first on stage {stage}; with limits {gb.at_least(more)} GB higher ({gb.at_least(limit + more)} GB there) one fits"
     )
 
 

@@ -105,7 +105,7 @@ def test_layers_of_two_types_cost_what_each_type_costs_and_stand_in_order(stages
     assert found.problem.exposed_communication == 12 / stages * 0.5 + 1.0
     console = Console(record=True, width=200)
     console.print(*costs_parts(found))
-    assert "100.0 MB (window), 100.0 MB (global)" in console.export_text()
+    assert "0.098 GB (window), 0.098 GB (global)" in console.export_text()
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_a_layer_that_predicts_ahead_is_planned_on_the_last_stage(stages, last):
     assert [(layer.name, layer.count) for layer in found.problem.layers][-1] == (PREDICTION, 1)
     console = Console(record=True, width=200)
     console.print(*costs_parts(found))
-    assert f"{PREDICTION}: MB beyond those of full" in console.export_text()
-    assert f"MB ({PREDICTION})" not in console.export_text()
+    assert f"{PREDICTION}: memory beyond those of full" in console.export_text()
+    assert f"GB ({PREDICTION})" not in console.export_text()
     plan = Plan((*((("none",) * 3,) * (stages - 1)), last))
     written = validation.planned_config(found.config, found.problem, plan)
     memories = forecast_stages(written, stages_of(written), FormulaSimulations())

@@ -28,7 +28,7 @@ from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import spec_part, step_work
 from mindllm.timing.verdict import memory_limit
 from mindllm.timing.workload import Workload
-from mindllm.units import MIB, MILLISECONDS
+from mindllm.units import MIB, MILLISECONDS, missing_memory
 
 KINDS = {
     NONE: LayerKind(),
@@ -220,9 +220,9 @@ def gain(best: Evaluation, before: Evaluation) -> float:
 
 
 def shortage(before: Evaluation) -> str:
-    """What a plan that does not fit lacks, in MB, and on which stage; empty where it fits."""
+    """What a plan that does not fit lacks, in GB, and on which stage; empty where it fits."""
     over = before.peak_mb - np.array(before.problem.per_stage("limit_mb"))
-    return "" if before.fits else f"{over.max():,.0f} MB over the limit on stage {over.argmax()}"
+    return "" if before.fits else f"{missing_memory(over.max(), MIB)} over the limit on stage {over.argmax()}"
 
 
 def compared(best: Evaluation, before: Evaluation) -> str:

@@ -17,7 +17,7 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.validate import Round, Validated
 from mindllm.planning.yaml_plan import KEYS, YamlPlan
 from mindllm.terminal.tables import Column, Table, figures, texts
-from mindllm.units import MIB
+from mindllm.units import MIB, device_memory, gigabytes, missing_memory
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -29,33 +29,37 @@ def costs_parts(configured: Configured) -> Iterator[Part]:
     several = len(memory.layers) > 1
     columns = [
         *texts(*["layer"] * several, "recompute"),
-        *figures("forward ms", "backward ms", "kept MB", "working MB"),
+        *figures("forward ms", "backward ms", "kept GB", "working GB"),
     ]
     table = Table(f"a layer and a micro-batch on {configured.device.name}", columns)
+    layers = memory.layers.values()
+    kept = gigabytes((size for layer in layers for size in layer.activation.values()), MIB)
+    working = gigabytes((size for layer in layers for size in layer.transient.values()), MIB)
     for name, layer in memory.layers.items():
         spent = times.layers[name]
         for kind, again in spent.again.items():
             table.add_row(
                 *[name] * several, kind, f"{spent.forward:.3f}", f"{spent.backward + again:.3f}",
-                f"{layer.activation[kind]:,.1f}", f"{layer.transient[kind]:,.1f}",
+                kept(layer.activation[kind]), working(layer.transient[kind]),
             )  # fmt: skip
     yield table
     ends = f"embedding {sum(times.head):.3f} ms, output layer and loss {sum(times.tail):.3f} ms"
     yield f"{ends}, between stages {times.point_to_point:.3f} ms, per step {problem.exposed_communication:.3f} ms"
     if times.uncounted:
         yield f"operations of these are not known, only their bytes are in the times: {', '.join(times.uncounted)}"
-    static = " ".join(f"{value:,.0f}" for value in problem.per_stage("static_mb"))
+    beside = problem.per_stage("static_mb")
+    static = " ".join(map(gigabytes(beside, MIB), beside))
     ahead = memory.runs.ahead
     parameters = [
-        f"{layer.parameter:,.1f} MB" + f" ({name})" * several
+        device_memory(layer.parameter, MIB) + f" ({name})" * several
         for name, layer in memory.layers.items()
         if name not in ahead
     ]
-    yield f"parameters of a layer {', '.join(parameters)}; stages beside layers, MB: {static}"
+    yield f"parameters of a layer {', '.join(parameters)}; stages beside layers, GB: {static}"
     for name in ahead:
-        yield f"{name}: MB beyond those of {ALL_RECOMPUTED}, which are beside the layers of the last stage"
-    gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"
-    yield f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}"
+        yield f"{name}: memory beyond those of {ALL_RECOMPUTED}, which are beside the layers of the last stage"
+    gaps = f"{missing_memory(memory.runs.gaps_mb, MIB)} are left for gaps between blocks"
+    yield f"limit {device_memory(configured.limit_mb, MIB)} (2**30 bytes), of which {gaps}"
     yield _residuals(configured)
 
 
@@ -63,10 +67,12 @@ def _residuals(configured: Configured) -> Table:
     runs = configured.memory.runs
     source = "estimated" if runs.estimated else "simulated"
     several = len(configured.memory.layers) > 1
-    columns = [*texts("stage", *["layer"] * several, "recompute"), *figures("layers", "alive", "MB", "unexplained MB")]
+    columns = [*texts("stage", *["layer"] * several, "recompute"), *figures("layers", "alive", "GB", "unexplained GB")]
     table = Table(f"{runs.count} small runs, {source}: memory, and what the fit leaves unexplained", columns)
+    gb = gigabytes((row.memory_mb for row, _ in configured.memory.residuals), MIB)
+    off = gigabytes((left for _, left in configured.memory.residuals), MIB)
     for row, left in configured.memory.residuals:
-        cells = (row.kind, str(row.layers), str(row.alive), f"{row.memory_mb:,.1f}", f"{left:+.1f}")
+        cells = (row.kind, str(row.layers), str(row.alive), gb(row.memory_mb), off.signed(left))
         table.add_row(row.place, *[row.layer] * several, *cells)
     return table
 
@@ -81,13 +87,13 @@ def validated_parts(validated: Validated) -> Iterator[Part]:
 
 
 def _round(title: str, found: Round) -> Table:
-    names = ("stage", "layers", "recompute", "predicted MB", "dry run MB", "off", "with gaps MB", "limit MB", "how")
+    names = ("stage", "layers", "recompute", "predicted GB", "dry run GB", "off", "with gaps GB", "limit GB", "how")
     table = Table(title, [Column(name, is_text=name in ("recompute", "how")) for name in names])
+    gb = gigabytes((memory.actual_peak / MIB for memory in found.memories), MIB)
     for memory, predicted, used in zip(found.memories, found.solution.best.peak_mb, found.used_mb, strict=True):
         table.add_row(
-            str(memory.stage.number), str(memory.stage.layers), memory.stage.recompute, f"{predicted:,.0f}", f"{used:,.0f}",
-            f"{100 * (predicted / used - 1):+.2f}%", f"{memory.actual_peak / MIB:,.0f}", f"{found.limit_mb:,.0f}",
-            memory.method,
+            str(memory.stage.number), str(memory.stage.layers), memory.stage.recompute, gb(predicted), gb(used),
+            f"{100 * (predicted / used - 1):+.2f}%", gb(memory.actual_peak / MIB), gb(found.limit_mb), memory.method,
         )  # fmt: skip
     return table
 
@@ -104,32 +110,41 @@ def validated_answer(validated: Validated) -> dict[str, Any]:
 
 def simulated_parts(problem: Problem, fit: SimulatedFit) -> Iterator[Part]:
     """The costs of layers and ends, and how well they explain what was simulated."""
-    rows = [
-        (name, *_figures(layer.forward, cost.backward, layer.parameter_mb, cost.activation_mb, cost.transient_mb))
+    parts: list[tuple[str, float, float, float, float, float]] = [
+        (name, layer.forward, cost.backward, layer.parameter_mb, cost.activation_mb, cost.transient_mb)
         for layer in problem.layers
         for name, cost in ((f"{layer.name}, {kind}", cost) for kind, cost in layer.kinds.items())
     ]
     for name, end in (("first stage beside them", problem.head), ("last stage beside them", problem.tail)):
         working = problem.tail.transient_mb if end is problem.tail else 0.0
-        rows.append((name, *_figures(end.forward, end.backward, end.memory_mb, end.activation_mb, working)))
-    columns = figures("forward ms", "backward ms", "stays MB", "kept of a micro-batch MB", "working MB")
+        parts.append((name, end.forward, end.backward, end.memory_mb, end.activation_mb, working))
+    sizes = [gigabytes(column, MIB) for column in list(zip(*parts, strict=True))[3:]]
+    rows = [
+        (name, f"{forward:,.1f}", f"{backward:,.1f}", *(gb(size) for gb, size in zip(sizes, memory, strict=True)))
+        for name, forward, backward, *memory in parts
+    ]
+    columns = figures("forward ms", "backward ms", "stays GB", "kept of a micro-batch GB", "working GB")
     yield Table("costs, shared out by least squares", [*texts("part"), *columns], rows)
+    gb = gigabytes((peak.simulated for peak in fit.peaks), MIB)
+    off = gigabytes((peak.simulated - peak.explained for peak in fit.peaks), MIB)
     said = [
-        (peak.source, str(peak.stage), *_figures(peak.simulated, peak.explained, peak.simulated - peak.explained))
+        (
+            peak.source,
+            str(peak.stage),
+            gb(peak.simulated),
+            gb(peak.explained),
+            off.signed(peak.simulated - peak.explained),
+        )
         for peak in fit.peaks
     ]
     columns = [*texts("run"), *figures("stage", "simulated", "explained", "left")]
-    yield Table("used peak of what was simulated, MB", columns, said)
+    yield Table("used peak of what was simulated, GB", columns, said)
     yield (
-        f"margin on every stage: {fit.margin_mb:,.0f} MB, the most that is left; gaps between blocks: {fit.gaps_mb:,.0f} MB "
-        "less for a plan than the limit"
+        f"margin on every stage: {missing_memory(fit.margin_mb, MIB)}, the most that is left; gaps between blocks: "
+        f"{missing_memory(fit.gaps_mb, MIB)} less for a plan than the limit"
     )
     if fit.uncounted:
         yield f"only the bytes take time of {', '.join(fit.uncounted)}: their operations are not known"
-
-
-def _figures(*values: float) -> tuple[str, ...]:
-    return tuple(f"{value:,.1f}" for value in values)
 
 
 def simulated_answer(fit: SimulatedFit) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mindllm.planning.plan import Evaluation
 from mindllm.planning.reports.schedule_page import write_page
 from mindllm.schedules.operations import BACKWARD, FORWARD, INPUT, NAMES, WEIGHT
 from mindllm.schedules.simulate import Timeline
+from mindllm.units import GIB, MIB, device_memory
 
 COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f", INPUT: "#2f6f5e"}
 KINDS = [(name, COLOURS[what]) for what, name in enumerate(NAMES)]
@@ -64,8 +65,8 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
         axes[1, column].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes[0, 0].set(ylabel="stage", ylim=(stages - 0.4, -0.6))
     axes[0, 0].set_yticks(range(0, stages, max(1, stages // 16)))
-    axes[1, 0].set(ylabel="memory, MB", ylim=(0, None))
-    axes[1, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes[1, 0].set(ylabel="memory, GB", ylim=(0, None))
+    axes[1, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes[1, -1].legend(loc="lower right", ncols=4, fontsize=7)
     _title(figure, evaluation, note)
     with atomic_path(path) as temporary:
@@ -161,9 +162,10 @@ def _draw_memory(axes: Any, evaluation: Evaluation, window: Window) -> None:
         times, memory = stage_memory(evaluation, stage)
         colour = colormaps["viridis"](LIGHTEST * stage / max(1, problem.stages - 1))
         label = f"stage {stage}" if stage % max(1, problem.stages // 8) == 0 else None
-        axes.step(times, memory, where="post", color=colour, linewidth=1, label=label)
+        axes.step(times, memory * MIB / GIB, where="post", color=colour, linewidth=1, label=label)
     for limit in sorted({limit for limit in problem.per_stage("limit_mb") if np.isfinite(limit)}):
-        axes.axhline(limit, color="firebrick", linestyle="--", linewidth=1, label=f"limit {limit:,.0f} MB")
+        label = f"limit {device_memory(limit, MIB)}"
+        axes.axhline(limit * MIB / GIB, color="firebrick", linestyle="--", linewidth=1, label=label)
     axes.set(xlabel="time", xlim=window[:2])
     axes.grid(alpha=0.3)
 

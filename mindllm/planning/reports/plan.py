@@ -13,6 +13,7 @@ from mindllm.planning.plan import Evaluation
 from mindllm.planning.solve import Solution
 from mindllm.planning.yaml_plan import KEYS, write_plan
 from mindllm.terminal.tables import Column, Table, figures, texts
+from mindllm.units import MIB, Gigabytes, device_memory, gigabytes, missing_memory
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -92,10 +93,10 @@ def stage_table(title: str, evaluation: Evaluation, unit: str = "") -> Table:
     """Layers, recomputation, time of a micro-batch in ``unit``, peak memory and bubble of every stage."""
     problem, costs = evaluation.problem, evaluation.costs
     passes = (f"forward{unit}", f"backward{unit}")
-    headings = ("stage", "layers", "recompute", *passes, "memory MB", "limit MB", "bubble")
+    headings = ("stage", "layers", "recompute", *passes, "memory GB", "limit GB", "bubble")
     columns = [Column(heading, is_text=heading == "recompute") for heading in headings]
     table = Table(f"{title}, step {evaluation.step_time:,.6g}{unit}", columns)
-    limits = problem.per_stage("limit_mb")
+    limits, gb = problem.per_stage("limit_mb"), gigabytes(evaluation.peak_mb, MIB)
     for stage in range(problem.stages):
         mine = range(stage, problem.places, problem.stages)
         names = [name for place in mine for name in evaluation.plan.places[place]]
@@ -106,8 +107,8 @@ def stage_table(title: str, evaluation: Evaluation, unit: str = "") -> Table:
             "+".join(str(evaluation.plan.counts[place]) for place in mine),
             mix,
             *(f"{value:,.5g}" for value in times),
-            f"{evaluation.peak_mb[stage]:,.0f}",
-            f"{limits[stage]:,.0f}" if np.isfinite(limits[stage]) else "none",
+            gb(evaluation.peak_mb[stage]),
+            gb(limits[stage]) if np.isfinite(limits[stage]) else "none",
             f"{100 * evaluation.bubble[stage]:.1f}%",
         )
     return table
@@ -115,20 +116,21 @@ def stage_table(title: str, evaluation: Evaluation, unit: str = "") -> Table:
 
 def manual_parts(plans: Mapping[str, Evaluation]) -> Iterator[Part]:
     """Plans that a person wrote, in a line each."""
-    columns = [*texts("plan"), *figures("step", "largest memory MB"), *texts("fits"), *figures("bubble")]
+    columns = [*texts("plan"), *figures("step", "largest memory GB"), *texts("fits"), *figures("bubble")]
     table = Table("manual plans", columns)
+    gb = gigabytes((evaluation.peak_mb.max() for evaluation in plans.values()), MIB)
     for name, evaluation in plans.items():
-        table.add_row(name, *manual_row(evaluation))
+        table.add_row(name, *manual_row(evaluation, gb))
     yield table
 
 
-def manual_row(evaluation: Evaluation) -> tuple[str, ...]:
-    """Step, largest memory with its stage, whether it fits, and the mean bubble."""
+def manual_row(evaluation: Evaluation, gb: Gigabytes) -> tuple[str, ...]:
+    """Step, largest memory in GB with its stage, whether it fits, and the mean bubble."""
     stage = int(evaluation.peak_mb.argmax())
     limits = np.array(evaluation.problem.per_stage("limit_mb"))
     over = np.flatnonzero(evaluation.peak_mb > limits + 1e-6)
     fits = "yes" if evaluation.fits else f"no: stages {', '.join(map(str, over))}"
-    memory = f"{evaluation.peak_mb[stage]:,.0f} on stage {stage}"
+    memory = f"{gb(evaluation.peak_mb[stage])} on stage {stage}"
     return f"{evaluation.step_time:,.6g}", memory, fits, f"{100 * evaluation.bubble.mean():.1f}%"
 
 
@@ -143,8 +145,8 @@ def manual_answer(evaluation: Evaluation) -> dict[str, Any]:
 
 def fit_parts(fit: Fit) -> Iterator[Part]:
     """What measured memories were shared out to, and what is left."""
-    parts = ", ".join(f"{name} {value:,.1f}" for name, value in fit.values.items())
-    yield f"memory fitted to what was measured, MB: {parts}"
+    parts = ", ".join(f"{name} {device_memory(value, MIB)}" for name, value in fit.values.items())
+    yield f"memory fitted to what was measured: {parts}"
     for source, left in fit.residuals:
-        yield f"measured minus fitted, MB, {source}: {' '.join(f'{value:+.0f}' for value in left)}"
-    yield f"margin on every stage: {fit.margin_mb:,.1f} MB, the most that a stage needs beyond the fit"
+        yield f"measured minus fitted, GB, {source}: {' '.join(map(gigabytes(left, MIB).signed, left))}"
+    yield f"margin on every stage: {missing_memory(fit.margin_mb, MIB)}, the most that a stage needs beyond the fit"

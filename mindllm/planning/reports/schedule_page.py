@@ -13,6 +13,7 @@ from mindllm.files import atomic_open
 from mindllm.planning.plan import Evaluation
 from mindllm.schedules.operations import BACKWARD, WEIGHT
 from mindllm.terminal.page import beside_proof, fill, json_markup, mark
+from mindllm.units import MIB, gigabytes
 
 TEMPLATE = Path(__file__).with_name("schedule.html")
 DIGITS = 9  # of the longest time
@@ -82,13 +83,13 @@ def _title(evaluation: Evaluation) -> str:
 
 def _rows(evaluation: Evaluation) -> str:
     """The plan by stage."""
-    problem = evaluation.problem
+    problem, gb = evaluation.problem, gigabytes(evaluation.peak_mb, MIB)
     rows = []
     for stage in range(problem.stages):
         mine = range(stage, problem.places, problem.stages)
         names = [name for place in mine for name in evaluation.plan.places[place]]
         mix = ", ".join(f"{names.count(kind)} {kind}" for kind in problem.kind_names if kind in names)
         layers = "+".join(str(evaluation.plan.counts[place]) for place in mine)
-        cells = (stage, layers, mix, f"{evaluation.peak_mb[stage]:,.0f}", f"{100 * evaluation.bubble[stage]:.1f}%")
+        cells = (stage, layers, mix, gb(evaluation.peak_mb[stage]), f"{100 * evaluation.bubble[stage]:.1f}%")
         rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
     return "\n".join(rows)
