@@ -27,6 +27,11 @@ def file_size(size: float) -> str:
     return f"{size / GB:,.1f} GB" if size >= GB / 10 else f"{size / MB:,.1f} MB"
 
 
+def device_mebibytes(size: str) -> float:
+    """Return ``58GB`` or ``58000MB`` of a device in MB of 2**20 bytes, as ``max_device_memory`` has them."""
+    return float(size[:-2]) * {"GB": GIB, "MB": MIB, "KB": KIB}[size[-2:]] / MIB
+
+
 @dataclass(frozen=True)
 class Gigabytes:
     """How the figures of one table or message read: memory of devices in GB of 2**30 bytes, without the unit's name.

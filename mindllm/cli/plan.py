@@ -12,13 +12,14 @@ from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.config.reading.yaml_tree import write_yaml
 from mindllm.errors import CheckFailed, UserError
-from mindllm.files import UNITS, atomic_open, size_in_bytes
+from mindllm.files import atomic_open
 from mindllm.planning.problem import Problem
 from mindllm.planning.read_problem import Setting
 from mindllm.planning.reports.picture import FORMATS, draw_schedule
 from mindllm.terminal.console import PlainConsole, error_console, output, print_json
 from mindllm.terminal.render import drawn
 from mindllm.timing.device import DEFAULT, read_device
+from mindllm.units import device_mebibytes
 
 if TYPE_CHECKING:  # the solvers, and what simulates: imported where a plan is made, not to print --help
     from mindllm.planning.outcome import PipelinePlan
@@ -105,7 +106,7 @@ def _subject(options: argparse.Namespace, overrides: Sequence[str]) -> Subject:
 
         with drawn(transient=False) as progress:
             return subject.of_run(config, device, simulations_here(progress=progress), options.max_memory)
-    limit = options.max_memory and size_in_bytes(options.max_memory) / UNITS["MB"]
+    limit = options.max_memory and device_mebibytes(options.max_memory)
     settings = [
         Setting(options.stages, chunks, options.micro_batches, options.schedule, limit)
         for chunks in dict.fromkeys(options.interleave or [None])

@@ -9,9 +9,9 @@ import numpy as np
 from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Solution, solve
 from mindllm.schedules.simulate import critical_path
-from mindllm.units import MIB, missing_memory
+from mindllm.units import GIB, MIB, missing_memory
 
-MORE = 1000.0  # MB
+MORE = GIB / MIB  # MB
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,10 @@ def test_files_that_are_no_problems_are_told(tmp_path, capsys):
 
 def test_what_does_not_fit_says_what_would(capsys):
     arguments = ["--problem", LAYERS, "--stages", "16", "--micro_batches", "32", "--max_memory"]
-    said = refused(capsys, *arguments, "12GB", code=3)
+    said = refused(capsys, *arguments, "12000MB", code=3)
     assert "1.07 GB higher (12.79 GB there)" in said
+    main([*arguments, "12.79GB", "--json"])  # what it says does
+    capsys.readouterr()
     main([*arguments, "13095MB", "--json"])
     capsys.readouterr()
     assert "fits the memory" in refused(capsys, *arguments, "13094MB", code=3)

@@ -20,7 +20,7 @@ from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible
 from mindllm.timing.device import Device
-from mindllm.units import GIB, KIB, MIB
+from mindllm.units import GIB, MIB, device_mebibytes
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,7 @@ def with_memory(config: RunConfig, size: str | None) -> RunConfig:
     """``config`` with another ``max_device_memory``, given as ``58GB`` or ``58000MB`` (of 2**20 bytes)."""
     if size is None:
         return config
-    share = {"GB": 1, "MB": GIB // MIB, "KB": GIB // KIB}[size[-2:]]
-    gb = float(size[:-2]) / share
+    gb = device_mebibytes(size) * MIB / GIB
     return override_config(config, {"context.max_device_memory": f"{gb:g}GB"})
 
 
