@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from research.parallel_faults.cells import locates
+from research.parallel_faults.cells import SCOPE, cell_of, locates
 from research.parallel_faults.clusters import Cluster, answer, compiled_form
 from research.parallel_faults.faults import Fault, faults_of
 from research.parallel_faults.variations import variations
@@ -114,7 +114,9 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
         for row in faults:
             if not (row.found and row.located):
-                first = row.where.splitlines()[0] if row.where else "nothing"
+                first = (
+                    SCOPE.sub(lambda at: f" at {cell_of(at[1])}", row.where.splitlines()[0]) if row.where else "nothing"
+                )
                 yield f"- {row.name}: {', '.join(row.places[1:]) or 'around the model'}; said: {first}"
     for row in rows:
         if not row.what:
