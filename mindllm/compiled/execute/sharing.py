@@ -16,6 +16,7 @@ PARTIAL = frozenset(
     {
         "MatMul",
         "BatchMatMul",
+        "GroupedMatmul",
         "Gather",
         "ReduceSum",
         "SumExt",
