@@ -77,9 +77,7 @@ def _make_thin(layer: DecoderLayer, several_chunks: bool) -> Sequence[nn.Cell]:
     layer.attention = ThinAttention()
     if not layer.has_experts:
         layer.feed_forward = ThinFeedForward()
-    elif not (
-        several_chunks and layer.feed_forward.grouped
-    ):  # MindSpore 2.10 then gives gradients of the stage no shape
+    elif not (several_chunks and layer.feed_forward.grouped):  # else gradients get no shape (MindSpore 2.10)
         layer.feed_forward = ThinExperts(layer.feed_forward)
     for parameter, name in names:  # a cell that is set gives its parameters names of their place in the layer
         parameter.name = name

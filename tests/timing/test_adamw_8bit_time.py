@@ -23,21 +23,14 @@ from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
 from mindllm.units import MIB
 from tests.compiled.simulations import needs_compiler
+from tests.timing.test_muon_time import SHARED as SHARED_OF_MUON
 from tests.timing.test_muon_time import WIDE
 
 FORM = Path(__file__).parents[2] / "mindllm/verify/forms/moments_of_8_bits.yaml"
 SHIPPED = Path(__file__).parents[2] / "configs/llama2"
 DEVICE = read_device(DEFAULT)
 ALONE = {"model": {**WIDE, "intermediate_size": 3072}, "optimizer": {"state_bits": 8}}
-SHARED = {
-    **ALONE,
-    "dp": 2,
-    "tp": 2,
-    "pp": 2,
-    "micro": 2,
-    "use_seq_parallel": True,
-    "parallel": {"enable_parallel_optimizer": True},
-}
+SHARED = {**SHARED_OF_MUON, **ALONE}
 LAST_STAGE = 4
 
 
