@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,40 +19,59 @@ DRAWN, CONSTANT = ("lengths_of", "initial_std"), "constant"
 CONSTANT_INITIALIZERS = ("Zero", "One", "Constant")
 
 
-def initial_values(step: nn.Cell, names: Collection[str]) -> dict[str, np.ndarray]:
+def leave_undrawn(step: nn.Cell) -> dict[str, np.ndarray]:
+    """Before a step is compiled: nothing is drawn for weights that :func:`beginnings` knows by their names.
+
+    MindSpore fills the parameters of a compiled step on the host, at their full widths. Zeros are memory that nobody touches.
+    Returns the values of all parameters that are constants, as scalars by name: they need not be read back.
+    """
+    from mindspore.common.initializer import Zero
+
+    constants = {one.name: value for one in step.get_parameters() if (value := _constant(one)) is not None}
+    for parameter in step.get_parameters():
+        if parameter.has_init and any(hasattr(parameter, kind) for kind in DRAWN):
+            parameter.init_mode.init = Zero()
+    return constants
+
+
+def initial_values(step: nn.Cell, names: Collection[str], constants: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Initial values of the parameters called ``names`` of a training step, those of its weights aside.
 
-    One that is equal everywhere is given as a scalar. On several devices MindSpore fills a parameter only when it is first
-    used; of such a one only the kind is known, and one that would be drawn at random has no entry.
+    One that is equal everywhere is given as a scalar. One that would be drawn at random has no entry.
+
+    Args:
+        constants: what is known of some of them, as :func:`leave_undrawn` returns it.
     """
     wanted = set(names)
     found = {
-        parameter.name: _initial(parameter)
+        parameter.name: _initial(parameter, constants)
         for parameter in step.get_parameters()
         if parameter.name in wanted and not _is_weight(parameter)
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def beginnings(step: nn.Cell, names: Collection[str]) -> dict[str, tuple[Any, ...]]:
+def beginnings(
+    step: nn.Cell, names: Collection[str], constants: Mapping[str, np.ndarray]
+) -> dict[str, tuple[Any, ...]]:
     """How the weights called ``names`` of a training step begin where nothing is loaded, in plain values: what
     :func:`mindllm.models.weights.drawn_value` asks of them by its name, or a number that all elements are.
 
-    Codes of quantized weights, which nothing changes, have no entry.
+    Codes of quantized weights, which nothing changes, have no entry. ``constants`` are those of :func:`leave_undrawn`.
     """
     wanted = set(names)
     weights = [one for one in step.get_parameters() if one.name in wanted and _is_weight(one)]
-    found = {one.name: _beginning(one) for one in weights}
+    found = {one.name: _beginning(one, constants) for one in weights}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _beginning(parameter: Parameter) -> tuple[Any, ...] | None:
+def _beginning(parameter: Parameter, constants: Mapping[str, np.ndarray]) -> tuple[Any, ...] | None:
     if is_quantized_parameter(parameter):
         return None
     for kind in DRAWN:
         if hasattr(parameter, kind):
             return kind, getattr(parameter, kind)
-    value = _initial(parameter)
+    value = _initial(parameter, constants)
     return None if value is None or value.ndim else (CONSTANT, float(value))
 
 
@@ -62,11 +81,15 @@ def _is_weight(parameter: Parameter) -> bool:
     return not (is_copy or getattr(parameter, "is_constant", False) or is_probe(parameter.name))
 
 
-def _initial(parameter: Parameter) -> np.ndarray | None:
-    if not parameter.has_init:
-        return _without_repetition(parameter.asnumpy())
-    initializer = parameter.init_mode.init
-    if type(initializer).__name__ not in CONSTANT_INITIALIZERS:
+def _initial(parameter: Parameter, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    if parameter.name in constants:
+        return constants[parameter.name]
+    return None if parameter.has_init else _without_repetition(parameter.asnumpy())
+
+
+def _constant(parameter: Parameter) -> np.ndarray | None:
+    """The value of all elements of a parameter that has not been filled; None where they differ, or it has."""
+    if not parameter.has_init or type(initializer := parameter.init_mode.init).__name__ not in CONSTANT_INITIALIZERS:
         return None
     from mindspore.common.dtype import dtype_to_nptype
 

@@ -51,13 +51,14 @@ def compile_to(
     front_end.pretend_device(rank, mesh_of(config).device_num, asked)
     import mindspore as ms
 
-    from mindllm.compiled.graph.initial import beginnings, initial_values
+    from mindllm.compiled.graph.initial import beginnings, initial_values, leave_undrawn
     from mindllm.train.distributed_step import build_distributed_loss, build_distributed_step, example_inputs
 
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_recursion_limit(config.context.max_call_depth)
     build = build_distributed_step if training else build_distributed_loss
     cell = build(config, rank, tell_rank=asked is None)
+    constants = leave_undrawn(cell)
     with refusals_explained(cell):
         graph = front_end.compile_cell(cell, *example_inputs(config, training))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
@@ -65,9 +66,9 @@ def compile_to(
     sources = sources_in(Path(os.environ[TEXT_DIRECTORY]))
     names = parameter_names(graph.mind_ir)
     own = ms.get_auto_parallel_context("global_rank") if asked else rank
-    write_graph(
-        output / GRAPH, own, graph.mind_ir, layouts, sources, initial_values(cell, names), beginnings(cell, names)
-    )
+    initial = initial_values(cell, names, constants)
+    begins = beginnings(cell, names, constants)
+    write_graph(output / GRAPH, own, graph.mind_ir, layouts, sources, initial, begins)
 
 
 def text_of_last_graph(output: Path) -> dict[str, str]:
