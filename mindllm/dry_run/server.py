@@ -31,6 +31,7 @@ from mindllm.dry_run.profile import profile_of, save_profile
 from mindllm.dry_run.source_lines import write_lines
 from mindllm.files import atomic_open
 from mindllm.launch.process import JobProcess
+from mindllm.process.cores import Core
 from mindllm.process.exit_hooks import skip_exit_functions
 from mindllm.sources import python_path
 
@@ -120,6 +121,7 @@ def _note_ended(running: dict[int, Path]) -> None:
 def _work(directory: Path, rank: int, output: Path, lines: bool) -> None:
     """Simulate a rank and write its profile, or find its source lines and write those."""
     tempfile.tempdir = str(directory)
+    Core()
     try:
         config = load_config(directory / CONFIG)
         if lines:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import signal
 import sys
 import time
@@ -25,6 +24,7 @@ from mindllm.dry_run.worker_memory import worker_bytes
 from mindllm.errors import RunFailed, UserError
 from mindllm.executor.option import is_spread
 from mindllm.launch.process import JobProcess, ending, last_lines
+from mindllm.process.cores import cores
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.process.temporary import temporary_directory
 from mindllm.reduced_runs.stage import reduce_to_layer
@@ -47,7 +47,7 @@ class Simulations:
 
     def __init__(self, workers: int | None = None, progress: Progress = unwatched, estimates: bool = False) -> None:
         self.estimates = estimates
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or cores()
         self.progress = progress
         self.run_now = 0  # simulations that were not kept from earlier
         self.beside: list[Request] = []  # source lines that are found while others simulate

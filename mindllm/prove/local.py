@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from mindllm.config import RunConfig, render_config
 from mindllm.launch.process import JobProcess, ending, last_lines
+from mindllm.process.cores import cores, shared_cores
 from mindllm.process.host_memory import ADVICE
 from mindllm.process.temporary import temporary_directory
 from mindllm.prove.answers import Answer, Finding, Standing
@@ -55,11 +55,6 @@ def do_here(config: RunConfig, pieces: Sequence[Piece], options: Options, told: 
                 one.kill()
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def _lacked_memory(answers: Sequence[Answer]) -> bool:
     return any(ADVICE in finding.message for answer in answers for finding in answer.findings)
 
@@ -89,6 +84,7 @@ class _Running:
         ]
         with theirs:
             variables = {"PYTHONPATH": python_path(), "TMPDIR": str(directory)}  # what is killed leaves nothing behind
+            variables |= shared_cores(directory)
             process = JobProcess(piece.name, command, variables, directory / f"{name}.log", theirs)
         return cls(piece, process, ours, output)
 

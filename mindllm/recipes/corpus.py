@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from mindllm.data.preprocess.build import Summary, build, is_up_to_date, measure
 from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.preprocess.sources import Source, find_sources, shuffled
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from mindllm.process.cores import cores
 from mindllm.process.temporary import temporary_directory
 from mindllm.terminal.progress import Progress, unwatched
 
@@ -71,7 +71,7 @@ def prepare_text(
         loaded = prepare_tokenizer(own, size, sources, documents, progress, at_most=True)
     overwrite = not is_up_to_date(sources, prefix, loaded, documents)
     summary = build(
-        sources, prefix, loaded, documents=documents, workers=_workers(), overwrite=overwrite, progress=progress
+        sources, prefix, loaded, documents=documents, workers=cores(), overwrite=overwrite, progress=progress
     )
     return PreparedText(prefix, summary, loaded, loaded.path, not tokenizer)
 
@@ -98,7 +98,7 @@ def look_at_text(
             loaded = load_tokenizer(tokenizer or own)
         else:
             loaded = prepare_tokenizer(directory / TOKENIZER, vocab_size, sources, documents, progress, at_most=True)
-        summary = measure(sources, prefix, loaded, documents=documents, workers=_workers(), progress=progress)
+        summary = measure(sources, prefix, loaded, documents=documents, workers=cores(), progress=progress)
     return PreparedText(prefix, summary, loaded, loaded.path if tokenizer else own, not tokenizer)
 
 
@@ -108,7 +108,3 @@ def _asked(
     """The files in the order they are encoded in, and how documents are read from them."""
     sources = shuffled(find_sources([Path(path) for path in paths]), 0)
     return sources, None if as_text else DocumentReader(tuple(keys))
-
-
-def _workers() -> int:
-    return len(os.sched_getaffinity(0))

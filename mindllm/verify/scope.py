@@ -9,7 +9,6 @@ weights and optimizer state. Beside it ranks are compiled.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from mindllm.axes import EXPERTS, NAMED_AXES
 from mindllm.compiled.rank.host_needs import compile_bytes, graph_bytes
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
+from mindllm.process.cores import cores
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.reduced_runs.mesh import reduced_meshes
 from mindllm.reduced_runs.model import ACCUMULATION_STEPS, reduce_model, single_device
@@ -103,7 +103,7 @@ def fitting(
     Raises:
         UserError: the smallest one does not fit.
     """
-    least, cores = None, workers or len(os.sched_getaffinity(0))
+    least, at_once = None, workers or cores()
     found = list(reduced_meshes(config))
     for mesh in found:
         if mesh.device_num > most_ranks:
@@ -118,7 +118,7 @@ def fitting(
         least = needs.total(1) if least is None else min(least, needs.total(1))
         if claim.fits(needs.total(1)):
             at_once = next(
-                count for count in range(min(cores, mesh.device_num), 0, -1) if claim.fits(needs.total(count))
+                count for count in range(min(at_once, mesh.device_num), 0, -1) if claim.fits(needs.total(count))
             )
             claim.take(needs.total(at_once))
             return SmallModel(small, needs, at_once)

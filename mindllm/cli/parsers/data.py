@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, positive
+from mindllm.process.cores import cores
 
 EXAMPLE = """example:
   %(prog)s --python-stdlib --train-tokenizer 4096 \\
@@ -102,13 +102,9 @@ def add_output_options(group: argparse._ArgumentGroup) -> None:
         default=True,
         help="end each document with the end-of-text token",
     )
-    group.add_argument("--workers", type=positive, default=_cores(), metavar="N", help="processes (default: all cores)")
+    group.add_argument("--workers", type=positive, default=cores(), metavar="N", help="processes (default: all cores)")
     group.add_argument("--overwrite", action="store_true", help="replace a corpus made from other files or options")
     group.add_argument("--json", action="store_true", help="print the summary as one JSON object")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _not_negative(text: str) -> int:

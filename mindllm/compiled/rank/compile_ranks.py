@@ -29,6 +29,7 @@ from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.executor.option import is_spread
 from mindllm.parallel.layout import mesh_of
+from mindllm.process.cores import cores
 from mindllm.process.host_memory import MemoryClaim, free_memory
 from mindllm.process.temporary import make_temporary, remove_temporary
 
@@ -74,7 +75,7 @@ class RankCompilation:
         self.ranks = self._all() if every_rank else self._sample()
         self.derived: tuple[int, ...] = ()
         self.refused: dict[int, str] = {}
-        self.workers = min(workers or len(os.sched_getaffinity(0)), self.devices)
+        self.workers = min(workers or cores(), self.devices)
         self._claims = ExitStack()
         self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")
         self._temporary = make_temporary("mindllm_ranks_")

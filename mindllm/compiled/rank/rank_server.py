@@ -26,6 +26,7 @@ from mindllm.compiled.rank.worker import compile_to, text_of_last_graph
 from mindllm.config import RunConfig, load_config
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
+from mindllm.process.cores import Core
 
 LOG, PARSED = "log.txt", "parsed.json"
 
@@ -124,7 +125,8 @@ def _start(job: Job, alike: Sequence[int], rank: int) -> int:
     code = 1
     try:
         _settle(job, rank)
-        asked = partial(_become_each, job, alike) if alike else None
+        core = Core()
+        asked = partial(_become_each, job, alike, core) if alike else None
         code = exit_code(lambda _: _compile(job, rank, asked))
     except BaseException:
         import traceback
@@ -163,8 +165,11 @@ class _Forked(BaseException):
         self.rank = rank
 
 
-def _become_each(job: Job, ranks: Sequence[int]) -> int:
-    """Forks a process for every rank, in which this returns its number; the process that has called waits for all, and ends."""
+def _become_each(job: Job, ranks: Sequence[int], core: Core) -> int:
+    """Forks a process for every rank, in which this returns its number; the process that has called waits for all, and ends.
+
+    Each waits for a core of its own when the caller has given back its ``core``.
+    """
 
     def start(rank: int) -> int:
         process = os.fork()
@@ -174,9 +179,11 @@ def _become_each(job: Job, ranks: Sequence[int]) -> int:
 
     try:
         end_threads()
+        core.give_back()
         gc.freeze()  # forks need not search what lives as long as they do
         os._exit(0 if compile_each(ranks, job.workers, start, partial(_note, job.output)) else 1)
     except _Forked as forked:
+        Core()
         begin_threads()
         _settle(job, forked.rank)
         return forked.rank

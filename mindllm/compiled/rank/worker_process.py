@@ -14,6 +14,7 @@ from mindllm.errors import UserError
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.refusals import CompileFailed, reason
 from mindllm.process.allocation import allocation_variables
+from mindllm.process.cores import Core
 from mindllm.process.host_memory import free_memory
 from mindllm.sources import python_path
 
@@ -47,17 +48,18 @@ def run_worker(
     environment["PYTHONPATH"] = python_path(environment)
     free = free_memory()
     try:
-        result = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            cwd=directory,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-            preexec_fn=die_with_parent,
-        )
+        with Core():
+            result = subprocess.run(
+                [sys.executable, "-m", module, *arguments],
+                cwd=directory,
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+                check=False,
+                preexec_fn=die_with_parent,
+            )
     except subprocess.TimeoutExpired:
         raise CompileFailed(f"{doing} took longer than {timeout:.0f} s") from None
     if result.returncode != 0 or not (directory / product).is_file():

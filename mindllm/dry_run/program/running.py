@@ -5,7 +5,6 @@ Where a program told nothing about its memory, one line says why.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -32,6 +31,7 @@ from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.dry_run.simulations import POLL_SECONDS
 from mindllm.errors import UserError, shortened
 from mindllm.launch.process import JobProcess, ending
+from mindllm.process.cores import cores
 from mindllm.process.host_memory import MemoryClaim
 from mindllm.process.temporary import make_temporary, remove_temporary
 from mindllm.terminal.progress import Progress, unwatched
@@ -151,9 +151,9 @@ def _kept(keep: Path) -> list[KeptRank]:
 
 def _at_once(host_bytes: int, workers: int | None, claim: MemoryClaim) -> int:
     """As many as were asked for, or as there are cores, where there is memory for them; it is claimed."""
-    one, cores = int(GROWTH * max(host_bytes, 1)), len(os.sched_getaffinity(0))
-    fitting = cores if claim.budget is None else claim.budget // one
-    at_once = max(1, min(workers or cores, fitting))
+    one, most = int(GROWTH * max(host_bytes, 1)), workers or cores()
+    fitting = most if claim.budget is None else claim.budget // one
+    at_once = max(1, min(most, fitting))
     claim.take(at_once * one)
     return at_once
 
