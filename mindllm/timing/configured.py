@@ -44,10 +44,6 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         UserError: the run has something that is not modelled.
     """
     sizes, model, runner = config.parallel_config, config.model.config, config.runner_config
-    if config.is_preference_tuning:
-        kind = config.train_dataset.data_loader.type
-        message = f"the time of the reference beside the model is not modelled (value {kind})"
-        raise config.error("train_dataset.data_loader.type", message)
     options, update = config.parallel.parallel_optimizer_config, config.optimizer
     shared = options.optimizer_weight_shard_size
     strategy = Strategy(
@@ -79,4 +75,8 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()
     rule = UpdateRule(update.type, update.ns_steps, update.nesterov, update.block)
-    return Workload(model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved, rule)
+    compared = config.is_preference_tuning and config.preference.has_reference
+    return Workload(
+        model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved, rule,
+        model.base.architecture if compared else None,
+    )  # fmt: skip

@@ -109,10 +109,11 @@ def step_work(workload: Workload) -> StepWork:
     frozen = () if is_trained(architecture.pet, architecture.head_weight) else ("lm_head.weight",)
     tokens = _tokens(workload)
     lookup, head = embedding_work(architecture, tokens, workload.strategy), head_work(workload, tokens)
+    both = 1 if workload.reference is None else 2
     adds = workload.numerics.adds_gradients
     backward = (*backward_work(head, frozen, adds), *(() if frozen else sums_of_slices(workload)))
-    parts["embedding"] = Part(lookup, backward_work(lookup))
-    parts["head"] = Part(head, backward, repeated_loss(workload, tokens))
+    parts["embedding"] = Part(lookup * both, backward_work(lookup))
+    parts["head"] = Part(head * both, backward, repeated_loss(workload, tokens))
     places[0]["embedding"] += 1
     places[plan.last_place]["head"] += 1
     updates = []
@@ -124,7 +125,7 @@ def step_work(workload: Workload) -> StepWork:
         coded = coded_update(coded_numbers(held, workload.strategy), held.coded_weights, workload.update)
         beside = (*_beside(workload, layers), *coded)
         updates.append(StageUpdate(held, replica_exchanges(held, workload), update, beside))
-    size = workload.numerics.hidden_bytes * tokens * architecture.hidden_size
+    size = both * workload.numerics.hidden_bytes * tokens * architecture.hidden_size
     sent = Exchange("between stages", "Send", size, "pp")
     return StepWork(workload, parts, tuple(places), tuple(updates), sent, shared_table(workload))
 
@@ -195,7 +196,16 @@ def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment, swap: S
     forward = (*layer, *beside)
     backward = (*backward_work(forward, spec.frozen, workload.numerics.adds_gradients), *sums)
     moved = moved_results(workload, spec, own, swap, whole)
+    forward = (*forward, *_beside_in_reference(workload, spec, tokens))
     return Part(forward * copies, backward * copies, again * copies, moved, strategy.row_parts)
+
+
+def _beside_in_reference(workload: Workload, spec: LayerSpec, tokens: float) -> Work:
+    """The forward pass of the same layer of the reference, which has no adapters and keeps nothing."""
+    if workload.reference is None:
+        return ()
+    same = workload.reference.layers[workload.architecture.layers.index(spec)]
+    return forward_work(same, tokens, workload.seq_length, workload.strategy, workload.numerics)
 
 
 def _tokens(workload: Workload) -> float:

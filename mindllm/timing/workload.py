@@ -189,6 +189,7 @@ class Workload:
         loss_chunks: slices of the loss, whose logits are computed again for the gradient where there are several.
         swap: what waits on the host, layer by layer; empty: nothing.
         update: of the weights, where tuning has none of its own.
+        reference: the model without its adapters, whose losses are computed beside, without gradients; None: nothing is compared.
     """
 
     architecture: Architecture
@@ -199,6 +200,7 @@ class Workload:
     loss_chunks: int = 1
     swap: tuple[Swap, ...] = ()
     update: UpdateRule = BY_ADAMW
+    reference: Architecture | None = None
 
     @property
     def tokens(self) -> int:
@@ -212,5 +214,6 @@ class Workload:
 
     @property
     def model_flops(self) -> float:
-        """Of a step, without what is computed again."""
-        return self.architecture.flops_per_token(self.seq_length) * self.tokens
+        """Of a step, without what is computed again; a reference has a forward pass alone, a third of what training takes."""
+        compared = 0.0 if self.reference is None else self.reference.flops_per_token(self.seq_length) / 3
+        return (self.architecture.flops_per_token(self.seq_length) + compared) * self.tokens

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindllm.errors import UserError
 from mindllm.parallel.context import input_columns
-from mindllm.timing.configured import workload_of
 from mindllm.train.compile_cache import step_key
 
 PAIRS = [
@@ -72,8 +70,3 @@ def test_the_reference_is_counted_as_work(load):
 
 def test_a_compiled_step_is_that_of_its_loss(load):
     assert step_key(load(*PAIRS)) != step_key(load(*PAIRS, "--preference.beta=0.2"))
-
-
-def test_the_time_of_a_step_without_its_reference_is_not_told(load):
-    with pytest.raises(UserError, match="the time of the reference beside the model is not modelled"):
-        workload_of(load(*PAIRS))

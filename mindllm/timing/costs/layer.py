@@ -132,8 +132,10 @@ def held_work(spec: LayerSpec, part: str, strategy: Strategy) -> Iterator[Operat
 
 def adapter_work(
     spec: LayerSpec, part: str, tokens: float, strategy: Strategy, numerics: Numerics
-) -> Iterator[Operator]:
+) -> Iterator[Operator | Exchange]:
     """Both products of the adapters of one part, and the sums; the narrow side is whole on every rank.
+
+    Where the input of a product is split, ranks add up the narrow side, and with sequence parallel each goes on with its tokens.
 
     Raises:
         UserError: adapters have lengths of rows (DoRA), whose time is not modelled.
@@ -148,10 +150,14 @@ def adapter_work(
         inner = adapter.in_features / (ranks if split_input else 1)
         out = adapter.out_features / (1 if split_input else ranks)
         yield product(f"{adapter.module}.adapter.down", tokens, inner, adapter.rank, numerics.compute)
+        if split_input:
+            op = "ReduceScatter" if strategy.sequence_parallel else "AllReduce"
+            yield Exchange(f"{adapter.module}.adapter.reduce", op, HALF_BYTES * tokens * adapter.rank)
+        own = tokens / (strategy.sequence_ranks if split_input else 1)
         if adapter.has_values:
-            yield elementwise(f"{adapter.module}.adapter.values", HALF_BYTES * tokens * adapter.rank, 2.0)
-        yield product(f"{adapter.module}.adapter.up", tokens, adapter.rank, out, numerics.compute)
-        yield elementwise(f"{adapter.module}.adapter.add", HALF_BYTES * tokens * out, 3.0)
+            yield elementwise(f"{adapter.module}.adapter.values", HALF_BYTES * own * adapter.rank, 2.0)
+        yield product(f"{adapter.module}.adapter.up", own, adapter.rank, out, numerics.compute)
+        yield elementwise(f"{adapter.module}.adapter.add", HALF_BYTES * own * out, 3.0)
 
 
 def bottleneck_work(
