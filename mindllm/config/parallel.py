@@ -12,13 +12,6 @@ from mindllm.config.section import List, PositiveInt, Section
 
 PARALLEL_MODES = {"data_parallel": 0, "semi_auto_parallel": 1}
 WrittenMode = Literal[0, 1, "data_parallel", "semi_auto_parallel", "DATA_PARALLEL", "SEMI_AUTO_PARALLEL"]
-OTHER_SCHEDULERS = {
-    "seqpipe": "sequences cut into pieces",
-    "seqvpp": "sequences cut into pieces",
-    "seqsmartvpp": "sequences cut into pieces",
-}
-"""Schedulers of MindSpore that mindllm does not use, and what models would need for them."""
-
 GATHER, ULYSSES = "colossalai_cp", "ulysses_cp"
 OTHER_CONTEXT_ALGORITHMS = {
     "hybrid_cp": "context_parallel is one axis of devices, not two; write ulysses_cp while heads divide, else colossalai_cp",
@@ -29,14 +22,6 @@ OTHER_CONTEXT_ALGORITHMS = {
 
 def _parallel_mode(value: Any) -> Any:
     return PARALLEL_MODES.get(value.lower(), value) if isinstance(value, str) else value
-
-
-def _scheduler(value: Any) -> Any:
-    if isinstance(value, str) and value in OTHER_SCHEDULERS:
-        raise ValueError(
-            f"MindSpore's {value} needs {OTHER_SCHEDULERS[value]}, which mindllm does not have; write 1f1b"
-        )
-    return value
 
 
 def _context_algorithm(value: Any) -> Any:
@@ -67,9 +52,10 @@ class PipelineConfig(Section):
     pipeline_interleave: bool = Field(
         default=False, description="Several chunks of layers per stage (`model.model_config.pp_interleave_num`)."
     )
-    pipeline_scheduler: Annotated[Literal["1f1b", "gpipe", "zero_bubble_v"], BeforeValidator(_scheduler)] = Field(
+    pipeline_scheduler: Literal["1f1b", "gpipe", "zero_bubble_v", "seqpipe", "seqvpp", "seqsmartvpp"] = Field(
         default="1f1b",
-        description="Order of the micro batches. `zero_bubble_v`: two chunks, the second of which runs back to stage 0.",
+        description="Order of the micro batches. `zero_bubble_v`: two chunks, the second of which runs back to stage 0. "
+        "`seqpipe`, `seqvpp`, `seqsmartvpp`: 1F1B; with several chunks the last has fewer micro batches under way.",
     )
 
     @property

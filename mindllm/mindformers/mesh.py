@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.architecture.layer_counts import StageLayers, layer_counts
+from mindllm.architecture.layer_counts import IN_PIECES, StageLayers, layer_counts
 from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS
 from mindllm.mindformers.reading import Reading
 
@@ -30,7 +30,7 @@ GATHERED = "colossalai_cp"
 NO_RING = "keys are gathered: the same result with more memory; MindSpore 2.10 crashes when it compiles a ring"
 SINGLE = "use_parallel is false: one device"
 UNCUT_SEQUENCES = (
-    "seq_split_num is 1, no sequence is cut: what is computed is the same, the micro batches come in another order"
+    "seq_split_num and pp_interleave_num are 1: neither sequences nor stages are cut, and the order is that of 1f1b"
 )
 ALWAYS_SPLIT = "use_legacy is false: such networks split the table of tokens over model_parallel, whatever is written"
 
@@ -204,7 +204,9 @@ def _schedule(reading: Reading, stages: int) -> None:
         else:
             reading.idle(interleave, "there is no pipeline")
     if reading.has(scheduler):
-        if stages > 1 and reading.get(scheduler) == "seqpipe" and reading.get("parallel_config.seq_split_num", 1) == 1:
+        whole = reading.get("parallel_config.seq_split_num", 1) in (1, None)
+        in_one_chunk = not several or reading.get(chunks, 1) == 1
+        if stages > 1 and reading.get(scheduler) in IN_PIECES and whole and in_one_chunk:
             reading.translate(scheduler, scheduler, "1f1b", UNCUT_SEQUENCES)
         elif stages > 1:
             reading.use(scheduler)

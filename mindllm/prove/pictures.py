@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
+from mindllm.architecture.layer_counts import IN_PIECES, ZERO_BUBBLE_V
 from mindllm.planning.reports.picture import COLOURS, Window, windows_of
 from mindllm.schedules.operations import NAMES
 from mindllm.schedules.simulate import Timeline
@@ -37,7 +37,7 @@ TIME = {
     "update": "#5a9e6f",
     "bubble and rest": "#c3c9d2",
 }
-SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", ZERO_BUBBLE_V: "zero bubble in a V"}
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", ZERO_BUBBLE_V: "zero bubble in a V"} | {name: name for name in IN_PIECES}
 RECOMPUTATION = "recomputation"  # as the model of time calls it among the classes of operators
 HEIGHT, LEAST, TOTAL = 24.0, 1.5, 288.0  # of a row, of one among many, and of all rows together, in pixels
 LETTERS = 13  # pixels of a row from which on it has a label of its own

@@ -13,7 +13,8 @@ from itertools import chain
 
 import numpy as np
 
-from mindllm.architecture.layer_counts import ZERO_BUBBLE_V, places_in_order
+from mindllm.architecture.layer_counts import IN_PIECES, ZERO_BUBBLE_V, places_in_order
+from mindllm.schedules import in_pieces
 from mindllm.schedules.operations import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Operation
 from mindllm.schedules.zero_bubble_v import stage_order
 
@@ -46,8 +47,16 @@ class Orders(tuple[tuple[Operation, ...], ...]):
 
 
 @lru_cache(maxsize=64)
-def stage_orders(schedule: str, stages: int, chunks: int, micro_batches: int) -> Orders:
-    """The operations of every stage in their order, of a schedule that does not depend on times."""
+def stage_orders(schedule: str, stages: int, chunks: int, micro_batches: int, pieces: int = 1) -> Orders:
+    """The operations of every stage in their order, of a schedule that does not depend on times.
+
+    ``pieces``: in which a sequence goes through the pipeline; then micro-batches of operations are numbers of passes, as
+    :mod:`mindllm.schedules.in_pieces` counts them.
+    """
+    if schedule in IN_PIECES:
+        return Orders(
+            in_pieces.stage_order(schedule, stage, stages, chunks, micro_batches, pieces) for stage in range(stages)
+        )
     if schedule == ZERO_BUBBLE_V:
         return Orders((stage_order(stage, stages, micro_batches) for stage in range(stages)), v_shape=True)
     groups = _groups(stages, micro_batches)

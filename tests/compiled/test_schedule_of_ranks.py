@@ -38,6 +38,20 @@ def test_ranks_compute_in_the_order_of_the_simulator(compiled, case, schedule, s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "stages", "chunks", "micro"),
+    [("seqpipe", 2, 1, 3), ("seqpipe", 2, 2, 5), ("seqsmartvpp", 4, 2, 6)],
+)
+def test_whole_sequences_go_in_the_order_of_the_simulator(schedule, stages, chunks, micro):
+    model = {"num_layers": stages * chunks, "pp_interleave_num": chunks}
+    scheduler = {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": schedule}}
+    config = cluster_run(pp=stages, micro=micro, model=model, parallel=scheduler)
+    orders = stage_orders(schedule, stages, chunks, micro)
+    for stage in range(stages):
+        assert passes(compile_rank(config, stage)) == orders[stage]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "micro"), [(4, 8), (4, 10), (8, 17)])
 def test_longer_pipelines_in_a_v_compute_in_the_order_of_the_simulator(stages, micro):
     model = {"num_layers": 2 * stages, "pp_interleave_num": 2}

@@ -111,11 +111,20 @@ def test_the_first_reason_is_the_true_one(theirs, changes, words):
     assert words in str(caught.value).splitlines()[0]
 
 
-def test_whole_sequences_need_no_order_of_pieces(theirs):
+@pytest.mark.parametrize("scheduler", ["seqpipe", "seqsmartvpp"])
+def test_whole_sequences_in_one_chunk_go_in_the_order_of_1f1b(theirs, scheduler):
     stages = {"parallel_config": {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 4, "micro_batch_num": 8}}
-    path = theirs(LEGACY, {**stages, "parallel.pipeline_config": {"pipeline_scheduler": "seqpipe"}})
+    path = theirs(LEGACY, {**stages, "parallel.pipeline_config": {"pipeline_scheduler": scheduler}})
     assert load_config(path).parallel.pipeline_config.pipeline_scheduler == "1f1b"
-    assert "seq_split_num is 1" in reasons(path)["parallel.pipeline_config.pipeline_scheduler"]
+    assert "seq_split_num and pp_interleave_num are 1" in reasons(path)["parallel.pipeline_config.pipeline_scheduler"]
+
+
+def test_several_chunks_keep_the_order_that_is_asked_for(theirs):
+    stages = {"use_parallel": True, "parallel_config.pipeline_stage": 2, "parallel_config.micro_batch_num": 4}
+    pipeline = {"pipeline_interleave": True, "pipeline_scheduler": "seqsmartvpp"}
+    layers = {"model.model_config.num_layers": 4, "model.model_config.pp_interleave_num": 2}
+    config = load_config(theirs(LEGACY, {**stages, **layers, "parallel.pipeline_config": pipeline}))
+    assert config.parallel.pipeline_config.pipeline_scheduler == "seqsmartvpp"
 
 
 def test_zero_bubble_v_is_read_as_it_is(theirs):

@@ -33,7 +33,9 @@ def test_every_way_to_divide_the_work_is_among_the_forms():
     parallel = [config.parallel for config in CONFIGS.values()]
     sizes = [config.parallel_config for config in CONFIGS.values()]
     assert {run.full_batch for run in parallel} == {True, False}
-    assert {run.pipeline_config.pipeline_scheduler for run in parallel} == {"1f1b", "gpipe", "zero_bubble_v"}
+    assert {run.pipeline_config.pipeline_scheduler for run in parallel} == {
+        *("1f1b", "gpipe", "zero_bubble_v", "seqsmartvpp"),
+    }
     assert {run.parallel_optimizer_config.gradient_accumulation_shard for run in parallel} == {True, False}
     assert {run.parallel_optimizer_config.optimizer_weight_shard_size for run in parallel} == {-1, 2}
     assert {size.vocab_emb_dp for size in sizes} == {True, False}

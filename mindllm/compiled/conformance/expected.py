@@ -223,16 +223,32 @@ def parts_in_flight(config: RunConfig, stage: int) -> int:
     left, where stages do not divide the parts, into the first round of parts. In a V every stage waits for as many as there are
     places: the first part goes through all of them (Qi et al., 2024, 2405.15362, section 4.1).
     """
+    scheduler = config.parallel.pipeline_config.pipeline_scheduler
     sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
     passes, behind = sizes.micro_batch_num * chunks, sizes.pipeline_stage - stage - 1
-    if config.parallel.pipeline_config.pipeline_scheduler == "gpipe":
+    if scheduler in ("seqpipe", "seqvpp", "seqsmartvpp"):
+        return _in_flight_of_dealt_parts(config, scheduler, behind)
+    if scheduler == "gpipe":
         return passes
-    if config.parallel.pipeline_config.pipeline_scheduler == "zero_bubble_v":
+    if scheduler == "zero_bubble_v":
         return sizes.pipeline_stage * chunks
     if chunks == 1:
         return min(passes, behind + 1)
     first_round = sizes.pipeline_stage + sizes.micro_batch_num % sizes.pipeline_stage
     return min(passes, 2 * behind + (chunks - 1) * first_round + 1)
+
+
+def _in_flight_of_dealt_parts(config: RunConfig, scheduler: str, behind: int) -> int:
+    """The same where MindSpore deals out what is left over all rounds: the first round has one more if anything is left.
+
+    ``seqsmartvpp`` begins its backward passes earlier: one pass for each stage behind, where others make two.
+    """
+    sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
+    parts, stages = sizes.micro_batch_num, sizes.pipeline_stage
+    rounds = max(parts // stages, 1)
+    first_round = parts // rounds + bool(parts % rounds)
+    each = 1 if chunks == 1 or scheduler == "seqsmartvpp" else 2
+    return min(parts * chunks, each * behind + (chunks - 1) * first_round + 1)
 
 
 def neighbours(config: RunConfig, rank: int) -> tuple[int, ...]:
