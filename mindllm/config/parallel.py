@@ -122,6 +122,11 @@ class ParallelConfig(MeshSizes, Section):
         default=None, description="Ranks that share the weights of one expert; null: `model_parallel`."
     )
     micro_batch_num: PositiveInt = Field(default=1, description="Micro batches per step in a pipeline.")
+    seq_split_num: PositiveInt = Field(
+        default=1,
+        description="Pieces in which the sequences of a micro batch go through the pipeline, one after another (`seqpipe`, "
+        "`seqvpp`, `seqsmartvpp`).",
+    )
     use_seq_parallel: bool = Field(
         default=False, description="Shards norms and residuals along the sequence over the tensor-parallel ranks."
     )

@@ -197,14 +197,22 @@ def _schedule(reading: Reading, stages: int) -> None:
     interleave = "parallel.pipeline_config.pipeline_interleave"
     scheduler = "parallel.pipeline_config.pipeline_scheduler"
     chunks, offset = "model.model_config.pp_interleave_num", "model.model_config.offset"
+    pieces = "parallel_config.seq_split_num"
     several = stages > 1 and bool(reading.get(interleave, False))
+    if reading.has(pieces):
+        if stages > 1 and reading.get(pieces) is not None:
+            reading.use(pieces)
+        else:
+            reading.idle(
+                pieces, "sequences stay whole" if stages > 1 else "there is no pipeline that pieces could fill"
+            )
     if reading.has(interleave):
         if stages > 1:
             reading.use(interleave)
         else:
             reading.idle(interleave, "there is no pipeline")
     if reading.has(scheduler):
-        whole = reading.get("parallel_config.seq_split_num", 1) in (1, None)
+        whole = reading.get(pieces, 1) in (1, None)
         in_one_chunk = not several or reading.get(chunks, 1) == 1
         if stages > 1 and reading.get(scheduler) in IN_PIECES and whole and in_one_chunk:
             reading.translate(scheduler, scheduler, "1f1b", UNCUT_SEQUENCES)

@@ -110,15 +110,17 @@ class CausalLM(nn.Cell):
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
         random: Tensor | None = None,
+        piece: Tensor | None = None,
     ) -> Tensor:
         """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, what layers add to the
         mean loss of a sequence times the number of its tokens, and the mean over layers that predict ahead of theirs times its
         factor.
 
-        What the last three are is said at :class:`Decoder`; the first two of them need ``kernels.document_masks``.
+        What the last four are is said at :class:`Decoder`; the first two of them need ``kernels.document_masks``, the last one
+        ``kernels.pieces``: then all inputs are those of a piece, ``[batch, seq / pieces]``.
         """
         if not self.has_mtp:
-            return self.next_token_loss(input_ids, labels, loss_mask, segment_starts, position_ids, random)
+            return self.next_token_loss(input_ids, labels, loss_mask, segment_starts, position_ids, random, piece)
         ids: tuple[Tensor, ...] = ()
         for ahead in self.ahead:
             ids = (*ids, ahead(input_ids))
@@ -139,9 +141,10 @@ class CausalLM(nn.Cell):
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
         random: Tensor | None = None,
+        piece: Tensor | None = None,
     ) -> Tensor:
         """The same without layers that predict ahead: what models are evaluated by."""
-        decoded = self.model(input_ids, segment_starts, position_ids, random)
+        decoded = self.model(input_ids, segment_starts, position_ids, random, None, piece)
         hidden = decoded[0] if self.model.adds_to_loss else decoded
         loss = self.masked(self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,))), loss_mask)
         return self.balanced(loss, decoded[1], loss_mask) if self.model.adds_to_loss else loss

@@ -22,6 +22,7 @@ from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
 from mindllm.models.kernels import Kernels
 from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import make_norm
+from mindllm.models.pieces import PieceTables
 from mindllm.models.weights import InitStd, constant, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
@@ -118,9 +119,17 @@ class ContextTables(nn.Cell):
             self.document_mask = DocumentMask(seq_length, context.window, kernels.flash_attention)
         else:
             self.attention_mask = constant("attention_mask", causal_mask(seq_length, kernels, context.window))
+        self.in_pieces = kernels.pieces is not None
+        if kernels.pieces is not None:
+            fused, dtype = kernels.flash_attention, kernels.activation
+            self.piece = PieceTables(kernels.pieces.count, seq_length, fused, dtype)
 
     def construct(self) -> tuple[Tables, Tensor]:
         return self.positions(), self.attention_mask
+
+    def of_piece(self, number: Tensor) -> tuple[Tables, Tensor]:
+        """The same for a piece of each sequence, by its number, int32 ``[]``."""
+        return self.piece(number, self.positions(), self.attention_mask)
 
     def positions(self) -> Tables:
         """What is read about positions."""
@@ -198,6 +207,13 @@ class AttentionTables(nn.Cell):
             made = (*made, (tables, context.document_mask(segment_starts)))
         return made
 
+    def of_piece(self, number: Tensor) -> tuple[tuple[Tables, Tensor], ...]:
+        """The tables of each context for a piece of each sequence, made once for all layers."""
+        made: tuple[tuple[Tables, Tensor], ...] = ()
+        for context in self.contexts:
+            made = (*made, context.of_piece(number))
+        return made
+
     def at_positions(self, table: Tensor, position_ids: Tensor | None) -> Tensor:
         """A table ``[seq, head_dim]`` at the positions of each row: ``[batch, 1, seq, head_dim]``."""
         if position_ids is None:
@@ -222,6 +238,8 @@ class Decoder(nn.Cell):
     ``ahead``: for each layer that predicts ahead, the token ids ``[batch, seq]`` as it is given them. Then the result is a tuple
     of hidden states, the decoder's and those of each such layer, and what all layers add to the loss, or None. Without
     ``ahead`` these layers are not computed.
+
+    ``piece``, int32 ``[1]``: token ids are those of a piece of each sequence, ``[batch, seq / pieces]``, by its number.
     """
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
@@ -268,12 +286,18 @@ class Decoder(nn.Cell):
         position_ids: Tensor | None = None,
         random: Tensor | None = None,
         ahead: tuple[Tensor, ...] | None = None,
+        piece: Tensor | None = None,
     ) -> Tensor | tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
         if not self.document_masks and not (segment_starts is None and position_ids is None):
             raise ValueError("the model was built without document_masks and cannot keep documents apart")
         batch = input_ids.shape[0]
-        x = self.embedded(input_ids, batch, position_ids, random)
         of_rows = self.tables_of_rows(segment_starts, position_ids)
+        if piece is not None:  # written out here: through a function MindSpore 2.10 confuses the layouts of the tables
+            number = P.reshape(piece, ())
+            for tables in self.tables:
+                of_rows = (*of_rows, tables.of_piece(number))
+        # Behind the tables: what reads them later waits for the embedding, also on places of a pipeline that have none.
+        x = self.embedded(input_ids, batch, position_ids, random)
         added = None
         for index, layer in enumerate(self.layers):
             if index < self.depth:

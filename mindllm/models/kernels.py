@@ -13,6 +13,7 @@ import numpy as np
 
 from mindllm.config import ModelConfig
 from mindllm.models.attention.sequence_order import balanced_order
+from mindllm.models.pieces import InPieces
 
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 
@@ -32,6 +33,7 @@ class Kernels:
     :mod:`mindllm.models.attention.sequence_order`. ``row_parts``: parts in which layers take their rows outside attention
     (:mod:`mindllm.models.fine_grain_interleave`); behind the layers ``joins`` rows go to another stage, whole.
     ``watches_logits``: each layer keeps the largest attention logit (:mod:`mindllm.models.attention.largest_logit`).
+    ``pieces``: in which sequences go through a pipeline (:mod:`mindllm.models.pieces`); None: whole.
     """
 
     fused: bool
@@ -50,6 +52,7 @@ class Kernels:
     row_parts: int = 1
     joins: frozenset[int] = frozenset()
     watches_logits: bool = False
+    pieces: InPieces | None = None
 
     @property
     def hidden(self) -> ms.dtype:

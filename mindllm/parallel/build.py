@@ -16,6 +16,7 @@ from mindllm.finetune.preference import PreferenceLoss, base_of
 from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.causal_lm import for_evaluation
+from mindllm.models.pieces import InPieces
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
@@ -65,6 +66,10 @@ def kernels_of(config: RunConfig) -> Kernels:
         return kernels
     balanced = sizes.context_parallel_balanced
     kernels = replace(kernels, cpu=False, sequence_ranks=sizes.size(CONTEXT), balanced=balanced)
+    if sizes.seq_split_num > 1:
+        rows = config.runner_config.batch_size * sizes.data_parallel
+        pieces = InPieces(sizes.seq_split_num, rows, sizes.data_parallel, sizes.model_parallel)
+        kernels = replace(kernels, pieces=pieces)
     parts = config.model.config.fine_grain_interleave
     return replace(kernels, row_parts=parts, joins=_ends_of_stages(config)) if parts > 1 else kernels
 
@@ -137,7 +142,8 @@ def build_parallel_model(config: RunConfig, alone: int | None = None) -> Paralle
 
     def around(network: nn.Cell) -> nn.Cell:
         network = Copies(network, copies) if copies > 1 else network
-        network = network if at_once else MicroBatches(network, parts, plan.stages > 1, reused)
+        pieces = config.parallel_config.seq_split_num
+        network = network if at_once else MicroBatches(network, parts, plan.stages > 1, reused, pieces)
         return _inputs(network, config, order=order)
 
     return _parallel_model(model, whole, around, plan, mesh, parts, reused and not at_once)

@@ -23,6 +23,7 @@ from mindllm.config import ModelConfig
 from mindllm.finetune.preference import PreferenceLoss
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.decoder import AttentionTables, Decoder
+from mindllm.models.weights import constant
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import DATA, Mesh
 from mindllm.parallel.operators import operators_of
@@ -222,16 +223,59 @@ class Copies(nn.Cell):
         return total
 
 
+class PieceOfSequence(nn.Cell):
+    """One of ``count`` equal pieces of the sequences of each column ``[batch, seq]``."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.slice = P.StridedSlice().add_prim_attr("strided_slice_flag", True).add_prim_attr("seq_split_slice", True)
+
+    def construct(self, index: int, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = ()
+        for x in columns:
+            rows, length = x.shape[0], x.shape[1] // self.count
+            parts = (*parts, self.slice(x, (0, length * index), (rows, length * (index + 1)), (1, 1)))
+        return parts
+
+
+class Pieces(nn.Cell):
+    """Sum of the losses of ``count`` pieces of each sequence, one after another (:mod:`mindllm.models.pieces`).
+
+    By its mark on slices the compiler knows the pieces, and orders their passes. Their numbers are slices of a parameter: of
+    constants it would make a network for each piece.
+    """
+
+    def __init__(self, network: nn.Cell, count: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.count = count
+        self.parts = nn.CellList([PieceOfSequence(count) for _ in range(count)])
+        self.numbers = constant("piece_numbers", np.arange(count, dtype=np.int32))
+        self.number = P.StridedSlice().shard(((1,),))
+        self.add = P.Add()
+
+    def construct(self, *columns: Tensor) -> Tensor:
+        total = 0.0
+        for index in range(self.count):
+            piece = self.number(self.numbers, (index,), (index + 1,), (1,))
+            loss = self.network(*self.parts[index](index, columns), None, None, None, piece)
+            total = self.add(total, loss)
+        return total
+
+
 class MicroBatches(nn.Cell):
     """Sum of the losses of ``count`` equal parts of the batch, one after another; inputs ``[batch, seq]``.
 
     In a pipeline the compiler schedules the parts over the stages. Without one they accumulate gradients, and the marks
-    make each part's backward pass follow its forward pass. ``reuse`` compiles the network once for all parts.
+    make each part's backward pass follow its forward pass. ``reuse`` compiles the network once for all parts. In a pipeline
+    each part may go through it in ``pieces`` of its sequences.
     """
 
-    def __init__(self, network: nn.Cell, count: int, pipeline: bool, reuse: bool) -> None:
+    def __init__(self, network: nn.Cell, count: int, pipeline: bool, reuse: bool, pieces: int = 1) -> None:
         super().__init__(auto_prefix=False)
-        self.network = ReusedNetwork(network) if reuse else network
+        network = ReusedNetwork(network) if reuse else network
+        self.network = Pieces(network, pieces) if pieces > 1 else network
         self.count = count
         self.part = RowPart(count)
         if not pipeline:

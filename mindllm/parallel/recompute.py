@@ -23,6 +23,7 @@ from mindspore.ops import Primitive
 from mindllm.config import RunConfig
 from mindllm.config.recompute import LEVEL_SEPARATOR, RecomputeConfig, forms_of
 from mindllm.errors import nearest
+from mindllm.models.pieces import EarlierPieces
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.parallel.operators import operators, operators_of
 
@@ -95,6 +96,18 @@ def apply_recompute(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfi
             _recompute_layer(layer, config.recompute_config)
             logger.info("Set full recompute at layer %d", number)
         _select(layer, number, assignment, cells, config)
+        _keep_earlier_pieces(layer)
+
+
+def _keep_earlier_pieces(layer: nn.Cell) -> None:
+    """Keeps the keys and values that a piece of a sequence attends to: when it is computed again, later pieces have changed what
+    they are made from.
+    """
+    for cell in layer.cells():
+        for held in cell.cells():
+            if isinstance(held, EarlierPieces):
+                for operator in operators_of(held).values():
+                    operator.add_prim_attr(OPERATOR, False)
 
 
 def _recompute_layer(layer: nn.Cell, options: RecomputeConfig) -> None:

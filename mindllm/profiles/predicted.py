@@ -72,7 +72,7 @@ class PredictedStep:
         plan, strategy = step.workload.plan, step.workload.strategy
         self.stages, self.places = plan.stages, plan.stages * plan.chunks
         self.accumulation = strategy.accumulation
-        self.runs = strategy.micro_batches * strategy.accumulation
+        self.runs = strategy.runs
         self.operators: dict[Hashable, Spent] = defaultdict(self._nothing)
         self.exchanges: dict[tuple[str, str], Spent] = defaultdict(self._nothing)
         self._passes()
@@ -159,9 +159,11 @@ class PredictedStep:
         durations = np.maximum(durations, 0.0)
         plan, own = self.step.workload.plan, self.timed.pass_times
         forward, backward = durations.tolist()
+        delay = max(0.0, own.delay + delay)
         line = PassTimes(
-            plan.stages, plan.chunks, own.micro_batches, tuple(forward), tuple(backward), max(0.0, own.delay + delay)
-        ).simulated()
+            plan.stages, plan.chunks, own.micro_batches, tuple(forward), tuple(backward), delay, own.schedule,
+            own.weight, own.again, own.pieces,
+        ).simulated()  # fmt: skip
         overhead = self.step.device.step_overhead.value  # a change may be that it is less
         ends = np.maximum(np.array([end.seconds for end in self.step.ends]) + once, -overhead)
         seconds = line.makespan * self.accumulation + float(ends.max()) + overhead

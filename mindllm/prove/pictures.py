@@ -200,4 +200,6 @@ def schedule_words(figures: Mapping[str, Any]) -> str:
     chunks = f" of {times.chunks} chunks" if times.chunks > 1 else ""
     rounds = figures.get("accumulation", 1)
     again = f", {rounds} times a step" if rounds > 1 else ""
-    return f"{SCHEDULES[times.schedule]}, {times.stages} stages{chunks}, {times.micro_batches:,} micro-batches{again}"
+    pieces = f" of {times.pieces} pieces" if times.pieces > 1 else ""
+    micro = f"{times.micro_batches:,} micro-batches{pieces}"
+    return f"{SCHEDULES[times.schedule]}, {times.stages} stages{chunks}, {micro}{again}"

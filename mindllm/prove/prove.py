@@ -135,7 +135,8 @@ def _words(config: RunConfig) -> Iterator[tuple[str, str]]:
     tokens = config.global_batch_size * model.seq_length
     yield "batch", f"{config.global_batch_size:,} sequences of {model.seq_length:,} tokens, {tokens:,} tokens a step"
     again = f", accumulated {rounds:,} times" if (rounds := runner.gradient_accumulation_steps) > 1 else ""
-    yield "micro-batches", f"{sizes.micro_batch_num:,} of {counted(runner.batch_size, 'sequence')}{again}"
+    pieces = f" in {sizes.seq_split_num} pieces" if sizes.seq_split_num > 1 else ""
+    yield "micro-batches", f"{sizes.micro_batch_num:,} of {counted(runner.batch_size, 'sequence')}{pieces}{again}"
     yield "computes in", model.compute_dtype
 
 

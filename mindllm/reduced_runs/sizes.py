@@ -29,7 +29,8 @@ def reduced_sizes(config: RunConfig) -> dict[str, Any]:
     kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor * (sizes.size(CONTEXT) if sizes.exchanges_heads else 1))
     heads = kv_heads * sharing
     head_dim, hidden = _widths(heads, model.hidden_size, devices)
-    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, 2, tensor) * sizes.size(CONTEXT))
+    parts = math.lcm(model.loss_chunks, 2, tensor) * sizes.size(CONTEXT) * sizes.seq_split_num
+    sequence = _multiple(SMALLEST_SEQUENCE, parts)
     return {
         "num_heads": heads,
         "n_kv_heads": kv_heads,

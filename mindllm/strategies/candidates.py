@@ -107,6 +107,7 @@ class Candidate:
             "parallel_config.expert_parallel": self.expert_parallel,
             "parallel_config.expert_model_parallel": self.expert_model_parallel,
             "parallel_config.micro_batch_num": self.micro_batches if piped else 1,
+            "parallel_config.seq_split_num": 1,
             "parallel_config.use_seq_parallel": self.sequence_parallel,
             "runner_config.batch_size": self.micro_batch_size,
             "runner_config.gradient_accumulation_steps": 1 if piped else self.micro_batches,

@@ -60,6 +60,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         exchanges_heads=sizes.exchanges_heads,
         context_balanced=sizes.context_parallel_balanced,
         schedule=config.parallel.pipeline_config.pipeline_scheduler,
+        pieces=sizes.seq_split_num,
         optimizer_ranks=shared if shared > 0 else None,
         accumulators_shard=options.gradient_accumulation_shard,
     )

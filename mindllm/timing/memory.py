@@ -8,11 +8,13 @@ it have freed theirs. The planner's problem (``planning/costs/formula.py``) is m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 import numpy as np
 
 from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import AttentionSpec
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.held_memory import held_memory, working_memory
 from mindllm.schedules.orders import stage_orders
@@ -38,20 +40,26 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     micro = min(strategy.micro_batches, MOST_SIMULATED * plan.stages)
     if strategy.schedule != SCHEDULE:  # what a stage holds may grow with every micro-batch
         micro = strategy.micro_batches
-    orders = stage_orders(strategy.schedule, plan.stages, plan.chunks, micro)
+    orders = stage_orders(strategy.schedule, plan.stages, plan.chunks, micro, strategy.pieces)
     layers: list[list[tuple[float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
     for own, needs in zip(plan.layers, _needs(workload), strict=True):
         layers[own.chunk * plan.stages + own.stage].append(needs)
     kept = np.array([sum(size for size, _ in held) for held in layers])
+    kept[plan.last_place] += _kept_at_the_loss(workload)
     working = np.array([working_memory(held) for held in layers])
     working[plan.last_place] = max(working[plan.last_place], loss_bytes(workload))
     shape = (plan.chunks, plan.stages)
     held = held_memory(kept.reshape(shape), working.reshape(shape), orders)
+    held_for_pieces = np.zeros(plan.stages)  # keys, values and their gradients, from one piece to the next
+    for own, spec in zip(plan.layers, workload.architecture.layers, strict=True):
+        held_for_pieces[own.stage] += 2 * _seen_by_a_piece(workload, spec)
+        held_for_pieces[own.stage] -= 0.0 if own.recompute else _cast_for_a_piece(workload, spec)
     updates, working_of_update = step_work(workload).updates, update_working_bytes(workload)
     return tuple(
         state_bytes(update.parameters, workload)
         + max(float(size), working_of_update)
         + placeholder_bytes(workload, stage)
+        + float(held_for_pieces[stage])
         for stage, (update, size) in enumerate(zip(updates, held, strict=True))
     )
 
@@ -113,13 +121,41 @@ def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, token
     strategy, numerics = workload.strategy, workload.numerics
     given = numerics.hidden_bytes * tokens * spec.attention.hidden_size / strategy.sequence_ranks
     if own.recompute:
-        return given
+        return given + _seen_by_a_piece(workload, spec)
     kept = kept_results(spec, tokens, workload.seq_length, strategy, numerics)
     if own.patterns:
         forward = forward_work(spec, float(tokens), workload.seq_length, strategy, numerics)
         for one in repeated_work(forward, own):
             kept.pop(one.name, None)
-    return max(given, sum(kept.values()))
+    return max(given, sum(kept.values())) + _seen_by_a_piece(workload, spec) + _cast_for_a_piece(workload, spec)
+
+
+def _seen_by_a_piece(workload: Workload, spec: LayerSpec) -> float:
+    """Keys and values of whole sequences, which every piece of them keeps for its gradients; none where sequences are whole."""
+    strategy, attention = workload.strategy, spec.attention
+    if strategy.pieces == 1 or not isinstance(attention, AttentionSpec):
+        return 0.0
+    width = attention.num_kv_heads / strategy.model_parallel * (attention.head_dim + attention.value_dim)
+    return HALF_BYTES * strategy.micro_batch_size * workload.seq_length * width
+
+
+def _cast_for_a_piece(workload: Workload, spec: LayerSpec) -> float:
+    """The matrices of a layer in half precision, which every pass casts anew and keeps, and of which the state has one; none
+    where sequences are whole, whose passes are few. In a dry run they were half of what pieces keep.
+    """
+    if workload.strategy.pieces == 1:
+        return 0.0
+    shapes = (*spec.attention.matrices().values(), *spec.feed_forward.matrices().values())
+    return HALF_BYTES * sum(map(math.prod, shapes)) / workload.strategy.model_parallel
+
+
+def _kept_at_the_loss(workload: Workload) -> float:
+    """The head's weight in half precision and logits in single precision, twice, which every piece keeps; as above."""
+    strategy, architecture = workload.strategy, workload.architecture
+    if strategy.pieces == 1:
+        return 0.0
+    vocabulary = architecture.vocab_size / strategy.model_parallel
+    return vocabulary * (2 * FP32_BYTES * workload.rank_tokens + HALF_BYTES * architecture.hidden_size)
 
 
 def state_bytes(held: Held, workload: Workload) -> float:

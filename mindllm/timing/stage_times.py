@@ -38,7 +38,7 @@ class StageTime:
 def stage_times(step: StepTime) -> list[StageTime]:
     """The stages of a predicted step."""
     plan, strategy = step.workload.plan, step.workload.strategy
-    runs = strategy.micro_batches * strategy.accumulation
+    runs = strategy.runs
     busy = step.line.busy() * strategy.accumulation
     found = []
     for stage, memory in enumerate(stage_bytes(step.workload)):

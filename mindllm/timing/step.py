@@ -31,6 +31,9 @@ from mindllm.timing.workload import Strategy, Workload
 
 REPEATED, HOST, COPIES = "recomputation", "host", "copies of the host"
 SUMS = ("AllReduce", "ReduceScatter")
+PUT_TOGETHER = (
+    "keys and values of pieces, which are put behind those of earlier pieces, and that later pieces see more of them"
+)
 ORDERED = 2  # copies, or parts of rows, whose exchanges MindSpore orders behind each other's computing
 
 
@@ -80,7 +83,8 @@ class StepTime:
     @property
     def uncounted(self) -> tuple[str, ...]:
         """What takes time in a step and is not in its seconds."""
-        return (*uncounted_update(self.workload), *uncounted_patterns(self.workload))
+        pieces = (PUT_TOGETHER,) if self.workload.strategy.pieces > 1 else ()
+        return (*uncounted_update(self.workload), *uncounted_patterns(self.workload), *pieces)
 
     @property
     def tokens_per_device(self) -> float:
@@ -126,7 +130,8 @@ def _table(workload: Workload) -> Timetable | None:
     steady = chunks == 1 and workload.strategy.schedule == SCHEDULE and is_long(stages, micro)
     if steady or workload.plan.v_shape:
         return None
-    return timetable(stage_orders(workload.strategy.schedule, stages, chunks, micro), chunks)
+    orders = stage_orders(workload.strategy.schedule, stages, chunks, micro, workload.strategy.pieces)
+    return timetable(orders, chunks)
 
 
 def groups(strategy: Strategy) -> dict[str, Group]:
@@ -230,7 +235,7 @@ class TimedWork:
         plan, (forward, backward) = self.work.workload.plan, self.durations.tolist()
         return PassTimes(
             plan.stages, plan.chunks, self.strategy.micro_batches, tuple(forward), tuple(backward), self.delay,
-            self.strategy.schedule, self.weight, self.again,
+            self.strategy.schedule, self.weight, self.again, self.strategy.pieces,
         )  # fmt: skip
 
     @property

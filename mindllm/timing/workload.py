@@ -33,7 +33,8 @@ class Strategy(MeshSizes):
         context_parallel: ranks that share each sequence.
         exchanges_heads: whether attention exchanges their parts of a sequence for heads; otherwise it gathers keys and values.
         context_balanced: whether their queries see as many keys.
-        schedule: order of micro-batches, ``1f1b``, ``gpipe`` or ``zero_bubble_v``.
+        schedule: order of micro-batches, ``1f1b``, ``gpipe``, ``zero_bubble_v``, ``seqpipe``, ``seqvpp`` or ``seqsmartvpp``.
+        pieces: of its sequences in which a micro-batch goes through the pipeline.
         optimizer_ranks: replicas that share one copy of the optimizer state; None: all.
         accumulators_shard: whether accumulated gradients are split as the optimizer state is.
     """
@@ -56,6 +57,7 @@ class Strategy(MeshSizes):
     exchanges_heads: bool = False
     context_balanced: bool = False
     schedule: str = "1f1b"
+    pieces: int = 1
     optimizer_ranks: int | None = None
     accumulators_shard: bool = False
 
@@ -76,6 +78,11 @@ class Strategy(MeshSizes):
         if not self.optimizer_shard:
             return 1
         return replicas if self.optimizer_ranks is None or replicas % self.optimizer_ranks else self.optimizer_ranks
+
+    @property
+    def runs(self) -> int:
+        """How often a step runs each layer."""
+        return self.micro_batches * self.pieces * self.accumulation
 
     @property
     def times_reduced(self) -> int:
@@ -209,8 +216,9 @@ class Workload:
 
     @property
     def rank_tokens(self) -> int:
-        """Tokens of a micro-batch that a rank of its sequences has."""
-        return self.strategy.micro_batch_size * self.seq_length // self.strategy.size(CONTEXT)
+        """Tokens of a micro-batch, or of a piece of it, that a rank of its sequences has."""
+        whole = self.strategy.micro_batch_size * self.seq_length // self.strategy.size(CONTEXT)
+        return whole // self.strategy.pieces
 
     @property
     def model_flops(self) -> float:

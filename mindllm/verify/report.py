@@ -150,6 +150,7 @@ def layout(config: RunConfig) -> str:
     sizes, parallel = config.parallel_config, config.parallel
     words = [" ".join(f"{axis.name}{sizes.size(axis)}" for axis in NAMED_AXES if sizes.size(axis) > 1)]
     words[0] += f" micro {sizes.micro_batch_num}" if sizes.pipeline_stage > 1 else ""
+    words[0] += f" of {sizes.seq_split_num} pieces" if sizes.seq_split_num > 1 else ""
     words += [f"interleave {config.model.config.pp_interleave_num}"] * (config.model.config.pp_interleave_num > 1)
     words += ["heads for sequence (Ulysses)"] * sizes.exchanges_heads
     words += ["balanced halves"] * sizes.context_parallel_balanced

@@ -39,14 +39,14 @@ def test_ranks_compute_in_the_order_of_the_simulator(compiled, case, schedule, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "stages", "chunks", "micro"),
-    [("seqpipe", 2, 1, 3), ("seqpipe", 2, 2, 5), ("seqsmartvpp", 4, 2, 6)],
+    ("schedule", "stages", "chunks", "micro", "pieces"),
+    [("seqpipe", 2, 2, 5, 1), ("seqsmartvpp", 4, 2, 6, 1), ("seqpipe", 2, 1, 2, 4), ("seqvpp", 2, 2, 3, 2)],
 )
-def test_whole_sequences_go_in_the_order_of_the_simulator(schedule, stages, chunks, micro):
+def test_sequences_go_whole_or_in_pieces_in_the_order_of_the_simulator(schedule, stages, chunks, micro, pieces):
     model = {"num_layers": stages * chunks, "pp_interleave_num": chunks}
     scheduler = {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": schedule}}
-    config = cluster_run(pp=stages, micro=micro, model=model, parallel=scheduler)
-    orders = stage_orders(schedule, stages, chunks, micro)
+    config = cluster_run(pp=stages, micro=micro, model=model, parallel=scheduler, seq_split_num=pieces)
+    orders = stage_orders(schedule, stages, chunks, micro, pieces)
     for stage in range(stages):
         assert passes(compile_rank(config, stage)) == orders[stage]
 

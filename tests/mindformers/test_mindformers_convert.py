@@ -221,7 +221,6 @@ def test_lists_of_recomputation_beside_swapping_are_refused(load):
         ("swap_config", {"swap": True}, "the micro-batches of a pipeline share"),
         ("only_save_strategy", True, "mindllm dry-run"),
         ("layer_scale", True, "same rate"),
-        ("parallel_config.seq_split_num", 2, "not cut into pieces"),
     ],
 )
 def test_what_would_change_the_result_is_refused(load, key, value, words):

@@ -127,6 +127,21 @@ def test_several_chunks_keep_the_order_that_is_asked_for(theirs):
     assert config.parallel.pipeline_config.pipeline_scheduler == "seqsmartvpp"
 
 
+def test_pieces_are_read_as_they_are(theirs):
+    sizes = {"pipeline_stage": 2, "micro_batch_num": 2, "seq_split_num": 4}
+    stages = {"use_parallel": True, "parallel_config": {"data_parallel": 1, "model_parallel": 1, **sizes}}
+    pipeline = {"pipeline_interleave": True, "pipeline_scheduler": "seqpipe"}
+    config = load_config(theirs(LEGACY, {**stages, "parallel.pipeline_config": pipeline}))
+    assert config.parallel_config.seq_split_num == 4
+    assert config.parallel.pipeline_config.pipeline_scheduler == "seqpipe"
+
+
+def test_pieces_fill_no_pipeline_where_there_is_none(theirs):
+    path = theirs(LEGACY, {"parallel_config.seq_split_num": 4})
+    assert load_config(path).parallel_config.seq_split_num == 1
+    assert "no pipeline" in reasons(path)["parallel_config.seq_split_num"]
+
+
 def test_zero_bubble_v_is_read_as_it_is(theirs):
     stages = {"use_parallel": True, "parallel_config.pipeline_stage": 2, "parallel_config.micro_batch_num": 4}
     pipeline = {"pipeline_interleave": True, "pipeline_scheduler": "zero_bubble_v"}

@@ -14,7 +14,7 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.exchanges import Group
 from mindllm.timing.costs.work import Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.memory import stage_bytes
+from mindllm.timing.memory import layer_needs, stage_bytes
 from mindllm.timing.pass_times import PassTimes
 from mindllm.timing.step import groups, step_seconds, step_time
 from mindllm.timing.step_work import step_work
@@ -60,6 +60,31 @@ def test_a_v_is_even_and_computes_layers_again_in_both_halves_of_a_backward_pass
     whole = workload_of(load_config(FORMS / "zero_bubble_v.yaml", ["--recompute_config.recompute=true"]))
     again = step_time(whole, DEVICE).times
     assert all(0 < twice < weight for twice, weight in zip(again.again, again.weight, strict=True))
+
+
+def test_pieces_fill_a_pipeline_and_keep_what_each_multiplied_with():
+    scheduler = {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "seqpipe"}}
+    model = {"num_layers": 4, "seq_length": 8192, "hidden_size": 1024, "intermediate_size": 4096}
+    whole, cut = (
+        workload_of(cluster_run(pp=4, micro=4, model=model, parallel=scheduler, seq_split_num=pieces))
+        for pieces in (1, 4)
+    )
+    step = step_time(cut, DEVICE)
+    assert step.seconds == pytest.approx(step_seconds(cut, [DEVICE])[0])
+    assert step.seconds < step_time(whole, DEVICE).seconds
+    assert PassTimes.of_tree(json.loads(json.dumps(step.times.tree()))) == step.times
+    assert any("pieces" in one for one in step.uncounted)
+    one, all_at_once = layer_needs(cut, cut.architecture.layers[0], cut.plan.layers[0])[0], whole.rank_tokens
+    keys = 2 * 2 * all_at_once * 2 * 256  # of two heads in half precision, and values
+    weights = 2 * (2 * 1024**2 + 2 * 1024 * 512 + 3 * 1024 * 4096)
+    of_whole = layer_needs(whole, whole.architecture.layers[0], whole.plan.layers[0])[0]
+    assert one == of_whole / 4 + keys + weights
+
+
+def test_equal_pieces_leave_a_bubble_of_as_many_times_less():
+    stages, micro, pieces = 4, 4, 8
+    one = PassTimes(stages, 1, micro, (1.0,) * stages, (2.0,) * stages, schedule="seqpipe", pieces=pieces)
+    assert one.simulated().makespan == 3.0 * (micro * pieces + stages - 1)
 
 
 def test_accumulators_in_parts_are_given_theirs_with_every_micro_batch_and_hold_a_part():

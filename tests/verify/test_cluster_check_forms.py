@@ -34,13 +34,14 @@ def test_every_way_to_divide_the_work_is_among_the_forms():
     sizes = [config.parallel_config for config in CONFIGS.values()]
     assert {run.full_batch for run in parallel} == {True, False}
     assert {run.pipeline_config.pipeline_scheduler for run in parallel} == {
-        *("1f1b", "gpipe", "zero_bubble_v", "seqsmartvpp"),
+        *("1f1b", "gpipe", "zero_bubble_v", "seqpipe", "seqvpp", "seqsmartvpp"),
     }
     assert {run.parallel_optimizer_config.gradient_accumulation_shard for run in parallel} == {True, False}
     assert {run.parallel_optimizer_config.optimizer_weight_shard_size for run in parallel} == {-1, 2}
     assert {size.vocab_emb_dp for size in sizes} == {True, False}
     assert max(size.pipeline_stage for size in sizes) == 4
     assert {size.expert_parallel for size in sizes} == {1, 2}
+    assert {size.seq_split_num for size in sizes} == {1, 2, 4}
     assert {size.context_parallel_balanced for size in sizes} == {True, False}
     assert {size.context_parallel_algo for size in sizes if size.context_parallel > 1} == {
         "colossalai_cp",

@@ -175,10 +175,12 @@ class Rows:
 
 
 def rows_of_rank(config: RunConfig) -> Rows:
-    """A part of a batch has ``batch_size`` sequences on a data-parallel rank, of which context parallelism cuts each."""
+    """A part of a batch has ``batch_size`` sequences on a data-parallel rank, of which context parallelism cuts each; or a piece
+    of each, of which ``seq_split_num`` go through the pipeline one after another.
+    """
     sizes = config.parallel_config
     tokens = config.runner_config.batch_size // config.micro_batch_interleave_num * config.model.config.seq_length
-    inside = tokens // sizes.context_parallel
+    inside = tokens // sizes.context_parallel // sizes.seq_split_num
     return Rows(inside, inside // sizes.model_parallel if sizes.use_seq_parallel else inside)
 
 
@@ -212,9 +214,9 @@ def exchanged_with_experts(config: RunConfig) -> int | None:
 
 
 def runs_of_a_layer(config: RunConfig) -> int:
-    """Runs of each layer in a step: micro-batches, times accumulation steps, times copies of the model."""
+    """Runs of each layer in a step: micro-batches or their pieces, times accumulation steps, times copies of the model."""
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
-    return parts * config.micro_batch_interleave_num
+    return parts * config.parallel_config.seq_split_num * config.micro_batch_interleave_num
 
 
 def parts_in_flight(config: RunConfig, stage: int) -> int:
@@ -239,16 +241,17 @@ def parts_in_flight(config: RunConfig, stage: int) -> int:
 
 
 def _in_flight_of_dealt_parts(config: RunConfig, scheduler: str, behind: int) -> int:
-    """The same where MindSpore deals out what is left over all rounds: the first round has one more if anything is left.
-
-    ``seqsmartvpp`` begins its backward passes earlier: one pass for each stage behind, where others make two.
+    """The same where a part may come in pieces, all of which go forward before the first goes back. MindSpore deals out what is
+    left over all rounds: the first has one part more if anything is left. ``seqsmartvpp`` begins its backward passes earlier: one
+    pass for each stage behind, where others make two. But for ``seqpipe`` a round has as many parts as fill the stages in pieces.
     """
     sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
-    parts, stages = sizes.micro_batch_num, sizes.pipeline_stage
-    rounds = max(parts // stages, 1)
-    first_round = parts // rounds + bool(parts % rounds)
+    parts, pieces = sizes.micro_batch_num, sizes.seq_split_num
+    of_round = sizes.pipeline_stage // (1 if scheduler == "seqpipe" or chunks == 1 else pieces)
+    rounds = max(parts // of_round, 1)
+    first_round = (parts // rounds + bool(parts % rounds)) * pieces
     each = 1 if chunks == 1 or scheduler == "seqsmartvpp" else 2
-    return min(parts * chunks, each * behind + (chunks - 1) * first_round + 1)
+    return min(parts * chunks * pieces, each * behind + (chunks - 1) * first_round + pieces)
 
 
 def neighbours(config: RunConfig, rank: int) -> tuple[int, ...]:

@@ -167,7 +167,7 @@ def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
         (kind, chunk, part)
         for kind in (FORWARD, BACKWARD)
         for chunk in range(chunks)
-        for part in range(sizes.micro_batch_num)
+        for part in range(sizes.micro_batch_num * sizes.seq_split_num)
     ]
     if sorted(done) != sorted(wanted):
         yield f"there are {len(done)} passes, not {len(wanted)}"

@@ -39,9 +39,10 @@ def attention_scores(rank: Operators) -> Iterator[tuple[Node, int]]:
 
 
 def positions_of_rank(config: RunConfig) -> int:
-    """Positions of a sequence whose queries one rank has in attention."""
+    """Positions of a sequence, or of a piece of it, whose queries one rank has in attention."""
     sizes = config.parallel_config
-    return config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.size(axes.CONTEXT))
+    whole = config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.size(axes.CONTEXT))
+    return whole // sizes.seq_split_num
 
 
 def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
@@ -81,7 +82,7 @@ def chunks(plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding |
 
 
 def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
-    """Every layer runs once for each part of the batch: micro-batches, times accumulation steps, times copies of the model."""
+    """Every layer runs once for each part of the batch: micro-batches, times pieces, accumulation steps and copies of it."""
     parts = runs_of_a_layer(config)
     found = {rank.graph.rank: _runs_of_layers(rank, positions_of_rank(config)) for rank in ranks}
     mistakes = [

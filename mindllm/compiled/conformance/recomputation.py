@@ -22,6 +22,7 @@ from mindllm.config.recompute import RecomputeConfig, names_operator
 
 COMMUNICATION_MARK, SLICE_MARK = "recompute_comm_op", "slice_activation"
 OF_CODES = "held"  # the cell whose operators make a matrix out of codes, and are marked in any plan
+OF_EARLIER_PIECES = ("key_cache", "value_cache")  # what pieces of a sequence attend to changes, and is kept in any plan
 
 
 def recomputation(config: RunConfig, plan: AskedPlan, ranks: Sequence[Operators]) -> Finding:
@@ -121,7 +122,8 @@ class _Layer:
         return self.asked.recompute and self.options.recompute_slice_activation
 
     def _is_excluded(self, path: str) -> bool:
-        return any(names_operator(pattern, path) for pattern in self.asked.applied(EXCLUDE))
+        is_kept = not {*path.split(".")}.isdisjoint(OF_EARLIER_PIECES)
+        return is_kept or any(names_operator(pattern, path) for pattern in self.asked.applied(EXCLUDE))
 
 
 def _by_layer(rank: Operators) -> dict[int, list[tuple[Node, str]]]:

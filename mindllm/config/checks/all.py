@@ -23,6 +23,7 @@ from mindllm.config.checks.mesh import (
     check_spikes,
 )
 from mindllm.config.checks.monitor import check_monitor
+from mindllm.config.checks.pieces import check_pieces
 from mindllm.config.checks.preference import check_preference
 from mindllm.config.checks.tuning import check_tuning
 from mindllm.config.model_keys import llama_intermediate_size
@@ -119,6 +120,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_context_parallel,
         check_interleaved_rows,
         check_pipeline,
+        check_pieces,
         check_spikes,
         check_monitor,
         check_offset,

@@ -133,8 +133,10 @@ def check_pipeline(config: RunConfig) -> Iterator[Finding]:
             f"there is no pipeline (value {mesh.micro_batch_num}); write runner_config.gradient_accumulation_steps"
         )
         yield (*MESH, "micro_batch_num"), message
-    if mesh.micro_batch_num < stages:
-        message = f"must be at least pipeline_stage {stages} (value {mesh.micro_batch_num})"
+    pieces = mesh.seq_split_num if chunks == 1 else 1  # they fill the stages, too
+    if mesh.micro_batch_num * pieces < stages:
+        least = f"{-(-stages // pieces)} for {pieces} pieces of each (seq_split_num): " if pieces > 1 else ""
+        message = f"must be at least {least}pipeline_stage {stages} (value {mesh.micro_batch_num})"
         yield (*MESH, "micro_batch_num"), message
     if config.parallel.pipeline_config.v_shape:
         yield from _check_v_shape(config)

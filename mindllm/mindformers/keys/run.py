@@ -177,9 +177,7 @@ PARALLEL: Table = {
     "parallel_config.context_parallel": decided("parallel_config.context_parallel"),
     "parallel_config.context_parallel_algo": decided("parallel_config.context_parallel_algo"),
     "parallel_config.ulysses_degree_in_cp": decided("parallel_config.context_parallel_algo"),
-    "parallel_config.seq_split_num": only(
-        1, None, reason="sequences stay whole", otherwise="sequences are not cut into pieces of a pipeline here"
-    ),
+    "parallel_config.seq_split_num": decided("parallel_config.seq_split_num"),
     "parallel_config.expert_parallel": decided("parallel_config.expert_parallel"),
     "parallel_config.expert_model_parallel": decided("parallel_config.expert_model_parallel"),
     "parallel_config.mem_coeff": idle(DECLARED),

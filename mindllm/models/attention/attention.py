@@ -16,11 +16,13 @@ from mindllm.models.dropout import AttentionDropout
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, SoftCap
 from mindllm.models.norm import make_norm
+from mindllm.models.pieces import EarlierPieces
 from mindllm.models.weights import InitStd, constant
 
 ATTENTION_SALT = 1  # of the numbers that dropout is drawn by
 Tables = tuple[Tensor, ...]
-"""What all layers of a context read about positions: rotary cosines and sines, or nothing."""
+"""What all layers of a context read about positions: rotary cosines and sines, or nothing; of a piece of a sequence cosines,
+sines, which places are its own, and its number."""
 AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
@@ -202,6 +204,10 @@ class Attention(nn.Cell):
         self.reshape = P.Reshape()
         self.transpose = P.Transpose()
         self.merge_transpose = P.Transpose()
+        self.in_pieces = kernels.pieces is not None
+        if kernels.pieces is not None:
+            held = (kernels.pieces, self.num_kv_heads, seq_length, self.head_dim, kernels.activation)
+            self.key_cache, self.value_cache = EarlierPieces(*held), EarlierPieces(*held)
 
     def heads(self, x: Tensor, batch: int, count: int) -> Tensor:
         """``[batch · seq, count · d] -> [batch, count, seq, d]``."""
@@ -253,6 +259,11 @@ class Attention(nn.Cell):
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         query, key, value = self.project(x, batch, tables, random)
+        if self.in_pieces:
+            own, piece = tables[2], tables[3]
+            key, kept_keys = self.key_cache(key, own, piece)
+            value, kept_values = self.value_cache(value, own, piece)
+            query = P.depend(P.depend(query, kept_keys), kept_values)
         context = self.attention(query, key, value, mask, self.bias(), random)
         return self.output(context, random)
 

@@ -29,6 +29,7 @@ from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.loss import SequenceChunks
 from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import LayerNorm, RMSNorm
+from mindllm.models.pieces import PieceTables
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.adapters import (
     behind_part,
@@ -76,6 +77,10 @@ def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool, heads: 
     if cell.document_masks:
         for number, tables in enumerate(cell.tables):
             table |= _tables_of_rows(f"{at}.tables.{number}", tables, heads.rows)
+    for number, tables in enumerate(cell.tables):
+        for context, of_context in enumerate(tables.contexts):
+            if of_context.in_pieces:
+                table |= _piece_tables(f"{at}.tables.{number}.contexts.{context}.piece", of_context.piece)
     if any(cell.drops):
         table |= {f"{at}.dropout_keys.{number}.mul": on(COLUMNS, SCALAR) for number in range(len(cell.layers))}
     for number, layer in enumerate(cell.layers):
@@ -109,6 +114,33 @@ def _tables_of_rows(at: str, cell: AttentionTables, rows: Dimension) -> Table:
         if context.document_mask.windowed:
             table[f"{mask}.later"] = on(of_rows, queries)
     return table
+
+
+def _piece_tables(at: str, cell: PieceTables) -> Table:
+    """Every device has the rows of a piece whole."""
+    places: Layout = (None, None, None, None)
+    table = {
+        f"{at}.first_place": on(SCALAR, SCALAR),
+        f"{at}.places": on((None,), SCALAR),
+        f"{at}.own": on(places, SCALAR),
+    }
+    rows = ("cos", "sin", "mask") if cell.cuts_mask else ("cos", "sin")
+    return table | {f"{at}.{name}": on((None, None), (None,)) for name in rows}
+
+
+def _earlier_pieces(at: str) -> Table:
+    """Each device has its rows and heads of the keys of all pieces so far; places of a piece are the same for all."""
+    return {
+        f"{at}.tile": on(HEADS),
+        f"{at}.at_own_places": on(HEADS, (None, None, None, None)),
+        f"{at}.join": on(HEADS, HEADS),
+        f"{at}.less": on(HEADS, HEADS),
+        f"{at}.is_any": on(HEADS, SCALAR),
+        f"{at}.goes_on": on(SCALAR, SCALAR),
+        f"{at}.keeps": on(HEADS, SCALAR),
+        f"{at}.select": on(HEADS, HEADS, HEADS),
+        f"{at}.assign": on(HEADS, HEADS),
+    }
 
 
 def _position_embedding(at: str, rows: Dimension, of_rows: bool) -> Table:
@@ -208,6 +240,8 @@ def _attention(at: str, cell: Attention, rows: Dimension, heads: SplitHeads) -> 
         table |= _rotary(f"{at}.rotary", cell.rotary)
     table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention, heads)
     table[f"{at}.merge_transpose"] = on(HEADS)
+    if cell.in_pieces:
+        table |= _earlier_pieces(f"{at}.key_cache") | _earlier_pieces(f"{at}.value_cache")
     return table | _split_input(f"{at}.wo", cell.wo, rows)
 
 
