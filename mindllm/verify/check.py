@@ -34,6 +34,7 @@ IN_BOTH = (
     "in what a single device and all ranks have alike: the ranks compute what a single device does, and in float64 its logits "
     "and moments give another loss or update"
 )
+NOT_OF_PIECES = "not looked for: operators of pieces (seq_split_num) have other rows than those of whole sequences"
 MOST_RANKS = 64  # more take hours to compile
 
 
@@ -182,7 +183,11 @@ def judge(
 def _located(
     config: RunConfig, graphs: list[CompiledGraph], reference: Reference, step: int, cache: Path | None
 ) -> str:
-    """Where the difference begins, or that there is no memory to look for it: every value of every operator is kept for that."""
+    """Where the difference begins, or why that is not looked for: every value of every operator is kept for it, and compared with
+    those of whole sequences.
+    """
+    if config.parallel_config.seq_split_num > 1:
+        return NOT_OF_PIECES
     with MemoryClaim() as claim:
         if not claim.fits(wanted := recorded_bytes(config)):
             return f"not looked for: that takes about {gibibytes(wanted)}, and there are {claim.describe()}: {ADVICE}"

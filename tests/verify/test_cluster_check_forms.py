@@ -9,7 +9,7 @@ import pytest
 from mindllm import verify
 from mindllm.config import load_config
 from mindllm.config.recompute import RecomputeConfig
-from mindllm.verify.check import Options, check
+from mindllm.verify.check import NOT_OF_PIECES, Options, _located, check
 
 FORMS = sorted((Path(verify.__file__).parent / "forms").glob("*.yaml"))
 CONFIGS = {path.stem: load_config(path) for path in FORMS}
@@ -47,3 +47,7 @@ def test_every_way_to_divide_the_work_is_among_the_forms():
         "colossalai_cp",
         "ulysses_cp",
     }
+
+
+def test_where_a_difference_of_pieces_begins_is_not_looked_for():
+    assert _located(CONFIGS["pieces"], [], None, 0, None) == NOT_OF_PIECES
