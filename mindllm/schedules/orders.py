@@ -64,16 +64,19 @@ def stage_orders(schedule: str, stages: int, chunks: int, micro_batches: int, pi
     backwards = [(BACKWARD, chunk, micro) for group in groups for chunk in reversed(range(chunks)) for micro in group]
     orders = []
     for stage in range(stages):
-        warm_up = _warm_up(schedule, stage, stages, chunks, len(groups[-1]), len(forwards))
+        warm_up = _warm_up(schedule, stage, stages, chunks, len(groups[0]), len(forwards))
         pairs = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
         orders.append((*forwards[:warm_up], *pairs, *backwards[len(forwards) - warm_up :]))
     return Orders(orders)
 
 
 def _groups(stages: int, micro_batches: int) -> list[range]:
-    """Groups of ``stages`` micro-batches; what is left joins the last, for a smaller group makes stages wait in a circle."""
-    ends = [*range(stages, micro_batches - stages + 1, stages), micro_batches]
-    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    """Groups of ``stages`` micro-batches; what is left joins the first, as in MindSpore: a smaller group makes stages wait in a
+    circle.
+    """
+    first = min(stages + micro_batches % stages, micro_batches)
+    starts = [0, *range(first, micro_batches, stages)]
+    return [range(start, end) for start, end in zip(starts, [*starts[1:], micro_batches], strict=True)]
 
 
 def _warm_up(schedule: str, stage: int, stages: int, chunks: int, group: int, total: int) -> int:

@@ -52,6 +52,17 @@ def test_sequences_go_whole_or_in_pieces_in_the_order_of_the_simulator(schedule,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("stages", "chunks", "micro"), [(2, 2, 5), (4, 2, 6), (2, 3, 5), (2, 3, 8)])
+def test_micro_batches_that_stages_do_not_divide_go_in_the_order_of_the_simulator(stages, chunks, micro):
+    model = {"num_layers": stages * chunks, "pp_interleave_num": chunks}
+    interleaved = {"pipeline_config": {"pipeline_interleave": True}}
+    config = cluster_run(pp=stages, micro=micro, model=model, parallel=interleaved)
+    orders = stage_orders("1f1b", stages, chunks, micro)
+    for stage in range(stages):
+        assert passes(compile_rank(config, stage)) == orders[stage]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "micro"), [(4, 8), (4, 10), (8, 17)])
 def test_longer_pipelines_in_a_v_compute_in_the_order_of_the_simulator(stages, micro):
     model = {"num_layers": 2 * stages, "pp_interleave_num": 2}
