@@ -20,9 +20,13 @@ LONGEST = 600.0  # seconds for what ends when it is proved: others may need the 
 def random_problem(
     seed, stages, layers, kinds=3, micro_batches=8, chunks=1, schedule="1f1b", layer_kinds=1, delay=0.0, working=False
 ):
-    """Costs of a decoder that vary with the seed, and limits between tight and loose; ``working``: with working memory."""
+    """Costs of a decoder that vary with the seed, and limits between tight and loose; ``working``: with working memory.
+
+    In a V gradients of weights are a part of backward passes.
+    """
     random = np.random.default_rng(seed)
     more = np.random.default_rng(seed)
+    late = np.random.default_rng(seed) if schedule == "zero_bubble_v" else None
     split = [layers] if layer_kinds == 1 else [first := int(random.integers(1, layers)), layers - first]
     parts = []
     for index, count in enumerate(split):
@@ -40,6 +44,7 @@ def random_problem(
             for cost in costs.values():
                 cost["transient_mb"] = activation * more.uniform(0, 2)
         body = {"name": f"body{index}", "count": count, "forward": forward, "kinds": costs}
+        body |= {"weight_gradient": backward * late.uniform(0.2, 0.6)} if late else {}
         parts.append({**body, "parameter_mb": random.uniform(300, 1500), "start_mb": more.uniform(0, 1500) * working})
     low, high = layers / stages * (1500 + 50 * stages), layers / stages * (1000 + 1000 * min(micro_batches, stages))
     fields = {
@@ -64,61 +69,77 @@ def random_problem(
         "limit_mb": 4000 + low + random.uniform(0.05, 0.9) * (high - low),
         "point_to_point": delay,
     }
+    for end in (fields["head"], fields["tail"]) if late else ():
+        end["weight_gradient"] = end["backward"] * late.uniform(0, 0.9)
     return make_problem(fields, "random")
 
 
 def judged(problem, plan, orders):
     """Step time and peak memory of every stage, from the orders of operations alone."""
-    layers = iter(problem.layer_order)
-    forward, backward, held, needed = [], [], [], []
-    fixed, start = [0.0] * problem.stages, list(problem.per_stage("start_mb"))
-    for place, kinds in enumerate(plan.places):
+    v_shape = problem.schedule == "zero_bubble_v"
+    stages, chunks = problem.stages, problem.chunks
+    way = [c * stages + (stages - 1 - s if v_shape and c % 2 else s) for c in range(chunks) for s in range(stages)]
+    layers, order = iter(problem.layer_order), {place: number for number, place in enumerate(way)}
+    times, held, needed = {}, {}, {}
+    fixed, start = [0.0] * stages, list(problem.per_stage("start_mb"))
+    for place in way:
+        kinds = plan.places[place]
         mine = [problem.layers[next(layers)] for _ in kinds]
-        ends = [problem.head] * (place == 0) + [problem.tail] * (place == problem.places - 1)
-        forward.append(sum(x.forward for x in mine + ends))
-        backward.append(
-            sum(x.kinds[k].backward for x, k in zip(mine, kinds, strict=True)) + sum(e.backward for e in ends)
+        ends = [problem.head] * (place == way[0]) + [problem.tail] * (place == way[-1])
+        costs = [layer.kinds[kind] for layer, kind in zip(mine, kinds, strict=True)]
+        forward, backward = (
+            sum(x.forward for x in mine + ends),
+            sum(cost.backward for cost in costs) + sum(e.backward for e in ends),
         )
-        held.append([x.kinds[k].activation_mb for x, k in zip(mine, kinds, strict=True)])
-        needed.append([x.kinds[k].transient_mb for x, k in zip(mine, kinds, strict=True)])
-        start[place % problem.stages] += sum(x.start_mb for x in mine)
-        fixed[place % problem.stages] += sum(x.parameter_mb for x in mine) + sum(e.memory_mb for e in ends)
+        own = sum(x.weight_gradient for x in mine + ends)
+        again = sum(c.backward - min(k.backward for k in x.kinds.values()) for x, c in zip(mine, costs, strict=True))
+        times[place] = (forward, backward, own + again, backward - own)  # both halves compute layers again
+        held[place] = [cost.activation_mb for cost in costs]
+        needed[place] = [cost.transient_mb for cost in costs]
+        start[place % stages] += sum(x.start_mb for x in mine)
+        fixed[place % stages] += sum(x.parameter_mb for x in mine) + sum(e.memory_mb for e in ends)
+    numbers = [{operation: number for number, operation in enumerate(one)} for one in orders]
 
     @cache
     def end(stage, index):
         what, chunk, micro = orders[stage][index]
-        place = chunk * problem.stages + stage
+        place = chunk * stages + stage
         begin = end(stage, index - 1) if index else 0.0
         source = None
-        if what == 0 and place:
-            source = (place - 1, 0)
-        elif what == 1:
-            source = (place, 0) if place == problem.places - 1 else (place + 1, 1)
+        if what == 0 and place != way[0]:
+            source = (way[order[place] - 1], (0,))
+        elif what == 2:
+            source = (place, (3,))
+        elif what in (1, 3):
+            source = (place, (0,)) if place == way[-1] else (way[order[place] + 1], (1, 3))
         if source:
-            there = source[0] % problem.stages
-            number = orders[there].index((source[1], source[0] // problem.stages, micro))
+            there = source[0] % stages
+            wanted = [(kind, source[0] // stages, micro) for kind in source[1]]
+            number = next(numbers[there][one] for one in wanted if one in numbers[there])
             begin = max(begin, end(there, number) + problem.point_to_point * (there != stage))
-        return begin + (forward if what == 0 else backward)[place]
+        return begin + times[place][what]
 
     peaks = []
-    for stage, order in enumerate(orders):
+    for stage, one in enumerate(orders):
         now = peak = 0.0
-        for what, chunk, _ in order:
-            place = chunk * problem.stages + stage
+        for what, chunk, _ in one:
+            place = chunk * stages + stage
             if what == 0:
                 now += sum(held[place])
                 continue
-            if place == problem.places - 1:
+            if place == way[-1]:
                 peak = max(peak, now + problem.tail.transient_mb)
+            freed = 0.0
             for size, work in zip(reversed(held[place]), reversed(needed[place]), strict=True):
-                peak = max(peak, now + work)
-                now -= size
+                peak = max(peak, now - freed + work)
+                freed += size
+            now -= freed if what != 3 else 0.0
         peaks.append(fixed[stage] + max(start[stage], peak + problem.per_stage("static_mb")[stage]))
     for index in range(max(map(len, orders))):  # from early to late, so that recursion stays shallow
-        for stage, order in enumerate(orders):
-            if index < len(order):
+        for stage, one in enumerate(orders):
+            if index < len(one):
                 end(stage, index)
-    return max(end(stage, len(order) - 1) for stage, order in enumerate(orders)), peaks
+    return max(end(stage, len(one) - 1) for stage, one in enumerate(orders)), peaks
 
 
 def every_plan(problem):

@@ -8,6 +8,7 @@ import numpy as np
 
 from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Solution, solve
+from mindllm.schedules.orders import alive
 from mindllm.schedules.simulate import critical_path
 from mindllm.units import GIB, MIB, missing_memory
 
@@ -35,8 +36,8 @@ def explain(solution: Solution, seconds: float) -> Explanation:
     """Solves again with one more GB for all stages, and for each of the three critical stages where memory binds."""
     best = solution.best
     problem, costs = best.problem, best.costs
-    forward, backward, _ = critical_path(best.line, problem.point_to_point)
-    spent = (forward * costs.forward + backward * costs.backward).reshape(problem.chunks, problem.stages).sum(axis=0)
+    visits, _ = critical_path(best.line, problem.point_to_point)
+    spent = (visits * costs.times).sum(axis=0).reshape(problem.chunks, problem.stages).sum(axis=0)
     free = np.array(problem.per_stage("limit_mb")) - best.peak_mb
     binding = [int(stage) for stage in np.argsort(-spent) if free[stage] < _lightest_step(solution, int(stage))][:3]
     share = seconds / (1 + len(binding))
@@ -76,21 +77,19 @@ def _gain(step: float, more: float) -> str:
 
 def _lightest_step(solution: Solution, stage: int) -> float:
     """The least memory by which a stage's activations could grow to save time; infinite where nothing is recomputed."""
-    problem = solution.best.problem
-    steps = []
-    number = 0
-    for place, names in enumerate(solution.best.plan.places):
-        for name in names:
+    best = solution.best
+    problem, steps = best.problem, []
+    numbers = problem.layer_numbers(best.plan.counts)
+    most = alive(best.line.table.orders, problem.chunks)[stage].max(axis=0)
+    for chunk, place in enumerate(range(stage, problem.places, problem.stages)):
+        for number, name in zip(numbers[place], best.plan.places[place], strict=True):
             layer = problem.layers[problem.layer_order[number]]
-            number += 1
-            if place % problem.stages == stage:
-                now = layer.kinds[name]
-                alive = min(problem.micro_batches, problem.stages - stage)
-                steps += [
-                    alive * (other.activation_mb - now.activation_mb)
-                    for other in layer.kinds.values()
-                    if other.backward < now.backward
-                ]
+            now = layer.kinds[name]
+            steps += [
+                float(most[chunk]) * (other.activation_mb - now.activation_mb)
+                for other in layer.kinds.values()
+                if other.backward < now.backward
+            ]
     return min((step for step in steps if step > 0), default=0.0)
 
 

@@ -15,7 +15,7 @@ from mindllm.planning.zero_bubble.schedule_search import best_orders
 from mindllm.schedules import steady
 from mindllm.schedules.held_memory import held_memory, working_memory
 from mindllm.schedules.orders import Orders, stage_orders, timetable
-from mindllm.schedules.simulate import Timeline, simulate
+from mindllm.schedules.simulate import Timeline, pass_times, simulate_times
 from mindllm.schedules.steady import simulate_long
 
 ZERO_BUBBLE_EFFORT = 30_000  # operations scheduled beyond the grid, for each plan that is judged
@@ -37,6 +37,7 @@ class Plan:
 class Costs:
     """What a plan costs on every place, ``[places]`` each: times per micro-batch, MB.
 
+    ``weight`` is the time of gradients of weights alone, which are in ``backward``; ``again`` is what they compute again in it.
     ``transient`` is what the backward pass of a micro-batch needs at its fullest moment beyond all that the place keeps of it,
     ``start`` what is needed beyond parameters when a step starts.
     """
@@ -44,20 +45,26 @@ class Costs:
     forward: np.ndarray
     backward: np.ndarray
     weight: np.ndarray
+    again: np.ndarray
     activation: np.ndarray
     parameter: np.ndarray
     transient: np.ndarray
     start: np.ndarray
 
+    @property
+    def times(self) -> np.ndarray:
+        """By kind of operation and place, ``[KINDS, places]``."""
+        return pass_times(self.forward, self.backward, self.weight, self.again)
+
 
 def end_of(problem: Problem, place: int) -> list[End]:
     """Head and tail where ``place`` is the first or the last."""
-    return [problem.head] * (place == 0) + [problem.tail] * (place == problem.places - 1)
+    return [problem.head] * (place == 0) + [problem.tail] * (place == problem.last_place)
 
 
 def tail_working(problem: Problem, place: int) -> float:
     """Working memory of the tail where ``place`` is the last."""
-    return problem.tail.transient_mb if place == problem.places - 1 else 0.0
+    return problem.tail.transient_mb if place == problem.last_place else 0.0
 
 
 def fixed_memory(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -81,17 +88,20 @@ def room_for(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) ->
 
 def plan_costs(problem: Problem, plan: Plan) -> Costs:
     """Adds up layers, head and tail."""
-    rows = []
-    layers = iter(problem.layer_order)
-    for place, kinds in enumerate(plan.places):
-        held = [(problem.layers[next(layers)], kind) for kind in kinds]
+    rows, order, names = [], problem.layer_order, problem.kind_names
+    for place, (numbers, kinds) in enumerate(zip(problem.layer_numbers(plan.counts), plan.places, strict=True)):
+        held = [(problem.layers[order[number]], kind) for number, kind in zip(numbers, kinds, strict=True)]
+        again = sum(
+            float(problem.again[order[number], names.index(kind)]) for number, kind in zip(numbers, kinds, strict=True)
+        )
         costs = [layer.kinds[kind] for layer, kind in held]
         needs = [(cost.activation_mb, cost.transient_mb) for cost in costs]
         ends = end_of(problem, place)
         rows.append((
             sum(layer.forward for layer, _ in held) + sum(end.forward for end in ends),
             sum(cost.backward for cost in costs) + sum(end.backward for end in ends),
-            sum(layer.weight_gradient for layer, _ in held) + sum(end.weight_gradient for end in ends),
+            sum(layer.weight_gradient for layer, _ in held) + sum(end.weight_gradient for end in ends) + again,
+            again,
             sum(cost.activation_mb for cost in costs) + sum(end.activation_mb for end in ends),
             sum(layer.parameter_mb for layer, _ in held) + sum(end.memory_mb for end in ends),
             max(working_memory(needs, problem.backward_frees), tail_working(problem, place)),
@@ -192,7 +202,7 @@ def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evalua
         return Evaluation(problem, plan, costs, line)
     orders = zero_bubble_orders(problem, costs, deadline) if problem.schedule in ZERO_BUBBLE else orders_of(problem)
     table = timetable(orders, problem.chunks)
-    line = simulate(table, costs.forward, costs.backward, costs.weight, problem.point_to_point)
+    line = simulate_times(table, costs.times, problem.point_to_point)
     return Evaluation(problem, plan, costs, line)
 
 
@@ -211,7 +221,10 @@ def try_plan(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evalua
 
 
 def even_counts(problem: Problem) -> list[tuple[int, ...]]:
-    """Even splits: the layers that are left over on the first, or on the last places."""
+    """Even splits, by place: the layers that are left over on the first, or on the last places of the model's order."""
     average, left = divmod(problem.layer_count, problem.places)
-    first: Sequence[int] = [average + (place < left) for place in range(problem.places)]
-    return list(dict.fromkeys((tuple(first), tuple(first[::-1]))))
+    found = []
+    for order in (problem.visits, problem.visits[::-1]):
+        fuller = set(order[:left])
+        found.append(tuple(average + (place in fuller) for place in range(problem.places)))
+    return list(dict.fromkeys(found))

@@ -6,23 +6,29 @@ another form is read by ``read_problem``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from mindllm import outside
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V, places_in_order
 from mindllm.config.reading.problems import plain_message
 from mindllm.config.section import StrictModel
 from mindllm.errors import UserError
 
-Schedule = Literal["1f1b", "less_memory", "gpipe", "zb1p", "zb2p", "zb"]
+Schedule = Literal["1f1b", "less_memory", "gpipe", "zero_bubble_v", "zb1p", "zb2p", "zb"]
 """``1f1b`` is interleaved 1F1B when there are several chunks; ``less_memory`` is the interleaved schedule with the warm-up of one
-chunk; ``zb`` is the zero-bubble schedule that keeps within the memory limit."""
+chunk; ``zero_bubble_v`` is MindSpore's, of two chunks in a V; ``zb`` is the zero-bubble schedule that keeps within the memory
+limit."""
 
 ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
+"""Those whose order of operations is searched."""
+CHUNKS_OF_A_V = 2
 SHOWN = 40  # digits of an integer in a message
 MOST_LAYERS = 4096
 MOST_PASSES = {False: 2**20, True: 2**17}
@@ -71,6 +77,11 @@ class KindCost(StrictModel):
     backward: Amount
     activation_mb: Amount
     transient_mb: Amount = 0
+    again: Amount | None = Field(
+        default=None,
+        description="Part of backward that is computed again, by both halves of a backward pass under zero_bubble_v; without it "
+        "what backward takes beyond the quickest kind.",
+    )
 
 
 class Layer(StrictModel):
@@ -137,7 +148,9 @@ class Problem(StrictModel):
                 raise ValueError(f"{key} has {len(value)} entries for {self.stages} stages")
         if self.schedule in ZERO_BUBBLE and self.chunks > 1:
             raise ValueError(f"schedule {self.schedule} has one chunk per stage, not {self.chunks}")
-        if self.schedule in ZERO_BUBBLE and not any(layer.weight_gradient for layer in self.layers):
+        if self.schedule == ZERO_BUBBLE_V:
+            self._check_v()
+        if self.schedule in (*ZERO_BUBBLE, ZERO_BUBBLE_V) and not any(layer.weight_gradient for layer in self.layers):
             raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
         if self.layer_count > MOST_LAYERS:
             raise ValueError(f"layers: there are {self.layer_count:,}; at most {MOST_LAYERS:,} are planned")
@@ -153,10 +166,62 @@ class Problem(StrictModel):
         for layer in self.layers:
             if layer.weight_gradient > min(kind.backward for kind in layer.kinds.values()):
                 raise ValueError(f"layers: weight_gradient of {layer.name} is more than its backward")
+            if any((kind.again or 0) > kind.backward for kind in layer.kinds.values()):
+                raise ValueError(f"layers: again of a kind of {layer.name} is more than its backward")
             for name in layer.kinds:
                 if self.recompute_kinds is not None and name not in self.recompute_kinds:
                     raise ValueError(f"layers: kind {name} of {layer.name} is not in recompute_kinds")
         return self
+
+    def _check_v(self) -> None:
+        """What MindSpore's order of a V asks for."""
+        if self.chunks != CHUNKS_OF_A_V:
+            raise ValueError(f"schedule {ZERO_BUBBLE_V} has {CHUNKS_OF_A_V} chunks per stage, not {self.chunks}")
+        if self.stages < 2 or self.micro_batches < 2 * self.stages:
+            raise ValueError(
+                f"schedule {ZERO_BUBBLE_V} needs two stages and two micro-batches per stage at least, not {self.stages} stages "
+                f"and {self.micro_batches} micro-batches"
+            )
+
+    @property
+    def v_shape(self) -> bool:
+        """Whether the second chunk runs back from the last stage to the first, and backward passes may come in two halves."""
+        return self.schedule == ZERO_BUBBLE_V
+
+    @property
+    def visits(self) -> tuple[int, ...]:
+        """The places (chunk x stages + stage) in the order of the model."""
+        return _visits(self.stages, self.chunks, self.v_shape)
+
+    @property
+    def last_place(self) -> int:
+        """Where the last layer is, and the tail."""
+        return self.visits[-1]
+
+    @property
+    def hops(self) -> int:
+        """Tensors that go to another stage on the way of a micro-batch through all places."""
+        stages = [place % self.stages for place in self.visits]
+        return sum(here != there for here, there in itertools.pairwise(stages))
+
+    def layer_numbers(self, counts: Sequence[int]) -> list[range]:
+        """Numbers of the layers of every place, for numbers of layers by place."""
+        found, first = [range(0)] * self.places, 0
+        for place in self.visits:
+            found[place] = range(first, first + counts[place])
+            first += counts[place]
+        return found
+
+    @cached_property
+    def again(self) -> np.ndarray:
+        """Time of what a layer computes again in each half of a backward pass, ``[layers, kind_names]``; else nothing."""
+        found = np.zeros((len(self.layers), len(self.kind_names)))
+        for index, layer in enumerate(self.layers if self.v_shape else ()):
+            quickest = min(cost.backward for cost in layer.kinds.values())
+            for name, cost in layer.kinds.items():
+                own = cost.backward - quickest if cost.again is None else cost.again
+                found[index, self.kind_names.index(name)] = own
+        return found
 
     @property
     def backward_frees(self) -> bool:
@@ -204,6 +269,11 @@ class Problem(StrictModel):
     def with_limit(self, limit_mb: float) -> Problem:
         """This problem with one limit for all stages."""
         return self.model_copy(update={"limit_mb": limit_mb})
+
+
+@lru_cache(maxsize=16)
+def _visits(stages: int, chunks: int, v_shape: bool) -> tuple[int, ...]:
+    return tuple(chunk * stages + stage for chunk, stage in places_in_order(stages, chunks, v_shape))
 
 
 def make_problem(fields: Mapping[str, Any], source: str) -> Problem:

@@ -101,11 +101,11 @@ def work_bound(problem: Problem) -> float:
     work = sum(time * layer.count for time, layer in zip(quickest, problem.layers, strict=True))
     work += sum(end.forward + end.backward for end in ends)
     late = 0.0  # weight gradients, which the way back need not wait for
-    if problem.schedule in ZERO_BUBBLE:
+    if problem.schedule in ZERO_BUBBLE or problem.v_shape:
         late = sum(layer.weight_gradient * layer.count for layer in problem.layers) + sum(
             e.weight_gradient for e in ends
         )
-    crossings = 2 * problem.point_to_point * (problem.places - 1 if problem.stages > 1 else 0)
+    crossings = 2 * problem.point_to_point * problem.hops
     return max(work * problem.micro_batches / problem.stages, work - late + crossings)
 
 

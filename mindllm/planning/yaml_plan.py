@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.architecture.layer_counts import layer_counts
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V, layer_counts
 from mindllm.config import RecomputeConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, LayerPlan, read_plan
@@ -37,6 +37,7 @@ class YamlPlan:
             "parallel_config.pipeline_stage": problem.stages,
             "parallel_config.micro_batch_num": problem.micro_batches,
             "parallel.pipeline_config.pipeline_interleave": problem.chunks > 1,
+            **({"parallel.pipeline_config.pipeline_scheduler": ZERO_BUBBLE_V} if problem.v_shape else {}),
             **{f"recompute_config.{key}": getattr(self, key) for key in KEYS},
         }
 
@@ -52,10 +53,10 @@ def write_plan(problem: Problem, plan: Plan) -> YamlPlan | None:
         return None
     layers = [
         _assignment(place % problem.stages, place // problem.stages, kinds[name])
-        for place, names in enumerate(plan.places)
-        for name in names
+        for place in problem.visits
+        for name in plan.places[place]
     ]
-    rendered = render_plan(LayerPlan(problem.stages, problem.chunks, tuple(layers)))
+    rendered = render_plan(LayerPlan(problem.stages, problem.chunks, tuple(layers), problem.v_shape))
     lists = {key: _default_form(key, rendered[f"recompute_config.{key}"]) for key in SELECTIONS}
     written = YamlPlan(rendered["model.model_config.offset"], rendered["recompute_config.recompute"], **lists)
     if read_yaml_plan(problem, written) != plan:
@@ -86,7 +87,7 @@ def read_yaml_plan(problem: Problem, written: YamlPlan | Mapping[str, Any], sour
     except ValidationError as wrong:
         first = wrong.errors()[0]
         raise error(str(first["loc"][0]), first["msg"]) from None
-    read = read_plan(counts, recompute, error)
+    read = read_plan(counts, recompute, error, problem.v_shape)
     named = {_key(_assignment(0, 0, kind)): name for name, kind in reversed(list(kinds.items()))}
     names: dict[tuple[int, int], list[str]] = {}
     for number, layer in enumerate(read.layers):

@@ -10,24 +10,19 @@ from mindllm.schedules.operations import BACKWARD, FORWARD, KINDS, WEIGHT
 from mindllm.schedules.orders import Timetable
 
 
-def end_times(
-    table: Timetable, forward: np.ndarray, backward: np.ndarray, delay: float | np.ndarray = 0.0
-) -> np.ndarray:
+def end_times(table: Timetable, times: np.ndarray, delay: float | np.ndarray = 0.0) -> np.ndarray:
     """End of every operation, of many plans at once.
 
     Args:
         table: the operations in levels.
-        forward: time of a forward pass on each place, ``[places, plans]``.
-        backward: likewise of a backward pass.
+        times: by kind of operation that the schedule has (forward, backward; gradients of weights, of inputs) and place,
+            ``[2 or 4, places, plans]``.
         delay: of a tensor that goes to another stage; one for all plans, or ``[plans]``.
 
     Returns:
         ``[operations, plans]``, in the order of ``table``.
     """
-    return _ends(table, np.concatenate([forward, backward]), delay)
-
-
-def _ends(table: Timetable, durations: np.ndarray, delay: float | np.ndarray) -> np.ndarray:
+    durations = times.reshape(-1, times.shape[-1])
     places = table.stages * table.chunks
     ends = np.zeros((table.size + 1, durations.shape[1]))
     which = table.what * places + table.place
@@ -41,11 +36,20 @@ def _ends(table: Timetable, durations: np.ndarray, delay: float | np.ndarray) ->
     return ends[:-1]
 
 
-def step_times(
-    table: Timetable, forward: np.ndarray, backward: np.ndarray, delay: float | np.ndarray = 0.0
-) -> np.ndarray:
+def step_times(table: Timetable, times: np.ndarray, delay: float | np.ndarray = 0.0) -> np.ndarray:
     """Time from the first start to the last end, ``[plans]``; arguments as :func:`end_times`."""
-    return end_times(table, forward, backward, delay).max(axis=0)
+    return end_times(table, times, delay).max(axis=0)
+
+
+def pass_times(
+    forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, again: float | np.ndarray = 0.0
+) -> np.ndarray:
+    """Times by kind of operation, ``[KINDS, ...]``, from those of passes, of any one shape.
+
+    ``backward`` has the gradients of weights in it, which take ``weight`` alone; of it ``again`` is what both halves of a
+    backward pass do, as MindSpore computes layers again in each.
+    """
+    return np.stack([forward, backward, weight, backward - weight + again])
 
 
 @dataclass(frozen=True)
@@ -106,21 +110,24 @@ def simulate(
     delay: float = 0.0,
     again: float | np.ndarray = 0.0,
 ) -> Timeline:
-    """Runs one plan; times per place, ``[places]``. ``backward`` has the gradients of weights in it, which take ``weight`` alone;
-    it is needed where the schedule has them apart. Of it ``again`` is what both halves of a backward pass do.
-    """
-    parts = [forward, backward] if weight is None else [forward, backward, weight, backward - weight + again]
-    durations = np.concatenate(parts)
-    end = _ends(table, durations[:, None], delay)[:, 0]
+    """Runs one plan; times per place, ``[places]``, as in :func:`pass_times`; without ``weight`` backward passes are whole."""
+    whole = np.stack([forward, backward])
+    return simulate_times(table, whole if weight is None else pass_times(forward, backward, weight, again), delay)
+
+
+def simulate_times(table: Timetable, times: np.ndarray, delay: float = 0.0) -> Timeline:
+    """Runs one plan; ``times`` by kind of operation and place, ``[2 or 4, places]``."""
+    durations = times.ravel()
+    end = end_times(table, times[..., None], delay)[:, 0]
     places = table.stages * table.chunks
     return Timeline(table, end - durations[table.what * places + table.place], end)
 
 
-def critical_path(line: Timeline, delay: float = 0.0) -> tuple[np.ndarray, np.ndarray, int]:
+def critical_path(line: Timeline, delay: float = 0.0) -> tuple[np.ndarray, int]:
     """How often the longest chain of operations passes each place.
 
     Returns:
-        Forward and backward visits, ``[places]`` each, and the number of tensors on the way that went between stages. For any
+        Visits by kind of operation, ``[KINDS, places]``, and the number of tensors on the way that went between stages. For any
         times of the same order, the visits' sum is a lower bound of the step.
     """
     table, ends = line.table, np.append(line.end, -np.inf)
@@ -134,4 +141,4 @@ def critical_path(line: Timeline, delay: float = 0.0) -> tuple[np.ndarray, np.nd
             operation = int(there)
         else:
             operation = int(here)
-    return visits[FORWARD], visits[BACKWARD], crossings
+    return visits, crossings

@@ -8,7 +8,7 @@ Exchanges between replicas run behind the last backward pass as far as the devic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -115,8 +115,8 @@ def step_seconds(workload: Workload, devices: Sequence[Device]) -> np.ndarray:
     if table is None:
         return np.array([step_time(workload, device).seconds for device in devices])
     timed = [TimedWork(step_work(workload), device) for device in devices]
-    forward, backward = np.array([one.durations for one in timed]).transpose(1, 2, 0)
-    schedule = step_times(table, forward, backward, np.array([one.delay for one in timed]))
+    times = np.stack([one.durations for one in timed], axis=-1)
+    schedule = step_times(table, times, np.array([one.delay for one in timed]))
     return schedule * workload.strategy.accumulation + np.array([_once(one.ends, one.device) for one in timed])
 
 
@@ -201,8 +201,11 @@ class TimedWork:
             for which in (0, 1)
         )
         places = work.places if work.workload.plan.v_shape else ()
-        self.again = tuple(self._again(place) for place in places)
-        self.weight = tuple(self._weight_gradients(one) + again for one, again in zip(places, self.again, strict=True))
+        self.again = tuple(self._of_parts(self.again_seconds, place) for place in places)
+        self.weight = tuple(
+            self._of_parts(self.weight_gradients, place) + again
+            for place, again in zip(places, self.again, strict=True)
+        )
         self.send = self._send() if stages > 1 else 0.0
         self.ends = tuple(self._end(stage, update) for stage, update in enumerate(work.updates))
 
@@ -274,18 +277,21 @@ class TimedWork:
         )
         return hiding(found, SUMS, share.value * min(summed, weights))
 
-    def _weight_gradients(self, place: Mapping[Hashable, int]) -> float:
+    def weight_gradients(self, part: Part) -> float:
         """Seconds of the products that give gradients of weights: those that MindSpore moves behind a backward pass."""
         return sum(
-            count * operator_seconds(one, self.device)
-            for name, count in place.items()
-            for one in self.work.parts[name].backward
+            operator_seconds(one, self.device)
+            for one in part.backward
             if isinstance(one, Operator) and one.sizes and one.name.endswith(".weight")
         )
 
-    def _again(self, place: Mapping[Hashable, int]) -> float:
+    def again_seconds(self, part: Part) -> float:
         """Seconds of what a backward pass computes again."""
-        return sum(count * self.spent(self.work.parts[name].repeated).seconds for name, count in place.items())
+        return self.spent(part.repeated).seconds
+
+    def _of_parts(self, seconds: Callable[[Part], float], place: Mapping[Hashable, int]) -> float:
+        """The seconds of all parts of a place."""
+        return sum(count * seconds(self.work.parts[name]) for name, count in place.items())
 
     def _copying(self, place: Mapping[Hashable, int], backward: int, one: Pass) -> Pass:
         """A pass with what it waits for copies to the host or, backward, from there."""

@@ -33,7 +33,7 @@ def times_and_table(schedule, stages, micro_batches, seed):
 @given(**SIZES)
 def test_the_closed_form_of_1f1b_is_the_simulated_step(stages, micro_batches, seed):
     forward, backward, table = times_and_table("1f1b", stages, micro_batches, seed)
-    steps = step_times(table, forward, backward)
+    steps = step_times(table, np.stack([forward, backward]))
     np.testing.assert_allclose(closed_form(forward, backward, micro_batches), steps, rtol=1e-11)
 
 
@@ -41,7 +41,7 @@ def test_the_closed_form_of_1f1b_is_the_simulated_step(stages, micro_batches, se
 @given(delay=st.floats(0, 5), **SIZES)
 def test_with_delays_the_closed_form_is_a_lower_bound(stages, micro_batches, seed, delay):
     forward, backward, table = times_and_table("1f1b", stages, micro_batches, seed)
-    steps = step_times(table, forward, backward, delay)
+    steps = step_times(table, np.stack([forward, backward]), delay)
     assert (closed_form(forward, backward, micro_batches, delay) <= steps * (1 + 1e-11)).all()
 
 
@@ -51,7 +51,7 @@ def test_the_closed_form_of_gpipe_is_the_simulated_step(stages, micro_batches, s
     forward, backward, table = times_and_table("gpipe", stages, micro_batches, seed)
     expected = (forward + backward).sum(axis=0) + 2 * (stages - 1) * delay
     expected += (micro_batches - 1) * (forward.max(axis=0) + backward.max(axis=0))
-    np.testing.assert_allclose(step_times(table, forward, backward, delay), expected, rtol=1e-11)
+    np.testing.assert_allclose(step_times(table, np.stack([forward, backward]), delay), expected, rtol=1e-11)
 
 
 @settings(max_examples=100, deadline=None)

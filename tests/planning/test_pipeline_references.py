@@ -97,7 +97,7 @@ def test_where_its_better_mode_is_equalled_no_split_is_quicker(stages, micro_bat
     )
     head, tail = np.eye(problem.places)[[0, -1]]
     forward = 10 * counts + 3 * head + 10 * tail
-    steps = step_times(timetable(orders, chunks), forward.T, 2 * forward.T)
+    steps = step_times(timetable(orders, chunks), np.stack([forward.T, 2 * forward.T]))
     best = Plan(tuple(("none",) * count for count in counts[steps.argmin()]))
     assert len(counts) == 6435
     assert steps.min() == judged(problem, best, orders)[0] == better_mode

@@ -218,11 +218,11 @@ def test_critical_paths_are_lower_bounds_of_other_plans():
     random = np.random.default_rng(0)
     table = timetable(stage_orders("1f1b", 4, 2, 9), 2)
     times = random.uniform(1, 3, (2, 8, 20))
-    steps = end_times(table, times[0], times[1], 0.3).max(axis=0)
+    steps = end_times(table, times, 0.3).max(axis=0)
     for plan in range(20):
         line = simulate(table, times[0, :, plan], times[1, :, plan], delay=0.3)
-        forward, backward, crossings = critical_path(line, 0.3)
-        bounds = forward @ times[0] + backward @ times[1] + 0.3 * crossings
+        visits, crossings = critical_path(line, 0.3)
+        bounds = visits[FORWARD] @ times[0] + visits[BACKWARD] @ times[1] + 0.3 * crossings
         assert line.makespan == pytest.approx(bounds[plan])
         assert (bounds <= steps + 1e-9).all()
 

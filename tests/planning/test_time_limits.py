@@ -56,7 +56,7 @@ def late_after(monkeypatch):
         clock = Clock(looks)
         monkeypatch.setattr(deadline, "clock", clock)
         for name, owner, attribute in (
-            ("simulation", simulate, "_ends"),
+            ("simulation", simulate, "end_times"),
             ("solver", highspy.Highs, "run"),
             ("front", Mixes, "_with_layer"),
             ("choice", StageChoice, "_combined"),

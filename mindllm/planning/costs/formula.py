@@ -25,7 +25,7 @@ from mindllm.timing.device import Device
 from mindllm.timing.memory import layer_needs, loss_bytes, state_bytes, update_working_bytes
 from mindllm.timing.non_layer_cost import Held, embedding_parameters, last_parameters, layer_parameters
 from mindllm.timing.step import TimedWork
-from mindllm.timing.step_work import spec_part, step_work
+from mindllm.timing.step_work import Part, spec_part, step_work
 from mindllm.timing.verdict import memory_limit
 from mindllm.timing.workload import Workload
 from mindllm.units import MIB, MILLISECONDS, missing_memory
@@ -55,25 +55,23 @@ def plan_problem(
     work = step_work(workload)
     timed = TimedWork(work, device)
     plan, sizes = workload.plan, workload.strategy
-    ends = {}
-    for end in ("embedding", "head"):
-        ends[end] = [MILLISECONDS * one.seconds for one in timed.passes(work.parts[end])]
+    names = ("forward", "backward", "weight_gradient")
+    ends = {end: dict(zip(names, _end_times(work.parts[end], timed), strict=True)) for end in ("embedding", "head")}
     fields: dict[str, Any] = {
         "name": name,
         "stages": plan.stages,
         "chunks": plan.chunks,
         "micro_batches": sizes.micro_batches,
+        "schedule": sizes.schedule,
         "layers": [
             _layer(number, spec, count, workload, timed, kinds) for number, (spec, count) in enumerate(_runs(workload))
         ],
         "head": {
-            "forward": ends["embedding"][0],
-            "backward": ends["embedding"][1],
+            **ends["embedding"],
             "memory_mb": _state(embedding_parameters(workload), workload),
         },
         "tail": {
-            "forward": ends["head"][0],
-            "backward": ends["head"][1],
+            **ends["head"],
             "memory_mb": _state(last_parameters(workload), workload),
             "transient_mb": loss_bytes(workload) / MIB,
         },
@@ -108,24 +106,37 @@ def _state(held: Held, workload: Workload) -> float:
     return state_bytes(held, workload) / MIB
 
 
+def _end_times(part: Part, timed: TimedWork) -> tuple[float, float, float]:
+    """Milliseconds of the passes through an end, and of its gradients of weights."""
+    forward, backward = timed.passes(part)
+    return (
+        MILLISECONDS * forward.seconds, MILLISECONDS * backward.seconds,
+        MILLISECONDS * min(timed.weight_gradients(part), backward.seconds),
+    )  # fmt: skip
+
+
 def _layer(
     number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork, kinds: Mapping[str, LayerKind]
 ) -> dict[str, Any]:
-    forward = timed.passes(spec_part(workload, spec, LayerAssignment(0)))[0].seconds
+    whole = spec_part(workload, spec, LayerAssignment(0))
+    forward, quickest = (one.seconds for one in timed.passes(whole))
     costs = {}
     for name, kind in kinds.items():
         own = LayerAssignment.of_kind(kind, 0)
-        backward = timed.passes(spec_part(workload, spec, own))[1].seconds
+        part = spec_part(workload, spec, own)
+        backward = timed.passes(part)[1].seconds
         kept, working = layer_needs(workload, spec, own)
         costs[name] = {
             "backward": MILLISECONDS * backward,
             "activation_mb": kept / MIB,
             "transient_mb": working / MIB,
+            "again": MILLISECONDS * min(timed.again_seconds(part), backward),
         }
     return {
         "name": f"layers {number}",
         "count": count,
         "forward": MILLISECONDS * forward,
+        "weight_gradient": MILLISECONDS * min(timed.weight_gradients(whole), quickest),
         "parameter_mb": _state(
             layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update), workload
         ),
@@ -147,9 +158,16 @@ def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] |
     limit = memory_limit(config, device)
     name = config.trainer.model_name or "run"
     return [
-        formula_problem(override_config(config, even_keys(config, stages, chunks)), device, limit, name)
+        formula_problem(_bare(config, chunks), device, limit, name)
         for chunks in dict.fromkeys(numbers or [model.pp_interleave_num])
     ]
+
+
+def _bare(config: RunConfig, chunks: int) -> RunConfig:
+    """The run with its layers spread evenly over so many chunks per stage and nothing recomputed, in the schedule it has."""
+    pipeline = config.parallel.pipeline_config
+    schedule = {"parallel.pipeline_config.pipeline_scheduler": pipeline.pipeline_scheduler}
+    return override_config(config, {**even_keys(config, config.parallel_config.pipeline_stage, chunks), **schedule})
 
 
 def formula_as_it_is(config: RunConfig, device: Device) -> Evaluation | None:
@@ -186,10 +204,9 @@ def plan_of(config: RunConfig, problem: Problem) -> Plan | None:
 
 def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Evaluation | None:
     """A run judged by the models of time and memory, whatever it recomputes; ``limit`` is in bytes. None: no steady state."""
-    model, stages = config.model.config, config.parallel_config.pipeline_stage
     plan, kinds = make_plan(config), dict(KINDS)
     names = [_name(kind, kinds) for kind in plan.kinds()]
-    bare = override_config(config, even_keys(config, stages, model.pp_interleave_num))
+    bare = _bare(config, config.model.config.pp_interleave_num)
     used = {kind: own for kind, own in kinds.items() if kind in names}
     problem = plan_problem(workload_of(bare), device, limit, name, used)
     return _evaluated(problem, _placed(config, names))

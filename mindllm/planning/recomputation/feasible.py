@@ -84,14 +84,14 @@ def _keep_order(solver: highspy.Highs, problem: Problem, begun: int, deadline: f
     for _ in range(problem.places * (kinds - 1)):
         solver.addVar(0, 1)
         solver.changeColIntegrality(solver.getNumCol() - 1, highspy.HighsVarType.kInteger)
-    for place in range(problem.places):
+    for position, place in enumerate(problem.visits):
         check(deadline)
         for kind in range(1, kinds):
             switch = begun + place * (kinds - 1) + kind - 1
             count = float(problem.layers[kind].count)
             pair = np.array([place * kinds + kind, switch], np.int32)
             solver.addRow(-infinity, 0, 2, pair, np.array([1.0, -count]))
-            for later in range(place + 1, problem.places):
+            for later in problem.visits[position + 1 :]:
                 for earlier in range(kind):
                     pair = np.array([later * kinds + earlier, switch], np.int32)
                     limit = float(problem.layers[earlier].count)

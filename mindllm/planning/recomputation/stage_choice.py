@@ -12,7 +12,9 @@ from mindllm.deadline import check
 from mindllm.planning.plan import Plan, end_of, fixed_memory, room_for, tail_working
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Front, Mixes, Runs
+from mindllm.schedules.operations import KINDS
 from mindllm.schedules.orders import Orders, alive_in_backward
+from mindllm.schedules.simulate import pass_times
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
 SHIFTS = 2**14  # splits beside one
@@ -27,12 +29,12 @@ class NearChoices:
     Attributes:
         fronts: mixes of each chunk.
         picks: which of them each choice takes, ``[chunks, choices]``.
-        backward: time of each chunk's backward pass with head and tail, ``[chunks, choices]``.
+        times: of each chunk by kind of operation, with head and tail, ``[kinds, chunks, choices]``.
     """
 
     fronts: list[Front]
     picks: np.ndarray
-    backward: np.ndarray
+    times: np.ndarray
 
     def mixes(self, index: int) -> tuple[np.ndarray, ...]:
         """The counts of the mixes of one choice."""
@@ -47,20 +49,21 @@ class StageChoice:
 
     def __init__(self, problem: Problem, mixes: Mixes, orders: Orders) -> None:
         self.problem, self.mixes = problem, mixes
+        self.kinds = KINDS if problem.v_shape else 2  # of operations: halves of backward passes are another two
         self.alive = alive_in_backward(orders, problem.chunks)
         self.weights = np.ones(problem.places)
         self._numbers: dict[Runs, int] = {}
         self._runs: list[Runs] = []
         self._number_of: dict[tuple[int, int], int] = {}
-        self._chosen: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray, tuple] | None] = {}
+        self._chosen: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, tuple] | None] = {}
 
     def weigh(self, weights: np.ndarray) -> None:
         """Sets ``weights`` and forgets what was chosen with others."""
         self.weights = weights
         self._chosen.clear()
 
-    def times(self, counts: np.ndarray, deadline: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward time of every place, ``[places, splits]`` each, for layers per place ``[splits, places]``.
+    def times(self, counts: np.ndarray, deadline: float = math.inf) -> np.ndarray:
+        """Times of every place by kind of operation, ``[kinds, places, splits]``, for layers per place ``[splits, places]``.
 
         Infinite in splits that do not fit the memory.
 
@@ -68,7 +71,7 @@ class StageChoice:
             OutOfTime: they were not all known at ``deadline``.
         """
         numbers = self._number(counts)
-        forward, backward = np.empty(counts.shape), np.empty(counts.shape)
+        times = np.empty((self.kinds, *counts.shape[::-1]))
         stages = self.problem.stages
         for stage in range(stages):
             places = np.arange(stage, self.problem.places, stages)
@@ -77,11 +80,10 @@ class StageChoice:
             for row in unique.tolist():
                 check(deadline)
                 found.append(self._choose(stage, tuple(row)))
-            nothing = np.full(len(places), np.inf)
-            rows = [choice[:2] if choice else (nothing, nothing) for choice in found]
-            table = np.array(rows)
-            forward[:, places], backward[:, places] = table[which.ravel(), 0], table[which.ravel(), 1]
-        return forward.T, backward.T
+            nothing = np.full((self.kinds, len(places)), np.inf)
+            table = np.stack([choice[0] if choice else nothing for choice in found], axis=-1)
+            times[:, places] = table[..., which.ravel()]
+        return times
 
     def plan(self, counts: np.ndarray) -> Plan:
         """The plan chosen for one split, ``[places]``, that fits the memory."""
@@ -91,7 +93,7 @@ class StageChoice:
             choice = self._choose(stage, tuple(numbers[stage::stages].tolist()))
             if choice is None:
                 raise ValueError(f"stage {stage} cannot hold these layers")
-            chosen.append(choice[2])
+            chosen.append(choice[1])
         return self.plan_of(counts, chosen)
 
     def plan_of(self, counts: np.ndarray, mixes: Sequence[Sequence[np.ndarray]]) -> Plan:
@@ -123,12 +125,13 @@ class StageChoice:
             picks = picks[:, self._memory(stage, tried, picks) <= room + 1e-9]
             if picks.shape[1]:
                 break
-        times = [front.backward[pick] + end for front, pick, end in zip(tried, picks, ends, strict=True)]
-        return NearChoices(tried, picks, np.array(times))
+        return NearChoices(tried, picks, self._times(stage, [self._runs[number] for number in numbers], tried, picks))
 
     def _number(self, counts: np.ndarray) -> np.ndarray:
         """The number of the run of layers in every place."""
-        starts = counts.cumsum(axis=1) - counts
+        order = list(self.problem.visits)
+        starts = np.empty_like(counts)
+        starts[:, order] = counts[:, order].cumsum(axis=1) - counts[:, order]
         codes = starts * (self.problem.layer_count + 1) + counts
         unique, which = np.unique(codes, return_inverse=True)
         return np.array([self._run_number(*divmod(code, self.problem.layer_count + 1)) for code in unique.tolist()])[
@@ -144,7 +147,7 @@ class StageChoice:
             self._number_of[start, count] = self._numbers[runs]
         return self._number_of[start, count]
 
-    def _choose(self, stage: int, numbers: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple] | None:
+    def _choose(self, stage: int, numbers: tuple[int, ...]) -> tuple[np.ndarray, tuple] | None:
         """Times of each chunk of a stage, and the counts of its mixes."""
         key = (stage, numbers)
         if key not in self._chosen:
@@ -164,9 +167,7 @@ class StageChoice:
             found.append((needed - self.problem.per_stage("limit_mb")[stage], stage))
         return max(found)
 
-    def _best(
-        self, stage: int, runs: list[Runs], numbers: tuple[int, ...]
-    ) -> tuple[np.ndarray, np.ndarray, tuple] | None:
+    def _best(self, stage: int, runs: list[Runs], numbers: tuple[int, ...]) -> tuple[np.ndarray, tuple] | None:
         problem, places = self.problem, self._places(stage)
         check(self.mixes.deadline)
         fronts, picks = self._combined(numbers)
@@ -176,13 +177,26 @@ class StageChoice:
             return None
         backward = np.array([front.backward[pick] for front, pick in zip(fronts, picks, strict=True)])
         index = int(np.where(fits, self.weights[list(places)] @ backward, np.inf).argmin())
-        ends = [end_of(problem, place) for place in places]
-        forward = [sum(problem.layers[kind].forward * count for kind, count in run) for run in runs]
         return (
-            np.array(forward) + [sum(end.forward for end in found) for found in ends],
-            backward[:, index] + [sum(end.backward for end in found) for found in ends],
+            self._times(stage, runs, fronts, picks[:, index : index + 1])[..., 0],
             tuple(front.counts[pick[index]] for front, pick in zip(fronts, picks, strict=True)),
         )
+
+    def _times(self, stage: int, runs: Sequence[Runs], fronts: Sequence[Front], picks: np.ndarray) -> np.ndarray:
+        """By kind of operation, of each chunk of a stage with head and tail, ``[kinds, chunks, choices]``."""
+        layers, parts = self.problem.layers, []
+        for place, run, front, pick in zip(self._places(stage), runs, fronts, picks, strict=True):
+            ends, counts = end_of(self.problem, place), front.counts[pick]
+            forward = sum(layers[kind].forward * count for kind, count in run) + sum(end.forward for end in ends)
+            weight = sum(layers[kind].weight_gradient * count for kind, count in run)
+            again = np.tensordot(counts, self.problem.again, 2)
+            parts.append((
+                np.full(len(pick), forward),
+                front.backward[pick] + sum(end.backward for end in ends),
+                weight + sum(end.weight_gradient for end in ends) + again,
+                again,
+            ))  # fmt: skip
+        return pass_times(*np.array(parts).swapaxes(0, 1))[: self.kinds]
 
     def _places(self, stage: int) -> range:
         return range(stage, self.problem.places, self.problem.stages)

@@ -41,8 +41,8 @@ def layer_list(evaluation: Evaluation) -> list[dict[str, Any]]:
     """Kind, stage, chunk and recomputation of every layer."""
     problem = evaluation.problem
     found: list[dict[str, Any]] = []
-    for place, names in enumerate(evaluation.plan.places):
-        for name in names:
+    for place in problem.visits:
+        for name in evaluation.plan.places[place]:
             layer = problem.layers[problem.layer_order[len(found)]].name
             found.append({
                 "layer": layer, "stage": place % problem.stages, "chunk": place // problem.stages, "recompute": name

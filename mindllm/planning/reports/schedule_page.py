@@ -60,10 +60,9 @@ def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: st
             "kept": np.round(activation[:, stage], 3).tolist(),
         })  # fmt: skip
     limits = [limit if np.isfinite(limit) else None for limit in problem.per_stage("limit_mb")]
-    times = (costs.forward, costs.backward, costs.weight, costs.backward - costs.weight)
     return {
         "stages": stages,
-        "times": [part.reshape(problem.chunks, problem.stages).tolist() for part in times],
+        "times": [part.reshape(problem.chunks, problem.stages).tolist() for part in costs.times],
         "freed": [BACKWARD, WEIGHT],
         "kinds": [list(kind) for kind in kinds],
         "end": float(line.end.max()) or 1.0,

@@ -286,15 +286,16 @@ class LayerTree:
 
     def _by_order(self, box: Box, values: np.ndarray) -> list[Box] | None:
         """Where an answer has a later kind of layer before an earlier: that ends in the first half between them, or behind."""
-        counts = values[self.program.counts_of]
+        order = self.program.problem.visits
+        counts = values[self.program.counts_of][list(order)]
         for kind in range(1, self.kinds):
             earlier = np.flatnonzero(counts[:, :kind].sum(axis=1) > TOLERANCE)[-1]
             later = np.flatnonzero(counts[:, kind:].sum(axis=1) > TOLERANCE)[0]
             if later < earlier:
                 middle = (later + earlier) // 2
                 before, behind = box.kind_high.copy(), box.kind_high.copy()
-                before[middle + 1 :, :kind] = 0
-                behind[: middle + 1, kind:] = 0
+                before[list(order[middle + 1 :]), :kind] = 0
+                behind[list(order[: middle + 1]), kind:] = 0
                 return [replace(box, kind_high=before), replace(box, kind_high=behind)]
         return None
 

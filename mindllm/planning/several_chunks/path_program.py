@@ -16,13 +16,15 @@ from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.several_chunks.stage_floor import EMPTY, Floor, StageFloor, hull
+from mindllm.schedules.operations import BACKWARD, FORWARD, KINDS
 from mindllm.schedules.orders import Timetable, alive
-from mindllm.schedules.simulate import critical_path, simulate
+from mindllm.schedules.simulate import critical_path, pass_times, simulate_times
 
 CLOSE = 1e-3  # a simulated step this near to the bound ends the search for paths
 SLACK = 1e-6
+END_TIMES = ("forward", "backward", "weight_gradient")
 
-Path = tuple[np.ndarray, np.ndarray, float]  # forward and backward visits of each place, delay of its tensors
+Path = tuple[np.ndarray, float]  # visits by kind of operation and place, delay of its tensors
 
 
 class PathProgram:
@@ -30,6 +32,7 @@ class PathProgram:
 
     Attributes:
         columns: place, index of the layer kind and recompute kind of each of the first columns.
+        time_of: the column of the time of each kind of operation in each place, ``[kinds, places]``.
         deadline: after which no answer is looked for.
         counts_of: the column of the number of layers of each kind in each place, ``[places, layer kinds]``.
         stage_counts, stage_kinds: columns of the number of layers of one kind on one stage, and which kind that is.
@@ -46,22 +49,28 @@ class PathProgram:
         ]
         size = len(self.columns)
         self.counts_of = size + np.arange(problem.places * kinds).reshape(problem.places, kinds)
-        self.forward_of = size + self.counts_of.size + np.arange(problem.places)
-        self.backward_of = self.forward_of + problem.places
-        self.step = int(self.backward_of[-1]) + 1
+        operations = KINDS if problem.v_shape else 2
+        self.time_of = size + self.counts_of.size + np.arange(operations * problem.places).reshape(operations, -1)
+        self.step = int(self.time_of[-1, -1]) + 1
         self.place = np.array([place for place, _, _ in self.columns])
         self.layer = np.array([layer for _, layer, _ in self.columns])
         costs = [problem.layers[layer].kinds[kind] for _, layer, kind in self.columns]
         self.activation = np.array([cost.activation_mb for cost in costs])
-        self.forward = np.array([problem.layers[layer].forward for layer in self.layer])
-        self.backward = np.array([cost.backward for cost in costs])
+        again = np.array([problem.again[layer, problem.kind_names.index(kind)] for _, layer, kind in self.columns])
+        weight = again + [problem.layers[layer].weight_gradient for layer in self.layer]
+        forward = np.array([problem.layers[layer].forward for layer in self.layer])
+        backward = np.array([cost.backward for cost in costs])
+        self.times = pass_times(forward, backward, weight, again)[:operations]  # of a layer, by column
         self.ends = [end_of(problem, place) for place in range(problem.places)]
-        self.fixed_forward = np.array([sum(end.forward for end in ends) for ends in self.ends])
-        self.fixed_backward = np.array([sum(end.backward for end in ends) for ends in self.ends])
+        self.fixed = pass_times(*(self._of_ends(key) for key in END_TIMES))[:operations]
         self.solver = new_solver()
         self.known: dict[bytes, Path] = {}
         self.deadline = math.inf
         self._build()
+
+    def _of_ends(self, key: str) -> np.ndarray:
+        """A time of head and tail by place."""
+        return np.array([sum(getattr(end, key) for end in ends) for ends in self.ends], float)
 
     def _build(self) -> None:
         problem, infinity = self.problem, highspy.kHighsInf
@@ -69,7 +78,7 @@ class PathProgram:
             self.solver.addVar(0, infinity)
         for layer in problem.layers * problem.places:
             self.solver.addVar(0, min(layer.count, self.most))
-        for _ in range(2 * problem.places + 1):
+        for _ in range(self.time_of.size + 1):
             self.solver.addVar(0, infinity)
         self.solver.changeColCost(self.step, 1.0)
         for index, layer in enumerate(problem.layers):
@@ -82,8 +91,8 @@ class PathProgram:
             self._row(1, self.most, self.counts_of[place], 1.0)
         for place in range(problem.places):
             mine = np.flatnonzero(self.place == place)
-            self._sum(mine, self.forward[mine], self.forward_of[place], self.fixed_forward[place])
-            self._sum(mine, self.backward[mine], self.backward_of[place], self.fixed_backward[place])
+            for times, columns, fixed in zip(self.times, self.time_of, self.fixed, strict=True):
+                self._sum(mine, times[mine], columns[place], fixed[place])
         for stage, vectors in enumerate(alive(self.table.orders, problem.chunks)):
             self._memory_rows(stage, vectors)
         self.stage_counts: list[int] = []
@@ -119,14 +128,14 @@ class PathProgram:
         used = values != 0
         self.solver.addRow(low, high, int(used.sum()), columns[used].astype(np.int32), values[used].copy())
 
-    def add_path(self, forward: np.ndarray, backward: np.ndarray, delay: float) -> bool:
-        """The step is at least the sum along this path; visits of each place, ``[places]``. False when that is known."""
-        key = np.concatenate([forward, backward]).astype(int).tobytes()
+    def add_path(self, visits: np.ndarray, delay: float) -> bool:
+        """The step is at least the sum along this path; visits of each place, ``[kinds, places]``. False when that is known."""
+        key = visits.astype(int).tobytes()
         if key in self.known:
             return False
-        self.known[key] = forward, backward, delay
-        columns = np.concatenate([self.forward_of, self.backward_of, [self.step]])
-        self._row(-highspy.kHighsInf, -delay, columns, np.concatenate([forward, backward, [-1.0]]))
+        self.known[key] = visits, delay
+        columns = np.append(self.time_of.ravel(), self.step)
+        self._row(-highspy.kHighsInf, -delay, columns, np.append(visits.ravel(), -1.0))
         return True
 
     def limit_totals(self, low: np.ndarray | int, high: np.ndarray | int) -> None:
@@ -158,9 +167,11 @@ class PathProgram:
     def by_kind(self, totals: np.ndarray) -> np.ndarray:
         """Layers of each kind in each place, ``[places, layer kinds]``: layers stand in model order, ``totals`` in each place."""
         sizes = np.array([layer.count for layer in self.problem.layers])
-        ends = sizes.cumsum()
-        after = np.clip(np.asarray(totals).cumsum()[:, None] - (ends - sizes), 0, sizes)
-        return np.diff(after, axis=0, prepend=0)
+        ends, order = sizes.cumsum(), list(self.problem.visits)
+        after = np.clip(np.asarray(totals)[order].cumsum()[:, None] - (ends - sizes), 0, sizes)
+        found = np.empty(after.shape, int)
+        found[order] = np.diff(after, axis=0, prepend=0)
+        return found
 
     def solve(self) -> tuple[float, np.ndarray]:
         """The least step, infinite when there is no answer and 0 when none was found, and the value of every column.
@@ -186,15 +197,15 @@ class PathProgram:
     def separate(self, values: np.ndarray) -> tuple[float, bool]:
         """Simulates an answer and adds its critical path: the simulated step, and whether the path was new."""
         known = len(self.known)
-        step = self.simulated_step(values[self.forward_of], values[self.backward_of])
+        step = self.simulated_step(values[self.time_of])
         return step, len(self.known) > known
 
-    def simulated_step(self, forward: np.ndarray, backward: np.ndarray) -> float:
-        """The step for given times of places, ``[places]`` each; its critical path is known then."""
+    def simulated_step(self, times: np.ndarray) -> float:
+        """The step for given times of places, ``[kinds, places]``; its critical path is known then."""
         delay = self.problem.point_to_point
-        line = simulate(self.table, forward, backward, delay=delay)
-        first, second, crossings = critical_path(line, delay)
-        self.add_path(first, second, crossings * delay)
+        line = simulate_times(self.table, times, delay)
+        visits, crossings = critical_path(line, delay)
+        self.add_path(visits[: len(times)], crossings * delay)
         return line.makespan
 
     def find_paths(self, deadline: float, close: float = CLOSE) -> tuple[float, np.ndarray]:
@@ -240,10 +251,12 @@ class PathProgram:
     def whole_stages(self, target: float, deadline: float) -> None:
         """Adds, for plans whose step is below ``target`` alone, what whole layers take of each stage; before any path."""
         problem = self.problem
-        quickest = min(layer.forward + min(c.backward for c in layer.kinds.values()) for layer in problem.layers)
+        passes = (FORWARD,) if problem.v_shape else (FORWARD, BACKWARD)  # a V may end with gradients of weights
+        quickest = sum(float(self.times[what].min()) for what in passes)
+        fixed = self.fixed[FORWARD] + self.fixed[BACKWARD]
         for stage in range(problem.stages):
-            fixed = self.fixed_forward + self.fixed_backward
-            before = stage * (quickest + 2 * problem.point_to_point) + float(fixed[:stage].sum())
+            before = stage * (quickest + len(passes) * problem.point_to_point)
+            before += float(self.fixed[list(passes), :stage].sum())
             latest = (target - before) / problem.micro_batches - float(fixed[stage :: problem.stages].sum())
             for index, layer in enumerate(problem.layers):
                 average = layer.count / problem.stages
@@ -260,6 +273,6 @@ class PathProgram:
         self.stage_counts.append(number)
         self.stage_kinds.append(layer)
         self._row(0, 0, np.append(mine, number), np.append(np.ones(len(mine)), -1.0))
-        times = self.forward[mine] + self.backward[mine]
+        times = self.times[FORWARD, mine] + self.times[BACKWARD, mine]
         for slope, intercept in hull(floor):
             self._row(intercept - SLACK, highspy.kHighsInf, np.append(mine, number), np.append(times, -slope))

@@ -105,8 +105,8 @@ class _Planner:
         self.random = np.random.default_rng(0)
         self.program = PathProgram(problem, table)
         self.program.deadline = deadline
-        for visits in zip(search.paths.forward, search.paths.backward, search.paths.delays, strict=True):
-            self.program.add_path(*visits)
+        for visits, delay in zip(search.paths.visits, search.paths.delays, strict=True):
+            self.program.add_path(visits, delay)
         self.descent = LayerDescent(self.program, self.random)
         self.rounding = StageRounding(self.program, search.choice, self.random)
         self.plans = Reoptimiser(PathProgram(problem, table), mixes)

@@ -24,6 +24,7 @@ from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import NearChoices, StageChoice
 from mindllm.planning.several_chunks.path_program import Path, PathProgram
+from mindllm.schedules.operations import BACKWARD
 from mindllm.schedules.simulate import step_times
 
 CLOSE = 3e-4  # simulated and thought step of stages that are decided that count as equal
@@ -59,35 +60,36 @@ class StageRounding:
         try:
             found = self._decide(totals, stages if in_order else self.random.permutation(stages), deadline)
         finally:
-            columns = self.program.backward_of.astype(np.int32)
+            columns = self.program.time_of[BACKWARD:].ravel().astype(np.int32)
             nothing = np.zeros(len(columns))
             self.program.solver.changeColsBounds(len(columns), columns, nothing, nothing + highspy.kHighsInf)
         if found is None:
             return None
-        mixes, forward, backward = found
-        self._sweep(totals, mixes, forward, backward, deadline)
+        mixes, times = found
+        self._sweep(totals, mixes, times, deadline)
         return self.choice.plan_of(totals, mixes)
 
     def _decide(
         self, totals: np.ndarray, order: Iterable[int], deadline: float
-    ) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray] | None:
-        """The mixes of every stage, and the times of every place."""
+    ) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray] | None:
+        """The mixes of every stage, and the times of every place by kind of operation, ``[kinds, places]``."""
         program = self.program
         bound, values = program.solve()
         mixes: list[tuple[np.ndarray, ...]] = [()] * program.problem.stages
         for stage in order:
             if not math.isfinite(bound) or passed(deadline):
                 return None
-            forward, backward = values[program.forward_of], values[program.backward_of]
-            near = self.choice.near(stage, totals, backward)
-            index, _ = self._best(stage, near, forward, backward)
+            times = values[program.time_of]
+            near = self.choice.near(stage, totals, times[BACKWARD])
+            index, _ = self._best(stage, near, times)
             if index is None:
                 return None
             mixes[stage] = near.mixes(index)
-            for place, backward_time in zip(self._places(stage), near.backward[:, index], strict=True):
-                program.solver.changeColBounds(int(program.backward_of[place]), backward_time, backward_time)
+            chosen = program.time_of[BACKWARD:, self._places(stage)].ravel()
+            for column, time in zip(chosen, near.times[BACKWARD:, :, index].ravel(), strict=True):
+                program.solver.changeColBounds(int(column), time, time)
             bound, values = self._separated(deadline)
-        return mixes, values[program.forward_of].copy(), values[program.backward_of].copy()
+        return mixes, values[program.time_of].copy()
 
     def _separated(self, deadline: float) -> tuple[float, np.ndarray]:
         bound, values = self.program.solve()
@@ -104,42 +106,40 @@ class StageRounding:
         self,
         totals: np.ndarray,
         mixes: list[tuple[np.ndarray, ...]],
-        forward: np.ndarray,
-        backward: np.ndarray,
+        times: np.ndarray,
         deadline: float,
     ) -> None:
         """Changes the mixes of one stage at a time as long as the simulated step falls; in place."""
-        best = self.program.simulated_step(forward, backward)
+        best = self.program.simulated_step(times)
         better, sweeps = True, 0
         while better and sweeps < SWEEPS:
             better, sweeps = False, sweeps + 1
             for stage in self.random.permutation(self.program.problem.stages):
                 if passed(deadline):
                     return
-                near = self.choice.near(stage, totals, backward)
-                index, step = self._best(stage, near, forward, backward, best)
+                near = self.choice.near(stage, totals, times[BACKWARD])
+                index, step = self._best(stage, near, times, best)
                 if index is not None and step < best * (1 - BETTER_STAGE):
-                    mixes[stage], backward[self._places(stage)] = near.mixes(index), near.backward[:, index]
-                    best, better = self.program.simulated_step(forward, backward), True
+                    mixes[stage], times[:, self._places(stage)] = near.mixes(index), near.times[..., index]
+                    best, better = self.program.simulated_step(times), True
 
     def _best(
-        self, stage: int, near: NearChoices, forward: np.ndarray, backward: np.ndarray, below: float = math.inf
+        self, stage: int, near: NearChoices, times: np.ndarray, below: float = math.inf
     ) -> tuple[int | None, float]:
         """The choice of a stage with the least simulated step, and that; None when none may be below ``below``."""
         places = self._places(stage)
-        paths = self.program.known.values()
-        visits = np.array([path[1][places] for path in paths]).reshape(len(paths), len(places))
-        others = np.array([first @ forward + second @ backward + delay for first, second, delay in paths])
-        others -= visits @ backward[places]
-        thought = (others[:, None] + visits @ near.backward).max(axis=0, initial=0.0)
+        paths, own = self.program.known.values(), (*times[BACKWARD:, places].shape,)
+        visits = np.array([path[BACKWARD:, places] for path, _ in paths]).reshape(len(paths), *own)
+        others = np.array([np.vdot(path, times) + delay for path, delay in paths])
+        others -= np.tensordot(visits, times[BACKWARD:, places], 2)
+        thought = (others[:, None] + np.tensordot(visits, near.times[BACKWARD:], 2)).max(axis=0, initial=0.0)
         tried = np.argsort(thought, kind="stable")[: self.simulated]
         tried = tried[thought[tried] < below]
         if not len(tried):
             return None, math.inf
-        times = np.repeat(backward[:, None], len(tried), axis=1)
-        times[places] = near.backward[:, tried]
-        same = np.repeat(forward[:, None], len(tried), axis=1)
-        steps = step_times(self.program.table, same, times, self.program.problem.point_to_point)
+        every = np.repeat(times[..., None], len(tried), axis=-1)
+        every[BACKWARD:, places] = near.times[BACKWARD:, :, tried]
+        steps = step_times(self.program.table, every, self.program.problem.point_to_point)
         return int(tried[steps.argmin()]), float(steps.min())
 
     def _places(self, stage: int) -> np.ndarray:
@@ -226,12 +226,12 @@ class Reoptimiser:
 
     def _mixed(self, plan: Plan) -> np.ndarray:
         """Layers of each column of the program that a plan has."""
-        kinds = iter(self.problem.layer_order)
-        number = {column: index for index, column in enumerate(self.program.columns)}
+        order, numbers = self.problem.layer_order, self.problem.layer_numbers(plan.counts)
+        column_of = {column: index for index, column in enumerate(self.program.columns)}
         found = np.zeros(len(self.mixed))
         for place, names in enumerate(plan.places):
-            for name in names:
-                found[number[place, next(kinds), name]] += 1
+            for number, name in zip(numbers[place], names, strict=True):
+                found[column_of[place, order[number], name]] += 1
         return found
 
     def _plan(self, mixed: np.ndarray) -> Plan | None:
