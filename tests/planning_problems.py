@@ -80,7 +80,7 @@ def judged(problem, plan, orders):
     stages, chunks = problem.stages, problem.chunks
     way = [c * stages + (stages - 1 - s if v_shape and c % 2 else s) for c in range(chunks) for s in range(stages)]
     layers, order = iter(problem.layer_order), {place: number for number, place in enumerate(way)}
-    times, held, needed = {}, {}, {}
+    times, held, needed, again = {}, {}, {}, {}
     fixed, start = [0.0] * stages, list(problem.per_stage("start_mb"))
     for place in way:
         kinds = plan.places[place]
@@ -92,8 +92,10 @@ def judged(problem, plan, orders):
             sum(cost.backward for cost in costs) + sum(e.backward for e in ends),
         )
         own = sum(x.weight_gradient for x in mine + ends)
-        again = sum(c.backward - min(k.backward for k in x.kinds.values()) for x, c in zip(mine, costs, strict=True))
-        times[place] = (forward, backward, own + again, backward - own)  # both halves compute layers again
+        late = sum(c.backward - min(k.backward for k in x.kinds.values()) for x, c in zip(mine, costs, strict=True))
+        times[place] = (forward, backward, own + late, backward - own)  # both halves compute layers again
+        most = [max(k.activation_mb for k in x.kinds.values()) for x in mine]
+        again[place] = [m - c.activation_mb for m, c in zip(most, costs, strict=True)]
         held[place] = [cost.activation_mb for cost in costs]
         needed[place] = [cost.transient_mb for cost in costs]
         start[place % stages] += sum(x.start_mb for x in mine)
@@ -129,11 +131,14 @@ def judged(problem, plan, orders):
                 continue
             if place == way[-1]:
                 peak = max(peak, now + problem.tail.transient_mb)
-            freed = 0.0
+            if v_shape:  # all that is computed again is there at once, and nothing is freed before the pass ends
+                rest = max(need - more for need, more in zip(needed[place], again[place], strict=True))
+                peak = max(peak, now + sum(again[place]) + max(0.0, rest))
+                now -= sum(held[place]) if what != 3 else 0.0
+                continue
             for size, work in zip(reversed(held[place]), reversed(needed[place]), strict=True):
-                peak = max(peak, now - freed + work)
-                freed += size
-            now -= freed if what != 3 else 0.0
+                peak = max(peak, now + work)
+                now -= size
         peaks.append(fixed[stage] + max(start[stage], peak + problem.per_stage("static_mb")[stage]))
     for index in range(max(map(len, orders))):  # from early to late, so that recursion stays shallow
         for stage, one in enumerate(orders):

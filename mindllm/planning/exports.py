@@ -2,7 +2,8 @@
 
 PyTorch's pipelining, and so torchtitan by ``pipeline_parallel_schedule_csv``, has a row of actions for each rank: ``2F0`` is the
 forward pass of micro-batch 0 through stage 2, ``B`` a whole backward pass, ``I`` that of the inputs and ``W`` that of the weights
-(``torch.distributed.pipelining.schedules``). Its stages are our places: chunk by chunk, and inside a chunk stage by stage.
+(``torch.distributed.pipelining.schedules``). Its stages are our places in the order of the model: chunk by chunk, and inside a
+chunk stage by stage, in every second chunk of a V backwards.
 
 Megatron-LM's ``--pipeline-model-parallel-layout`` has places in the same order, divided by ``|``: ``E`` embedding, ``t`` a layer,
 ``m`` a layer that predicts ahead, ``L`` the loss; ``*n`` repeats what stands before it (Megatron Core, "Custom Pipeline Model
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from itertools import groupby
 
+from mindllm.errors import UserError
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import ZERO_BUBBLE, Problem
 from mindllm.schedules.operations import LETTERS
@@ -27,10 +30,18 @@ def torch_schedule(evaluation: Evaluation) -> str:
     All micro-batches stand in it, also where the simulation of a long pipeline left out some that repeat.
     """
     problem = evaluation.problem
+    return csv_of_orders(_orders(evaluation), problem.visits)
+
+
+def csv_of_orders(orders: Orders, visits: Sequence[int]) -> str:
+    """Return orders of operations as PyTorch reads them; ``visits`` are the places (chunk x stages + stage) in model order."""
+    number = {place: position for position, place in enumerate(visits)}
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    for stage, operations in enumerate(_orders(evaluation)):
-        writer.writerow(f"{chunk * problem.stages + stage}{LETTERS[what]}{micro}" for what, chunk, micro in operations)
+    for stage, operations in enumerate(orders):
+        writer.writerow(
+            f"{number[chunk * len(orders) + stage]}{LETTERS[what]}{micro}" for what, chunk, micro in operations
+        )
     return written.getvalue()
 
 
@@ -60,8 +71,13 @@ def megatron_options(evaluation: Evaluation, layers_ahead: int = 0) -> str:
     """Return the options of Megatron-LM that say the pipeline and its split, a line each.
 
     Recomputation is left out: Megatron-LM has one number of layers for all stages, where a plan has one for each.
+
+    Raises:
+        UserError: the plan lies in a V, which Megatron-LM has no layout for.
     """
     problem: Problem = evaluation.problem
+    if problem.v_shape:
+        raise UserError(f"{problem.name}: Megatron-LM's layout has no V; plan schedule 1f1b, or write --torch_csv")
     lines = [
         f"--pipeline-model-parallel-size {problem.stages}",
         f'--pipeline-model-parallel-layout "{megatron_layout(evaluation, layers_ahead)}"',

@@ -9,12 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.planning.problem import ZERO_BUBBLE, End, Problem
+from mindllm.planning.problem import ZERO_BUBBLE, End, KindCost, Problem
 from mindllm.planning.zero_bubble.operation_order import StageCosts, whole_step
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 from mindllm.schedules import steady
-from mindllm.schedules.held_memory import held_memory, working_memory
-from mindllm.schedules.orders import Orders, stage_orders, timetable
+from mindllm.schedules.held_memory import held_memory, working_memory, working_memory_of_v
+from mindllm.schedules.orders import Orders, alive, alive_in_backward, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, pass_times, simulate_times
 from mindllm.schedules.steady import simulate_long
 
@@ -86,6 +86,30 @@ def room_for(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) ->
     return limit - fixed if start <= limit + 1e-9 else -np.inf
 
 
+def working_of(problem: Problem, costs: Sequence[KindCost], wholes: Sequence[float]) -> float:
+    """What the backward pass through layers needs beyond what they keep; ``wholes`` are what they keep at most."""
+    if problem.v_shape:
+        return working_memory_of_v(
+            (cost.activation_mb, cost.transient_mb, whole) for cost, whole in zip(costs, wholes, strict=True)
+        )
+    return working_memory([(cost.activation_mb, cost.transient_mb) for cost in costs], problem.backward_frees)
+
+
+def moments_of(problem: Problem, orders: Orders, stage: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The fullest moments of a stage, by chunk: micro-batches that are kept, and those that are held whole, ``[chunks]`` each.
+
+    Working memory comes beside; in a V that of what layers compute again is the micro-batch held whole in its backward pass.
+    """
+    if not problem.v_shape:
+        return [(vector, np.zeros_like(vector)) for vector in alive(orders, problem.chunks)[stage]]
+    one = np.eye(problem.chunks, dtype=int)
+    return [
+        (vector - one[chunk], one[chunk])
+        for chunk, vectors in enumerate(alive_in_backward(orders, problem.chunks)[stage])
+        for vector in vectors
+    ]
+
+
 def plan_costs(problem: Problem, plan: Plan) -> Costs:
     """Adds up layers, head and tail."""
     rows, order, names = [], problem.layer_order, problem.kind_names
@@ -95,7 +119,7 @@ def plan_costs(problem: Problem, plan: Plan) -> Costs:
             float(problem.again[order[number], names.index(kind)]) for number, kind in zip(numbers, kinds, strict=True)
         )
         costs = [layer.kinds[kind] for layer, kind in held]
-        needs = [(cost.activation_mb, cost.transient_mb) for cost in costs]
+        wholes = [problem.whole_mb[order[number]] for number in numbers]
         ends = end_of(problem, place)
         rows.append((
             sum(layer.forward for layer, _ in held) + sum(end.forward for end in ends),
@@ -104,7 +128,7 @@ def plan_costs(problem: Problem, plan: Plan) -> Costs:
             again,
             sum(cost.activation_mb for cost in costs) + sum(end.activation_mb for end in ends),
             sum(layer.parameter_mb for layer, _ in held) + sum(end.memory_mb for end in ends),
-            max(working_memory(needs, problem.backward_frees), tail_working(problem, place)),
+            max(working_of(problem, costs, wholes), tail_working(problem, place)),
             sum(layer.start_mb for layer, _ in held),
         ))  # fmt: skip
     return Costs(*np.array(rows, float).T)

@@ -173,6 +173,11 @@ class Problem(StrictModel):
                     raise ValueError(f"layers: kind {name} of {layer.name} is not in recompute_kinds")
         return self
 
+    @cached_property
+    def whole_mb(self) -> tuple[float, ...]:
+        """What a layer keeps of a micro-batch where it recomputes least, by layer."""
+        return tuple(max(cost.activation_mb for cost in layer.kinds.values()) for layer in self.layers)
+
     def _check_v(self) -> None:
         """What MindSpore's order of a V asks for."""
         if self.chunks != CHUNKS_OF_A_V:

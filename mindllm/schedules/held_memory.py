@@ -25,6 +25,19 @@ def working_memory(layers: Iterable[tuple[float, float]], frees: bool = True) ->
     return most
 
 
+def working_memory_of_v(layers: Iterable[tuple[float, float, float]]) -> float:
+    """The same in MindSpore's V, whose backward passes free nothing before they end: all that is computed again is there at once.
+
+    ``layers``: what each keeps, what it needs for a moment, and what it would keep if it recomputed nothing. So a micro-batch in
+    its backward pass holds all of the latter, and of the rest of what layers need for a moment the most.
+    """
+    again = rest = 0.0
+    for kept, needed, whole in layers:
+        again += whole - kept
+        rest = max(rest, needed - (whole - kept))
+    return again + rest
+
+
 def held_memory(kept: np.ndarray, working: np.ndarray, orders: Orders) -> np.ndarray:
     """The fullest backward pass of every stage, ``[stages]``.
 

@@ -16,7 +16,7 @@ import numpy as np
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import AttentionSpec
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.schedules.held_memory import held_memory, working_memory
+from mindllm.schedules.held_memory import held_memory, working_memory, working_memory_of_v
 from mindllm.schedules.orders import stage_orders
 from mindllm.schedules.steady import SCHEDULE
 from mindllm.timing.costs.coded_update import coded_working_bytes, saved_bytes
@@ -41,12 +41,14 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     if strategy.schedule != SCHEDULE:  # what a stage holds may grow with every micro-batch
         micro = strategy.micro_batches
     orders = stage_orders(strategy.schedule, plan.stages, plan.chunks, micro, strategy.pieces)
-    layers: list[list[tuple[float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
+    layers: list[list[tuple[float, float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
     for own, needs in zip(plan.layers, _needs(workload), strict=True):
         layers[own.chunk * plan.stages + own.stage].append(needs)
-    kept = np.array([sum(size for size, _ in held) for held in layers])
+    kept = np.array([sum(size for size, _, _ in held) for held in layers])
     kept[plan.last_place] += _kept_at_the_loss(workload)
-    working = np.array([working_memory(held) for held in layers])
+    working = np.array([
+        working_memory_of_v(held) if plan.v_shape else working_memory([needs[:2] for needs in held]) for held in layers
+    ])  # fmt: skip
     working[plan.last_place] = max(working[plan.last_place], loss_bytes(workload))
     shape = (plan.chunks, plan.stages)
     held = held_memory(kept.reshape(shape), working.reshape(shape), orders)
@@ -90,21 +92,24 @@ def placeholder_bytes(workload: Workload, stage: int) -> float:
 
 def kept_bytes(workload: Workload) -> tuple[float, ...]:
     """What a micro-batch keeps of every layer on the device, ``[layers]``."""
-    return tuple(kept for kept, _ in _needs(workload))
+    return tuple(kept for kept, _, _ in _needs(workload))
 
 
-def _needs(workload: Workload) -> list[tuple[float, float]]:
-    """What every layer keeps of a micro-batch on the device, and its working memory beside that, ``[layers]``.
+def _needs(workload: Workload) -> list[tuple[float, float, float]]:
+    """What every layer keeps of a micro-batch on the device, its working memory beside that, and what it would keep if it
+    recomputed nothing, ``[layers]``.
 
     What waits on the host is back when the layer's backward pass needs it.
     """
-    found: dict[Hashable, tuple[float, float]] = {}
+    found: dict[Hashable, tuple[float, float, float]] = {}
     for number, own in enumerate(workload.plan.layers):
         key = layer_key(workload, number)
         if key not in found:
-            kept, working = layer_needs(workload, workload.architecture.layers[number], own)
+            spec = workload.architecture.layers[number]
+            kept, working = layer_needs(workload, spec, own)
+            whole = layer_bytes(workload, spec, LayerAssignment(own.stage), workload.rank_tokens)
             moved = moved_bytes(step_work(workload).parts[key].moved)
-            found[key] = kept - moved, working + moved
+            found[key] = kept - moved, working + moved, whole
     return [found[layer_key(workload, number)] for number in range(len(workload.plan.layers))]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.simulations import Simulations
 from mindllm.planning.costs.formula import judged
@@ -15,12 +16,15 @@ from mindllm.planning.costs.layer_kinds import check_ahead, layer_runs, layers_b
 from mindllm.planning.costs.memory_costs import LayerMemory, MemoryFit, fit_memory
 from mindllm.planning.costs.small_runs import run_small
 from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts, time_costs
+from mindllm.planning.costs.weight_shares import weight_shares
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible
 from mindllm.timing.device import Device
 from mindllm.units import GIB, MIB, device_mebibytes
+
+PLANNED = ("1f1b", ZERO_BUBBLE_V)
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,10 @@ class Configured:
         """The same run with another number of chunks per stage; layers cost what they did.
 
         Raises:
-            UserError: there are fewer layers than chunks.
+            UserError: there are fewer layers than chunks, or a V, which has two.
         """
-        changes = {"chunks": chunks, "static_mb": self.memory.static(self.config.parallel_config, chunks)}
+        static = self.memory.static(self.config.parallel_config, chunks, self.problem.v_shape)
+        changes = {"chunks": chunks, "static_mb": static}
         fields = {**self.problem.model_dump(), **changes}
         return replace(self, problem=make_problem(fields, f"pp_interleave_num {chunks}"))
 
@@ -73,20 +78,27 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
     times = time_costs(config, layers, kinds, device)
     limit = config.context.device_memory / MIB
     sizes, model = config.parallel_config, config.model.config
+    shares = weight_shares(config, layers, device)
     updates = sum(times.layers[layer].step * count for layer, count in runs)
     fields: dict[str, Any] = {
         "name": config.trainer.model_name or "run",
         "stages": sizes.pipeline_stage,
         "chunks": model.pp_interleave_num,
         "micro_batches": sizes.micro_batch_num,
+        "schedule": config.parallel.pipeline_config.pipeline_scheduler,
         "layers": [
-            {"name": name, "count": count, **_layer_costs(memory.layers[layer], times.layers[layer])}
+            {
+                "name": name,
+                "count": count,
+                "weight_gradient": shares.layers[layer] * times.layers[layer].backward,
+                **_layer_costs(memory.layers[layer], times.layers[layer]),
+            }
             for name, (layer, count) in zip(_names(runs), runs, strict=True)
         ],
-        "head": dict(zip(("forward", "backward"), times.head, strict=True)),
-        "tail": {**dict(zip(("forward", "backward"), times.tail, strict=True)), "transient_mb": memory.tail},
-        "static_mb": memory.static(sizes, model.pp_interleave_num),
-        "start_mb": memory.at_start(sizes.pipeline_stage),
+        "head": _end(times.head, shares.head),
+        "tail": {**_end(times.tail, shares.tail), "transient_mb": memory.tail},
+        "static_mb": memory.static(sizes, model.pp_interleave_num, config.parallel.pipeline_config.v_shape),
+        "start_mb": memory.at_start(sizes.pipeline_stage, config.parallel.pipeline_config.v_shape),
         "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
         "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},
         "point_to_point": times.point_to_point,
@@ -106,6 +118,12 @@ def _names(runs: Sequence[tuple[str, int]]) -> list[str]:
     return names
 
 
+def _end(times: tuple[float, float], weights: float) -> dict[str, float]:
+    """What the passes of an end take, of whose backward pass gradients of weights are a share."""
+    forward, backward = times
+    return {"forward": forward, "backward": backward, "weight_gradient": weights * backward}
+
+
 def _layer_costs(memory: LayerMemory, times: LayerTimes) -> dict[str, Any]:
     """What a layer costs, as a problem has it."""
     return {
@@ -117,6 +135,7 @@ def _layer_costs(memory: LayerMemory, times: LayerTimes) -> dict[str, Any]:
                 "backward": times.backward + again,
                 "activation_mb": memory.activation[name],
                 "transient_mb": memory.transient[name],
+                "again": again,
             }
             for name, again in times.again.items()
         },
@@ -143,8 +162,9 @@ def _check(config: RunConfig) -> None:
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
     check_ahead(config)
     pipeline = config.parallel.pipeline_config
-    if pipeline.pipeline_scheduler != "1f1b":
+    if pipeline.pipeline_scheduler not in PLANNED:
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler
         raise config.error(
-            key, f"only 1f1b is planned, which keeps fewer micro-batches alive (value {value}); write 1f1b"
+            key,
+            f"only {' and '.join(PLANNED)} are planned, which keep fewer micro-batches alive (value {value}); write one of them",
         )

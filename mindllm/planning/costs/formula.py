@@ -207,7 +207,7 @@ def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Ev
     plan, kinds = make_plan(config), dict(KINDS)
     names = [_name(kind, kinds) for kind in plan.kinds()]
     bare = _bare(config, config.model.config.pp_interleave_num)
-    used = {kind: own for kind, own in kinds.items() if kind in names}
+    used = {kind: own for kind, own in kinds.items() if kind in names or kind == NONE}  # a V computes all of it again
     problem = plan_problem(workload_of(bare), device, limit, name, used)
     return _evaluated(problem, _placed(config, names))
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
 from mindllm.config import ParallelConfig
 from mindllm.parallel.stages import FIRST, LAST, MIDDLE
 from mindllm.planning.costs.small_runs import AT_START, LAST_LAYERS, NOTHING_RECOMPUTED, TOGETHER, Measured, SmallRuns
@@ -71,8 +72,10 @@ class MemoryFit:
     residuals: tuple[tuple[Measured, float], ...]
     runs: SmallRuns
 
-    def static(self, sizes: ParallelConfig, chunks: int) -> tuple[float, ...]:
+    def static(self, sizes: ParallelConfig, chunks: int, v_shape: bool = False) -> tuple[float, ...]:
         """What every stage of ``chunks`` chunks needs beside its layers, ``[stages]``."""
+        if v_shape:
+            return self._static_of_v(sizes)
         orders = stage_orders("1f1b", sizes.pipeline_stage, chunks, sizes.micro_batch_num)
         found = []
         for stage, vectors in enumerate(alive(orders, chunks)):
@@ -84,9 +87,27 @@ class MemoryFit:
                 found.append(self.fixed[place] + kept * self.exchanged.get(place, 0.0))
         return tuple(max(0.0, size) for size in found)
 
-    def at_start(self, stages: int) -> tuple[float, ...]:
-        """What every stage needs beside its layers when a step starts, ``[stages]``."""
-        return tuple(self.started.get(_place(stage, stages), 0.0) for stage in range(stages))
+    def _static_of_v(self, sizes: ParallelConfig) -> tuple[float, ...]:
+        """In a V the first stage has embedding and head, the others are like a middle stage.
+
+        In a pipeline of two stages none was seen, and the first one stands for it: that has the embedding, too. All stages were
+        seen to hold what one more layer keeps.
+        """
+        stages = sizes.pipeline_stage
+        inner = MIDDLE if MIDDLE in self.fixed else FIRST
+        orders = stage_orders(ZERO_BUBBLE_V, stages, 2, sizes.micro_batch_num)
+        kept = [int(vectors.sum(axis=1).max()) * self.exchanged.get(inner, 0.0) for vectors in alive(orders, 2)]
+        more = max(kept for layer in self.layers.values() for kept in layer.activation.values())
+        head = max(0.0, self.fixed[LAST] - (self.fixed[inner] if inner == MIDDLE else 0.0))
+        fixed = [self.fixed[FIRST] + head, *[self.fixed[inner]] * (stages - 1)]
+        return tuple(max(0.0, size + held + more) for size, held in zip(fixed, kept, strict=True))
+
+    def at_start(self, stages: int, v_shape: bool = False) -> tuple[float, ...]:
+        """What every stage needs beside its layers when a step starts, ``[stages]``; in a V the last stage has no head."""
+        places = [_place(stage, stages) for stage in range(stages)]
+        if v_shape:
+            places[-1] = MIDDLE
+        return tuple(self.started.get(place, 0.0) for place in places)
 
 
 def _place(stage: int, stages: int) -> str:

@@ -226,16 +226,30 @@ class Mixes:
             return front.take(np.arange(0))
         counts = front.counts.copy()
         counts[:, layer, self.problem.kind_names.index(name)] += 1
-        working = np.maximum(front.working - self.problem.backward_frees * cost.activation_mb, cost.transient_mb)
+        if self.problem.v_shape:
+            more = self.problem.whole_mb[layer] - cost.activation_mb  # computed again
+            before = self._again(front)
+            working = np.maximum(front.working - before, cost.transient_mb - more) + before + more
+        else:
+            working = np.maximum(front.working - self.problem.backward_frees * cost.activation_mb, cost.transient_mb)
         return Front(front.activation + cost.activation_mb, working, front.backward + cost.backward, counts)
+
+    def _again(self, front: Front) -> np.ndarray:
+        """MB that the layers of each mix compute again, ``[mixes]``."""
+        return front.counts.sum(axis=2) @ np.array(self.problem.whole_mb) - front.activation
 
     def _sums(self, first: Front, second: Front) -> Front:
         """All mixes of one front with all of another, whose layers stand behind."""
         one, other = np.indices((len(first.backward), len(second.backward))).reshape(2, -1)
-        freed = self.problem.backward_frees * second.activation[other]
+        if self.problem.v_shape:
+            again, behind = self._again(first)[one], self._again(second)[other]
+            working = np.maximum(first.working[one] - again, second.working[other] - behind) + again + behind
+        else:
+            freed = self.problem.backward_frees * second.activation[other]
+            working = np.maximum(first.working[one] - freed, second.working[other])
         return Front(
             first.activation[one] + second.activation[other],
-            np.maximum(first.working[one] - freed, second.working[other]),
+            working,
             first.backward[one] + second.backward[other],
             first.counts[one] + second.counts[other],
         )

@@ -13,11 +13,11 @@ import numpy as np
 
 from mindllm.deadline import check, passed
 from mindllm.planning.highs import new_solver, run_until
-from mindllm.planning.plan import end_of
+from mindllm.planning.plan import end_of, moments_of
 from mindllm.planning.problem import Problem
-from mindllm.planning.several_chunks.stage_floor import EMPTY, Floor, StageFloor, hull
+from mindllm.planning.several_chunks.stage_floor import EMPTY, Floor, StageFloor, hull, least_working
 from mindllm.schedules.operations import BACKWARD, FORWARD, KINDS
-from mindllm.schedules.orders import Timetable, alive
+from mindllm.schedules.orders import Timetable
 from mindllm.schedules.simulate import critical_path, pass_times, simulate_times
 
 CLOSE = 1e-3  # a simulated step this near to the bound ends the search for paths
@@ -93,8 +93,8 @@ class PathProgram:
             mine = np.flatnonzero(self.place == place)
             for times, columns, fixed in zip(self.times, self.time_of, self.fixed, strict=True):
                 self._sum(mine, times[mine], columns[place], fixed[place])
-        for stage, vectors in enumerate(alive(self.table.orders, problem.chunks)):
-            self._memory_rows(stage, vectors)
+        for stage in range(problem.stages):
+            self._memory_rows(stage)
         self.stage_counts: list[int] = []
         self.stage_kinds: list[int] = []
 
@@ -107,20 +107,22 @@ class PathProgram:
         """A column that is the sum of others and a constant."""
         self._row(-fixed, -fixed, np.append(columns, total), np.append(factors, -1.0))
 
-    def _memory_rows(self, stage: int, vectors: np.ndarray) -> None:
+    def _memory_rows(self, stage: int) -> None:
         problem = self.problem
         limit = problem.per_stage("limit_mb")[stage]
         if math.isinf(limit):
             return
-        least = min(kind.transient_mb for layer in problem.layers for kind in layer.kinds.values())
+        least = least_working(problem)
         room = limit - sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")) - least
         mine = np.flatnonzero(self.place % problem.stages == stage)
         places = range(stage, problem.places, problem.stages)
         room -= sum(end.memory_mb for place in places for end in self.ends[place])
         parameter = np.array([layer.parameter_mb for layer in problem.layers])[self.layer[mine]]
-        for vector in vectors:
-            kept = sum(vector[c] * end.activation_mb for c, place in enumerate(places) for end in self.ends[place])
-            held = vector[self.place[mine] // problem.stages] * self.activation[mine]
+        chunk, wholes = self.place[mine] // problem.stages, np.array(problem.whole_mb)[self.layer[mine]]
+        for vector, whole in moments_of(problem, self.table.orders, stage):
+            every = vector + whole
+            kept = sum(every[c] * end.activation_mb for c, place in enumerate(places) for end in self.ends[place])
+            held = vector[chunk] * self.activation[mine] + whole[chunk] * wholes
             self._row(-highspy.kHighsInf, room - kept, mine, held + parameter)
 
     def _row(self, low: float, high: float, columns: np.ndarray, values: np.ndarray | float) -> None:

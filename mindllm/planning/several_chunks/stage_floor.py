@@ -14,9 +14,9 @@ import numpy as np
 
 from mindllm.deadline import passed
 from mindllm.planning.highs import new_solver, run_until
-from mindllm.planning.plan import end_of
+from mindllm.planning.plan import end_of, moments_of
 from mindllm.planning.problem import Problem
-from mindllm.schedules.orders import Orders, alive
+from mindllm.schedules.orders import Orders
 
 EMPTY = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
 """What says that a program has no answer: none of those here is unbounded."""
@@ -42,22 +42,24 @@ class StageFloor:
             for chunk in range(problem.chunks):
                 mine = np.array([n for n, (own, _) in enumerate(self.columns) if own == chunk], np.int32)
                 self.solver.addRow(1, highspy.kHighsInf, len(mine), mine, np.ones(len(mine)))
-        self._memory_rows(alive(orders, problem.chunks)[stage], every)
+        self._memory_rows(orders, every)
 
-    def _memory_rows(self, vectors: np.ndarray, every: np.ndarray) -> None:
+    def _memory_rows(self, orders: Orders, every: np.ndarray) -> None:
         problem, stage = self.problem, self.stage
         limit = problem.per_stage("limit_mb")[stage]
         if math.isinf(limit):
             return
-        transient = min(cost.transient_mb for layer in problem.layers for cost in layer.kinds.values())
-        room = limit - transient - sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
+        room = (
+            limit - least_working(problem) - sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
+        )
         ends = [(c, end) for c in range(problem.chunks) for end in end_of(problem, c * problem.stages + stage)]
         room -= sum(end.memory_mb for _, end in ends)
-        for vector in vectors:
-            kept = sum(vector[chunk] * end.activation_mb for chunk, end in ends)
-            use = np.array(
-                [vector[c] * cost.activation_mb + self.layer.parameter_mb for c, cost in self.columns], float
-            )
+        most = problem.whole_mb[problem.layers.index(self.layer)]
+        for vector, whole in moments_of(problem, orders, stage):
+            kept = sum((vector + whole)[chunk] * end.activation_mb for chunk, end in ends)
+            use = np.array([
+                vector[c] * cost.activation_mb + whole[c] * most + self.layer.parameter_mb for c, cost in self.columns
+            ], float)  # fmt: skip
             self.solver.addRow(-highspy.kHighsInf, room - kept, len(every), every, use)
 
     def least(self, count: int, deadline: float = math.inf) -> float:
@@ -79,6 +81,15 @@ class StageFloor:
                 return found, count - 1
             found.append((count, least))
         return found, self.layer.count
+
+
+def least_working(problem: Problem) -> float:
+    """Working memory that the backward pass through any place needs at least beside :func:`moments_of`, in MB."""
+    return min(
+        max(0.0, cost.transient_mb - problem.v_shape * (whole - cost.activation_mb))
+        for layer, whole in zip(problem.layers, problem.whole_mb, strict=True)
+        for cost in layer.kinds.values()
+    )
 
 
 def hull(points: Floor) -> list[tuple[float, float]]:
