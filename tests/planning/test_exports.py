@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_problems import random_problem
 
-from mindllm.planning.exports import megatron_layout, torch_schedule
+from mindllm.errors import UserError
+from mindllm.planning.exports import megatron_layout, megatron_options, torch_schedule
 from mindllm.planning.plan import Plan, evaluate, is_long
 from mindllm.planning.problem import ZERO_BUBBLE, make_problem
 from mindllm.planning.solve import solve
@@ -67,6 +68,20 @@ def test_pytorch_reads_a_zero_bubble_schedule(tmp_path, schedule):
     actions = read_by_torch(lone(schedule, 4, 1, 8), tmp_path / "order.csv")
     for stage, row in actions.items():
         assert sorted(map(str, row)) == sorted(f"{stage}{what}{n}" for what in "FIW" for n in range(8))
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_pytorch_reads_a_v_whose_second_chunk_runs_back(tmp_path, stages):
+    """MindSpore's order of a V: PyTorch finds the ranks of its stages, and that no rank waits for ever."""
+    actions = read_by_torch(lone("zero_bubble_v", stages, 2, 2 * stages + 1), tmp_path / "order.csv")
+    for rank, row in actions.items():
+        assert {action.stage_index for action in row} == {rank, 2 * stages - 1 - rank}
+        assert sum("F" in str(action) for action in row) == 2 * (2 * stages + 1)
+
+
+def test_megatron_has_no_v():
+    with pytest.raises(UserError, match="no V"):
+        megatron_options(lone("zero_bubble_v", 2, 2, 4))
 
 
 @pytest.mark.parametrize("micro_batches", [4, 8, 12])

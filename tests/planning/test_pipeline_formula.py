@@ -51,6 +51,43 @@ def test_the_fastest_number_of_chunks_is_taken(capsys):
     assert len(best["offset"]) == 2
 
 
+V = [
+    "--parallel.pipeline_config={pipeline_interleave: true, pipeline_scheduler: zero_bubble_v}",
+    "--model.model_config={pp_interleave_num: 2, offset: 0}",
+    "--recompute_config={recompute: false, select_recompute: true}",
+]
+
+
+def test_a_v_is_planned_written_and_takes_what_the_model_of_time_says(tmp_path, capsys):
+    source, output = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", tmp_path / "planned.yaml"
+    order = tmp_path / "order.csv"
+    files = ("--apply", "--output", str(output), "--torch_csv", str(order))
+    main(["--config", str(source), *V, "--formula", "--seconds", "3", "--json", *files])
+    told = json.loads(capsys.readouterr().out)
+    config = load_config(output)
+    workload = workload_of(config)
+    assert config.parallel.pipeline_config.v_shape
+    assert told["lower_bound"] <= told["step_time"] <= told["even_split_step_time"]
+    assert told["yaml_step_time"] > 0
+    line = step_time(workload, DEVICE).line
+    as_it_is = formula.formula_as_it_is(config, DEVICE)
+    assert as_it_is.step_time == pytest.approx(told["step_time"])
+    assert as_it_is.line.makespan == pytest.approx(1000 * line.makespan)
+    assert told["peak_memory_mb"] == pytest.approx([size / MIB for size in stage_bytes(workload)])
+    assert max(told["peak_memory_mb"]) <= formula.ROOM * 58 * GB / MIB
+    assert [row.count("F") for row in order.read_text().splitlines()] == [64] * 4
+    assert all(layer["stage"] == 0 for layer in (told["layers"][0], told["layers"][-1]))
+
+
+def test_a_v_that_is_all_recomputed_computes_it_twice():
+    again = "--recompute_config={recompute: true, select_recompute: false}"
+    config = load_config(CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", [*V[:2], again])
+    line, workload = formula.formula_as_it_is(config, DEVICE).line, workload_of(config)
+    assert line.makespan == pytest.approx(1000 * step_time(workload, DEVICE).line.makespan)
+    peaks = formula.formula_as_it_is(config, DEVICE).peak_mb
+    assert peaks == pytest.approx([size / MIB for size in stage_bytes(workload)])
+
+
 SELECTED = "{feed_forward\\.mul: [11, 0, 0, 0]}"
 WRITTEN = [
     "--model.model_config.offset=[1, 0, 0, -1]",

@@ -100,7 +100,10 @@ def test_a_limit_no_plan_keeps_says_what_would_fit(here):
         (("--config", "run.yaml", "--stages", "4"), "change the key of the YAML"),
         (("--config", "run.yaml", "--parallel_config.micro_batches=4"), "micro_batch"),
         (("--config", "run.yaml", "--max_memory", "much"), "is not a size"),
-        (("--config", "run.yaml", "--parallel.pipeline_config.pipeline_scheduler=zero_bubble_v"), "zero_bubble_v"),
+        (
+            ("--config", "run.yaml", "--parallel.pipeline_config.pipeline_scheduler=gpipe"),
+            "only 1f1b and zero_bubble_v",
+        ),
         (("--problem", "run.yaml", "--validate"), "--config"),
         (("--problem", "run.yaml", "--apply", "--output", "x.yaml"), "RUN.yaml"),
         (("--problem", "run.yaml", "--parallel_config.micro_batch_num=4"), "no such option"),
