@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from mindllm.schedules.operations import BACKWARD, FORWARD, INPUT
 from mindllm.schedules.orders import Orders
 
 Kinds = list[int]  # of the operations of a stage
+Needs = Sequence[tuple[int, int] | None]  # stage and kind of operation, by kind
 Judge = Callable[[float, float], float]  # the time of a stage, from its first start and its last end
 NEIGHBOURS = (-2, -1, 0, 0, 0, 0, 0, 1, 2)  # places beside the longest chain
 MOVES = (-4, -2, -1, 1, 2, 4)
@@ -33,6 +36,33 @@ def longest_stage(start: float, end: float) -> float:
 def whole_step(start: float, end: float) -> float:
     """From the start of the step to the last end of a stage."""
     return end
+
+
+class Operations(Protocol):
+    """What the walk asks of costs: kinds of operations are numbers, and a stage does each kind in the order of micro-batches."""
+
+    @property
+    def forward(self) -> np.ndarray:
+        """Times of forward passes."""
+
+    @property
+    def limit(self) -> np.ndarray:
+        """MB that activations may take, ``[stages]``."""
+
+    @property
+    def delay(self) -> float:
+        """Of a tensor between stages."""
+
+    @property
+    def durations(self) -> list[list[float]]:
+        """Time by kind of operation and stage."""
+
+    @property
+    def changes(self) -> list[list[float]]:
+        """MB that an operation takes, by kind and stage."""
+
+    def needed(self, stage: int) -> Needs:
+        """Stage and kind of what each kind of operation needs of the same micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,25 @@ class StageCosts:
     kept: np.ndarray
     limit: np.ndarray
     delay: float = 0.0
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.forward)
+
+    @cached_property
+    def durations(self) -> list[list[float]]:
+        """Time by kind of operation and stage."""
+        return [times.tolist() for times in (self.forward, self.backward, self.weight)]
+
+    @cached_property
+    def changes(self) -> list[list[float]]:
+        """MB that an operation takes, less than nothing where it frees some, by kind and stage."""
+        return [self.held.tolist(), (self.kept - self.held).tolist(), (-self.kept).tolist()]
+
+    def needed(self, stage: int) -> Needs:
+        """Stage and kind of what each kind of operation needs of the same micro-batch."""
+        return needed(stage, self.stages)
 
     @property
     def room(self) -> np.ndarray:
@@ -84,13 +133,12 @@ class Walk:
         return found
 
 
-def walk(costs: StageCosts, kinds: Sequence[Kinds]) -> Walk | None:
+def walk(costs: Operations, kinds: Sequence[Kinds]) -> Walk | None:
     """Times a schedule; None when its operations wait for each other."""
     stages = range(len(kinds))
-    needs = [needed(stage, len(kinds)) for stage in stages]
-    duration = [times.tolist() for times in (costs.forward, costs.backward, costs.weight)]
-    done: list[list[list[float]]] = [[[], [], []] for _ in stages]  # ends, by stage and kind
-    where: list[list[list[int]]] = [[[], [], []] for _ in stages]  # and their places
+    needs, duration = [costs.needed(stage) for stage in stages], costs.durations
+    done: list[list[list[float]]] = [[[] for _ in duration] for _ in stages]  # ends, by stage and kind
+    where: list[list[list[int]]] = [[[] for _ in duration] for _ in stages]  # and their places
     waited: list[list[tuple[int, int] | None]] = [[] for _ in stages]
     starts, ends = [0.0 for _ in stages], [0.0 for _ in stages]
     before = -1
@@ -125,9 +173,9 @@ def needed(stage: int, stages: int) -> tuple[tuple[int, int] | None, tuple[int, 
     return forward, backward, (stage, BACKWARD)
 
 
-def fits(costs: StageCosts, stage: int, kinds: Kinds) -> bool:
+def fits(costs: Operations, stage: int, kinds: Kinds) -> bool:
     """Whether the activations of a stage stay within its limit."""
-    change = (costs.held[stage], costs.kept[stage] - costs.held[stage], -costs.kept[stage])
+    change = [by_stage[stage] for by_stage in costs.changes]
     held = most = 0.0
     for kind in kinds:
         held += change[kind]
@@ -136,7 +184,7 @@ def fits(costs: StageCosts, stage: int, kinds: Kinds) -> bool:
 
 
 def improved(
-    costs: StageCosts, kinds: Sequence[Kinds], judge: Judge, effort: int, deadline: float = math.inf
+    costs: Operations, kinds: Sequence[Kinds], judge: Judge, effort: int, deadline: float = math.inf
 ) -> list[Kinds]:
     """The best schedule met until ``deadline``, of about ``effort`` operations timed; the given one where none is better.
 
@@ -177,7 +225,7 @@ def _weighed(times: list[float]) -> float:
 
 
 def _changed(
-    costs: StageCosts, kinds: list[Kinds], line: Walk, judge: Judge, random: np.random.Generator
+    costs: Operations, kinds: list[Kinds], line: Walk, judge: Judge, random: np.random.Generator
 ) -> tuple[int, Kinds] | None:
     """A stage with an operation of its longest chain, or one beside it, moved; None where that changes or fits nothing."""
     times = line.times(judge)

@@ -1,0 +1,267 @@
+"""Zero-bubble orders of two chunks in a V that keep within a memory limit (Qi et al., 2024, 2405.15362): V-min to ZB-V.
+
+A micro-batch goes down the stages in chunk 0 and back in chunk 1, so what a stage keeps of the two adds up to the same on every
+stage. How long a micro-batch is under way decides what is kept: with passes that start one after another on neighbouring stages a
+third of 1F1B's activations, with a pause between them half, and so on. Such rhythms are tried: a target time for each forward and
+backward pass, linear in stage and micro-batch. Stages do passes in the order of their targets as soon as they can, backward
+passes that are there sooner before them, and gradients of weights in what would be a wait, or where memory asks for room. Single
+operations of the best order are then moved along its longest chain (``operation_order.py``).
+
+MindSpore has an order of its own for a V (``schedules/zero_bubble_v.py``) and trains none of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mindllm.deadline import OutOfTime, check
+from mindllm.planning.zero_bubble.operation_order import Judge, Kinds, Needs, fits, improved, walk, whole_step
+from mindllm.schedules.operations import FORWARD, INPUT, WEIGHT
+from mindllm.schedules.orders import Orders
+
+DOWN, UP = 0, 1  # chunks
+F0, F1, B0, B1, W0, W1 = range(6)  # passes through each chunk: forward, gradients of inputs, of weights
+STRIDES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+"""From a stage to the next on the way down, times a third of the longest passes of a chunk; on the way back it is one."""
+PAUSES = (0.0, 1.0, 2.0, 3.0)
+"""Between the two ways of a pass, likewise."""
+PATIENCE = (0.0, 0.4, 1.0)
+"""The part of a gradient of weights that may make the next pass late."""
+PACES = (1.0, 1.04)
+"""Times the least time between micro-batches."""
+BEST = 4  # orders whose operations are moved
+EFFORT = 2_000_000  # operations timed for that
+LOOK = 512  # operations between two looks at the clock
+
+
+@dataclass(frozen=True)
+class FoldedCosts:
+    """What one micro-batch costs in each chunk and stage, ``[2, stages]``, and what activations may take, ``[stages]``.
+
+    Attributes:
+        forward, backward, weight: times; ``backward`` without gradients of weights.
+        held: MB from the forward pass to the gradients of weights.
+        limit: MB.
+        delay: of a tensor between stages.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    weight: np.ndarray
+    held: np.ndarray
+    limit: np.ndarray
+    delay: float = 0.0
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.limit)
+
+    @cached_property
+    def durations(self) -> list[list[float]]:
+        """Time by kind of operation and stage."""
+        return np.concatenate([self.forward, self.backward, self.weight]).tolist()
+
+    @cached_property
+    def changes(self) -> list[list[float]]:
+        """MB that an operation takes, by kind and stage."""
+        return np.concatenate([self.held, 0 * self.held, -self.held]).tolist()
+
+    def needed(self, stage: int) -> Needs:
+        """Stage and kind of what each kind of operation needs of the same micro-batch."""
+        last = self.stages - 1
+        return (
+            (stage - 1, F0) if stage else None,
+            (stage + 1, F1) if stage < last else (stage, F0),
+            (stage + 1, B0) if stage < last else (stage, B1),
+            (stage - 1, B1) if stage else (stage, F1),
+            (stage, B0),
+            (stage, B1),
+        )
+
+    @property
+    def times(self) -> np.ndarray:
+        """For the simulator, by kind of operation and place, ``[4, places]``; no backward pass is whole."""
+        backward = self.backward + self.weight
+        return np.stack([self.forward, backward, self.weight, self.backward]).reshape(4, -1)
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """Targets of passes: stride on the way down, pauses at the turns, pace; and the patience of gradients of weights."""
+
+    stride: float
+    pause: tuple[float, float]
+    pace: float
+    patience: float
+
+    def targets(self, costs: FoldedCosts) -> np.ndarray:
+        """Of the passes of the first micro-batch, ``[4, stages]``, and in the last column of all the time to the next."""
+        stages, back = np.arange(costs.stages), np.arange(costs.stages)[::-1]
+        unit = float((costs.forward + costs.backward + costs.weight).max()) / 3 + costs.delay
+        down, up = unit * self.stride, unit
+        first, second = (unit * pause for pause in self.pause)
+        way = costs.stages - 1
+        turn = way * down + unit + first
+        loss = turn + way * up + unit
+        again = loss + way * down + unit + second
+        found = np.empty((4, costs.stages))
+        found[F0], found[F1] = stages * down, turn + back * up
+        found[B1], found[B0] = loss + stages * down, again + back * up
+        return found
+
+    def period(self, costs: FoldedCosts) -> float:
+        """From a micro-batch to the next."""
+        work = (costs.forward + costs.backward + costs.weight).sum(axis=0)
+        return self.pace * float(work.max())
+
+
+def rhythms() -> Iterator[Rhythm]:
+    """All that are tried."""
+    pauses = [(first, second) for first in PAUSES for second in PAUSES]
+    for stride, pause, pace, patience in itertools.product(STRIDES, pauses, PACES, PATIENCE):
+        yield Rhythm(stride, pause, pace, patience)
+
+
+def folded_orders(
+    costs: FoldedCosts,
+    micro_batches: int,
+    effort: int = EFFORT,
+    judge: Judge = whole_step,
+    deadline: float = math.inf,
+) -> Orders:
+    """The quickest order found that keeps within the memory.
+
+    Raises:
+        ValueError: a stage cannot hold a micro-batch of both chunks.
+    """
+    if (costs.held.sum(axis=0) > costs.limit * (1 + 1e-12)).any():
+        raise ValueError("a stage cannot hold one micro-batch")
+    found = [one_by_one(costs.stages, micro_batches)]
+    with contextlib.suppress(OutOfTime):
+        for rhythm in rhythms():
+            kinds = _Stages(costs, micro_batches, rhythm).run(deadline)
+            if kinds is not None:
+                found.append(kinds)
+    by_time = {_time(costs, kinds, judge): kinds for kinds in found}  # of equally quick ones the last
+    best = [by_time[time] for time in sorted(by_time)[:BEST]]
+    with contextlib.suppress(OutOfTime):
+        best = [*best, *(improved(costs, kinds, judge, effort // len(best), deadline) for kinds in best)]
+    return orders_of_kinds(min(best, key=lambda kinds: _time(costs, kinds, judge)))
+
+
+def one_by_one(stages: int, micro_batches: int) -> list[Kinds]:
+    """A micro-batch at a time, which fits where anything does."""
+    return [[F0, F1, B1, W1, B0, W0] * micro_batches for _ in range(stages)]
+
+
+def _time(costs: FoldedCosts, kinds: Sequence[Kinds], judge: Judge) -> float:
+    line = walk(costs, kinds)
+    return math.inf if line is None else max(line.times(judge))
+
+
+def keeps_within(costs: FoldedCosts, kinds: Sequence[Kinds]) -> bool:
+    """Whether no stage is over its memory."""
+    return all(fits(costs, stage, mine) for stage, mine in enumerate(kinds))
+
+
+def orders_of_kinds(kinds: Sequence[Kinds]) -> Orders:
+    """The operations of every stage, micro-batches of each kind in their order."""
+    orders = []
+    for mine in kinds:
+        count = [0] * 6
+        order = []
+        for kind in mine:
+            order.append(((FORWARD, INPUT, WEIGHT)[kind // 2], kind % 2, count[kind]))
+            count[kind] += 1
+        orders.append(tuple(order))
+    return Orders(orders, v_shape=True)
+
+
+class _Stages:
+    """One pass through time; stages are asked at the moments at which they are free or something arrives."""
+
+    def __init__(self, costs: FoldedCosts, micro_batches: int, rhythm: Rhythm) -> None:
+        stages = range(costs.stages)
+        self.costs, self.micro, self.delay = costs, micro_batches, costs.delay
+        self.times, self.changes, self.most = costs.durations, costs.changes, (costs.limit * (1 + 1e-12)).tolist()
+        self.targets, self.period = rhythm.targets(costs).T.tolist(), rhythm.period(costs)
+        self.early = (1 - rhythm.patience) * costs.weight
+        self.followers: list[list[list[tuple[int, int]]]] = [[[] for _ in range(6)] for _ in stages]
+        for stage in stages:
+            for kind, need in enumerate(costs.needed(stage)[:4]):
+                if need is not None:
+                    self.followers[need[0]][need[1]].append((stage, kind))
+        self.kinds: list[Kinds] = [[] for _ in stages]
+        self.done = [[0] * 6 for _ in stages]
+        self.arrival = [[[math.inf] * micro_batches for _ in range(4)] for _ in stages]
+        self.arrival[0][F0] = [0.0] * micro_batches
+        self.memory, self.free = [0.0 for _ in stages], [0.0 for _ in stages]
+        self.events = [(0.0, stage) for stage in stages]
+
+    def run(self, deadline: float) -> list[Kinds] | None:
+        """The kinds of operations of every stage, or None when memory does not let them all be done.
+
+        Raises:
+            OutOfTime: they were not all scheduled at ``deadline``.
+        """
+        for number in itertools.count():
+            if not self.events:
+                break
+            if number % LOOK == 0:
+                check(deadline)
+            now, stage = heapq.heappop(self.events)
+            if now >= self.free[stage] - 1e-12:
+                self._ask(stage, now)
+        return self.kinds if all(done == [self.micro] * 6 for done in self.done) else None
+
+    def _ask(self, stage: int, now: float) -> None:
+        done, targets = self.done[stage], self.targets[stage]
+        left = [(targets[kind] + done[kind] * self.period, kind) for kind in range(4) if done[kind] < self.micro]
+        left.sort()
+        pending = self._pending(stage)
+        ready = [kind for _, kind in left if self.arrival[stage][kind][done[kind]] <= now + 1e-12]
+        head = left[0][1] if left else None
+        if head is not None and head in ready:
+            if self.memory[stage] + self.changes[head][stage] <= self.most[stage]:
+                self._do(stage, head, now)
+                return
+            if pending is not None:
+                self._do(stage, pending, now)
+                return
+        back = next((kind for kind in ready if kind in (B0, B1)), None)
+        if back is not None:
+            self._do(stage, back, now)
+            return
+        coming = min((self.arrival[stage][kind][done[kind]] for _, kind in left[:1]), default=math.inf)
+        if pending is not None and now + self.early[pending % 2, stage] <= coming:
+            self._do(stage, pending, now)
+        elif math.isfinite(coming) and coming > now + 1e-12:
+            heapq.heappush(self.events, (coming, stage))
+
+    def _pending(self, stage: int) -> int | None:
+        """The kind of gradients of weights of which more wait."""
+        done = self.done[stage]
+        waiting = [kind for kind in (W1, W0) if done[kind] < done[kind - 2]]
+        return max(waiting, key=lambda kind: done[kind - 2] - done[kind], default=None)
+
+    def _do(self, stage: int, kind: int, now: float) -> None:
+        end = now + self.times[kind][stage]
+        micro = self.done[stage][kind]
+        self.kinds[stage].append(kind)
+        self.done[stage][kind] += 1
+        self.free[stage] = end
+        self.memory[stage] += self.changes[kind][stage]
+        heapq.heappush(self.events, (end, stage))
+        for there, what in self.followers[stage][kind]:
+            when = end + (self.delay if there != stage else 0.0)
+            self.arrival[there][what][micro] = when
+            heapq.heappush(self.events, (max(when, self.free[there]), there))
