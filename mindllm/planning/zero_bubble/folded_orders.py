@@ -2,10 +2,11 @@
 
 A micro-batch goes down the stages in chunk 0 and back in chunk 1, so what a stage keeps of the two adds up to the same on every
 stage. How long a micro-batch is under way decides what is kept: with passes that start one after another on neighbouring stages a
-third of 1F1B's activations, with a pause between them half, and so on. Such rhythms are tried: a target time for each forward and
-backward pass, linear in stage and micro-batch. Stages do passes in the order of their targets as soon as they can, backward
-passes that are there sooner before them, and gradients of weights in what would be a wait, or where memory asks for room. Single
-operations of the best order are then moved along its longest chain (``operation_order.py``).
+third of 1F1B's activations, with a pause between them half, and so on. Such rhythms are tried, those first that keep about what
+memory allows: a target time for each forward and backward pass, linear in stage and micro-batch, with one stride on the first
+stages and a shorter one behind. Stages do passes in the order of their targets, backward passes that are there sooner before
+them; eager ones do whatever is there. Gradients of weights take what would be a wait, or are done where memory asks for room.
+Single operations of the best orders are then moved along the longest chain (``operation_order.py``).
 
 MindSpore has an order of its own for a V (``schedules/zero_bubble_v.py``) and trains none of these.
 """
@@ -16,8 +17,8 @@ import contextlib
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,16 +30,20 @@ from mindllm.schedules.orders import Orders
 
 DOWN, UP = 0, 1  # chunks
 F0, F1, B0, B1, W0, W1 = range(6)  # passes through each chunk: forward, gradients of inputs, of weights
-STRIDES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+STRIDES = (1.0, 2.0, 3.0, 4.0, 5.0)
 """From a stage to the next on the way down, times a third of the longest passes of a chunk; on the way back it is one."""
-PAUSES = (0.0, 1.0, 2.0, 3.0)
+CUTS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+"""Share of the stages that have the longer of two strides."""
+PAUSES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 """Between the two ways of a pass, likewise."""
+NEAR = 160  # rhythms that are tried, those that keep about what memory allows
+LEADERS = 8  # of which patience and pace are then changed
 PATIENCE = (0.0, 0.4, 1.0)
 """The part of a gradient of weights that may make the next pass late."""
 PACES = (1.0, 1.04)
 """Times the least time between micro-batches."""
 BEST = 4  # orders whose operations are moved
-EFFORT = 2_000_000  # operations timed for that
+EFFORT = 4_000_000  # operations timed for that
 LOOK = 512  # operations between two looks at the clock
 
 
@@ -96,27 +101,39 @@ class FoldedCosts:
 
 @dataclass(frozen=True)
 class Rhythm:
-    """Targets of passes: stride on the way down, pauses at the turns, pace; and the patience of gradients of weights."""
+    """Targets of passes: strides on the way down, pauses at the turns, pace; and what stages do beside their targets.
 
-    stride: float
+    Attributes:
+        stride: before the ``cut`` and behind it, a share of the stages.
+        patience: the part of a gradient of weights that may make the next pass late.
+        eager: whether stages do what is there when the next pass by its target is not.
+    """
+
+    stride: tuple[float, float]
+    cut: float
     pause: tuple[float, float]
-    pace: float
-    patience: float
+    pace: float = 1.0
+    patience: float = 0.0
+    eager: bool = False
 
     def targets(self, costs: FoldedCosts) -> np.ndarray:
-        """Of the passes of the first micro-batch, ``[4, stages]``, and in the last column of all the time to the next."""
-        stages, back = np.arange(costs.stages), np.arange(costs.stages)[::-1]
+        """Of the passes of the first micro-batch, ``[4, stages]``."""
         unit = float((costs.forward + costs.backward + costs.weight).max()) / 3 + costs.delay
-        down, up = unit * self.stride, unit
-        first, second = (unit * pause for pause in self.pause)
-        way = costs.stages - 1
-        turn = way * down + unit + first
-        loss = turn + way * up + unit
-        again = loss + way * down + unit + second
+        gaps = np.where(np.arange(costs.stages - 1) < self.cut * (costs.stages - 1), *self.stride)
+        down, back = unit * np.append(0.0, gaps.cumsum()), unit * np.arange(costs.stages)[::-1]
+        first, second = (unit * (1 + pause) for pause in self.pause)
+        turn = down[-1] + first
+        loss = turn + back[0] + unit
+        again = loss + down[-1] + second
         found = np.empty((4, costs.stages))
-        found[F0], found[F1] = stages * down, turn + back * up
-        found[B1], found[B0] = loss + stages * down, again + back * up
+        found[F0], found[F1], found[B1], found[B0] = down, turn + back, loss + down, again + back
         return found
+
+    def kept(self, costs: FoldedCosts) -> float:
+        """About what the fullest stage keeps, as a share of what it may."""
+        targets, work = self.targets(costs), costs.backward + costs.weight
+        under_way = np.stack([targets[B0] - targets[F0], targets[B1] - targets[F1]]) + work
+        return float(((under_way * costs.held).sum(axis=0) / self.period(costs) / costs.limit).max())
 
     def period(self, costs: FoldedCosts) -> float:
         """From a micro-batch to the next."""
@@ -124,11 +141,57 @@ class Rhythm:
         return self.pace * float(work.max())
 
 
-def rhythms() -> Iterator[Rhythm]:
-    """All that are tried."""
-    pauses = [(first, second) for first in PAUSES for second in PAUSES]
-    for stride, pause, pace, patience in itertools.product(STRIDES, pauses, PACES, PATIENCE):
-        yield Rhythm(stride, pause, pace, patience)
+def rhythms(costs: FoldedCosts) -> list[Rhythm]:
+    """Those that keep about what memory allows."""
+    strides = [(stride, stride, 0.0) for stride in STRIDES]
+    strides += [(more, less, cut) for less, more in itertools.combinations(STRIDES, 2) for cut in CUTS]
+    found = [
+        Rhythm((more, less), cut, (pause, second))
+        for more, less, cut in strides
+        for pause, second in itertools.product(PAUSES, PAUSES)
+    ]
+    free = not np.isfinite(costs.limit).all()
+    return sorted(found, key=lambda rhythm: 0.0 if free else abs(rhythm.kept(costs) - 1))[:NEAR]
+
+
+def coarse(costs: FoldedCosts) -> list[FoldedCosts]:
+    """Costs at which orders are made beside the costs themselves: equal passes fall into each other's gaps.
+
+    All passes alike, in round multiples of gradients of weights, as they are; without delay.
+    """
+    shape = costs.forward.shape
+    means = [float(times.mean()) for times in (costs.forward, costs.backward, costs.weight)]
+    unit = min(mean for mean in means if mean > 0) if any(means) else 1.0
+    found = []
+    for multiples in ([1.0, 1.0, 1.0], [max(1.0, round(mean / unit)) for mean in means]):
+        forward, backward, weight = (np.full(shape, multiple) for multiple in multiples)
+        found.append(replace(costs, forward=forward, backward=backward, weight=weight, delay=0.0))
+    return [*found, replace(costs, delay=0.0)]
+
+
+def _tried(costs: FoldedCosts, micro_batches: int, judge: Judge, deadline: float) -> dict[float, list[Kinds]]:
+    """Orders by their times: of all rhythms, strict and eager, then of the best with other patience and pace.
+
+    Those met until ``deadline``.
+    """
+    found: dict[float, list[Kinds]] = {}
+
+    def offer(rhythm: Rhythm, at: FoldedCosts) -> float:
+        kinds = _Stages(at, micro_batches, rhythm).run(deadline)
+        time = math.inf if kinds is None else _time(costs, kinds, judge)
+        if kinds is not None:
+            found[time] = kinds
+        return time
+
+    with contextlib.suppress(OutOfTime):
+        for at in (*coarse(costs), costs):
+            leaders = []
+            for number, (rhythm, eager) in enumerate(itertools.product(rhythms(at), (False, True))):
+                rule = replace(rhythm, eager=eager, patience=PATIENCE[eager])
+                leaders.append((offer(rule, at), number, rule))
+            for (_, _, rule), patience, pace in itertools.product(sorted(leaders)[:LEADERS], PATIENCE, PACES):
+                offer(replace(rule, patience=patience, pace=pace), at)
+    return found
 
 
 def folded_orders(
@@ -145,13 +208,8 @@ def folded_orders(
     """
     if (costs.held.sum(axis=0) > costs.limit * (1 + 1e-12)).any():
         raise ValueError("a stage cannot hold one micro-batch")
-    found = [one_by_one(costs.stages, micro_batches)]
-    with contextlib.suppress(OutOfTime):
-        for rhythm in rhythms():
-            kinds = _Stages(costs, micro_batches, rhythm).run(deadline)
-            if kinds is not None:
-                found.append(kinds)
-    by_time = {_time(costs, kinds, judge): kinds for kinds in found}  # of equally quick ones the last
+    plain = one_by_one(costs.stages, micro_batches)
+    by_time = {_time(costs, plain, judge): plain, **_tried(costs, micro_batches, judge, deadline)}
     best = [by_time[time] for time in sorted(by_time)[:BEST]]
     with contextlib.suppress(OutOfTime):
         best = [*best, *(improved(costs, kinds, judge, effort // len(best), deadline) for kinds in best)]
@@ -194,7 +252,7 @@ class _Stages:
         self.costs, self.micro, self.delay = costs, micro_batches, costs.delay
         self.times, self.changes, self.most = costs.durations, costs.changes, (costs.limit * (1 + 1e-12)).tolist()
         self.targets, self.period = rhythm.targets(costs).T.tolist(), rhythm.period(costs)
-        self.early = (1 - rhythm.patience) * costs.weight
+        self.early, self.eager = ((1 - rhythm.patience) * costs.weight).tolist(), rhythm.eager
         self.followers: list[list[list[tuple[int, int]]]] = [[[] for _ in range(6)] for _ in stages]
         for stage in stages:
             for kind, need in enumerate(costs.needed(stage)[:4]):
@@ -231,18 +289,32 @@ class _Stages:
         ready = [kind for _, kind in left if self.arrival[stage][kind][done[kind]] <= now + 1e-12]
         head = left[0][1] if left else None
         if head is not None and head in ready:
-            if self.memory[stage] + self.changes[head][stage] <= self.most[stage]:
+            if (
+                self._has_room(stage, head)
+                if self.eager
+                else self.memory[stage] + self.changes[head][stage] <= self.most[stage]
+            ):
                 self._do(stage, head, now)
                 return
             if pending is not None:
                 self._do(stage, pending, now)
                 return
-        back = next((kind for kind in ready if kind in (B0, B1)), None)
-        if back is not None:
-            self._do(stage, back, now)
+        other = next((kind for kind in ready if kind in (B0, B1) or (self.eager and self._has_room(stage, kind))), None)
+        if other is not None:
+            self._do(stage, other, now)
             return
-        coming = min((self.arrival[stage][kind][done[kind]] for _, kind in left[:1]), default=math.inf)
-        if pending is not None and now + self.early[pending % 2, stage] <= coming:
+        asked = left if self.eager else left[:1]
+        coming = [self.arrival[stage][kind][done[kind]] for _, kind in asked if kind not in ready]
+        self._wait(stage, pending, min(coming, default=math.inf), now)
+
+    def _has_room(self, stage: int, kind: int) -> bool:
+        """Whether a forward pass out of its turn leaves room for one through chunk 1, so that no micro-batch is stuck."""
+        more = self.changes[kind][stage] + (self.changes[F1][stage] if kind == F0 else 0.0)
+        return self.memory[stage] + more <= self.most[stage]
+
+    def _wait(self, stage: int, pending: int | None, coming: float, now: float) -> None:
+        """Until the next pass is there, or for a gradient of weights."""
+        if pending is not None and now + self.early[pending % 2][stage] <= coming:
             self._do(stage, pending, now)
         elif math.isfinite(coming) and coming > now + 1e-12:
             heapq.heappush(self.events, (coming, stage))
