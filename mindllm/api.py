@@ -269,6 +269,7 @@ def search(
     best: int = 5,
     seconds: float = 5.0,
     dry_run: int | None = None,
+    schedules: Sequence[str] = (),
     output: Path | str | None = None,
     progress: Progress = unwatched,
 ) -> Strategies:
@@ -282,6 +283,7 @@ def search(
         best: how many are planned and shown.
         seconds: for each plan.
         dry_run: how many of the best are held to MindSpore's dry run, and planned again where they do not fit.
+        schedules: orders of micro-batches, ``1f1b`` or ``zero_bubble_v``; empty: the first, and what the run has.
         output: a directory in which what was judged is kept, so that an interrupted search goes on; None: nothing is written.
         progress: told of strategies that are judged, planned and simulated.
 
@@ -294,7 +296,7 @@ def search(
     directory = Path(output) if output is not None else None
     if directory:
         directory.mkdir(parents=True, exist_ok=True)
-    wanted = Wanted(devices, global_batch, best, seconds, dry_run)
+    wanted = Wanted(devices, global_batch, best, seconds, dry_run, schedules=tuple(schedules))
     return find_strategies(load_config(run), _device(device), wanted, directory, progress)
 
 

@@ -20,7 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, device = load_config(options.config, overrides), read_device(options.device)
     directory = Path(options.output)
     directory.mkdir(parents=True, exist_ok=True)
-    wanted = Wanted(options.devices, options.global_batch, options.best, options.seconds, options.dry_run)
+    wanted = Wanted(
+        options.devices, options.global_batch, options.best, options.seconds, options.dry_run,
+        schedules=tuple(options.schedules),
+    )  # fmt: skip
     with drawn() as progress:
         found = find_strategies(config, device, wanted, directory, progress)
     found.write_page(directory / PAGE)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
 from mindllm.architecture.optimizer_state import weight_of_cut_blocks
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.checks.context_parallel import check_context_parallel
+from mindllm.config.checks.mesh import CHUNKS_OF_A_V
 from mindllm.config.parallel import GATHER, ULYSSES
+from mindllm.schedules.steady import SCHEDULE
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy
 
@@ -48,7 +51,7 @@ FORMS = (GATHERED, BALANCED, OF_HEADS)
 
 @dataclass(frozen=True)
 class Candidate:
-    """One strategy; ``micro_batches`` are accumulated where there is no pipeline."""
+    """One strategy; ``micro_batches`` are accumulated where there is no pipeline. ``schedule``: one of ``SEARCHED``."""
 
     data_parallel: int
     model_parallel: int
@@ -61,10 +64,16 @@ class Candidate:
     expert_parallel: int = 1
     expert_model_parallel: int | None = None
     sharing: Sharing = Sharing()
+    schedule: str = SCHEDULE
+
+    @property
+    def v_shape(self) -> bool:
+        """Whether the second chunk of a stage runs back."""
+        return self.schedule == ZERO_BUBBLE_V
 
     @property
     def name(self) -> str:
-        chunks = f" x {self.chunks} chunks" if self.chunks > 1 else ""
+        chunks = " in a V" if self.v_shape else f" x {self.chunks} chunks" if self.chunks > 1 else ""
         marks = ", seq" * self.sequence_parallel + ", shard" * self.optimizer_shard
         experts = (
             "" if self.expert_model_parallel is None else f" ep{self.expert_parallel} x {self.expert_model_parallel}"
@@ -93,6 +102,7 @@ class Candidate:
             context_parallel=self.sharing.ranks,
             exchanges_heads=self.sharing.heads,
             context_balanced=self.sharing.balanced,
+            schedule=self.schedule,
         )
 
     def overrides(self) -> dict[str, object]:
@@ -116,7 +126,7 @@ class Candidate:
             "model.model_config.fine_grain_interleave": 1,
             "model.model_config.pp_interleave_num": self.chunks,
             "parallel.pipeline_config.pipeline_interleave": self.chunks > 1,
-            "parallel.pipeline_config.pipeline_scheduler": "1f1b",
+            "parallel.pipeline_config.pipeline_scheduler": self.schedule,
         }
 
     def tree(self) -> dict[str, object]:
@@ -129,9 +139,14 @@ def read_candidate(tree: dict[str, Any]) -> Candidate:
 
 
 def candidates(
-    config: RunConfig, devices: int, batch: int, device: Device, left_out: Counter[str]
+    config: RunConfig,
+    devices: int,
+    batch: int,
+    device: Device,
+    left_out: Counter[str],
+    schedules: Collection[str] = (SCHEDULE,),
 ) -> Iterator[Candidate]:
-    """All strategies that divide what they must; ``left_out`` counts the others by reason."""
+    """All strategies that divide what they must, in some of ``SEARCHED``; ``left_out`` counts the others by reason."""
     widest = device.links[0].devices or devices
     for tensor in _divisors(devices):
         if reason := _tensor_reason(config, tensor, widest):
@@ -143,7 +158,17 @@ def candidates(
                 continue
             ranks = devices // tensor // stages
             for sharing in sharings(config, ranks, tensor, stages):
-                yield from _split(config, sharing, ranks // sharing.ranks, tensor, stages, batch, left_out)
+                for one in _split(config, sharing, ranks // sharing.ranks, tensor, stages, batch, left_out):
+                    if SCHEDULE in schedules:
+                        yield one
+                    if ZERO_BUBBLE_V in schedules and _may_fold(config, one):
+                        yield replace(one, schedule=ZERO_BUBBLE_V)
+
+
+def _may_fold(config: RunConfig, one: Candidate) -> bool:
+    """Whether MindSpore trains it in a V, as far as a candidate decides (``config/checks/mesh.py``)."""
+    enough = one.chunks == CHUNKS_OF_A_V and one.micro_batches >= 2 * one.pipeline_stage
+    return enough and not config.parallel.parallel_optimizer_config.gradient_accumulation_shard
 
 
 def _split(

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindllm.architecture.layer_counts import places_in_order
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
@@ -53,27 +54,26 @@ def judge(
     again = constraints.strongest
     counts = even_counts(config.model.config.layer_count, candidate.pipeline_stage, candidate.chunks)
     kept, full = (
-        replace(base, strategy=candidate.strategy(config), plan=_plan(counts, layers, again))
+        replace(base, strategy=candidate.strategy(config), plan=_plan(counts, layers, again, candidate.v_shape))
         for layers in (Counter[int](), Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20)))
     )
     fitted = _fitted(kept, stage_bytes(kept), stage_bytes(full), ROOM * limit)
     if fitted is None:
         return None
-    workload = replace(kept, plan=_plan(counts, fitted, again))
+    workload = replace(kept, plan=_plan(counts, fitted, again, candidate.v_shape))
     memory = stage_bytes(workload)
     return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= limit else None
 
 
-def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int], again: LayerKind) -> LayerPlan:
+def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int], again: LayerKind, v_shape: bool) -> LayerPlan:
     """The first layers of each stage recomputed as ``again`` says, so many as ``recomputed`` says."""
     seen, layers = Counter[int](), []
-    for chunk, row in enumerate(counts):
-        for stage, count in enumerate(row):
-            for _ in range(count):
-                kind = again if seen[stage] < recomputed[stage] else LayerKind()
-                layers.append(LayerAssignment.of_kind(kind, stage, chunk))
-                seen[stage] += 1
-    return LayerPlan(len(counts[0]), len(counts), tuple(layers))
+    for chunk, stage in places_in_order(len(counts[0]), len(counts), v_shape):
+        for _ in range(counts[chunk][stage]):
+            kind = again if seen[stage] < recomputed[stage] else LayerKind()
+            layers.append(LayerAssignment.of_kind(kind, stage, chunk))
+            seen[stage] += 1
+    return LayerPlan(len(counts[0]), len(counts), tuple(layers), v_shape)
 
 
 def _fitted(workload: Workload, kept: tuple[float, ...], full: tuple[float, ...], limit: float) -> Counter[int] | None:

@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.dry_run.cache import versions
@@ -20,6 +21,7 @@ from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.reduced_runs.even import even_keys
+from mindllm.schedules.steady import SCHEDULE
 from mindllm.strategies.candidates import Candidate, Sharing, candidates
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.judge import Judged, judge, read_judged
@@ -76,8 +78,9 @@ def search(
     directory: Path | None = None,
     progress: Progress = unwatched,
     constraints: Constraints = UNLIMITED,
+    schedules: Collection[str] = (SCHEDULE,),
 ) -> Found:
-    """Judge every candidate.
+    """Judge every candidate in some of ``SEARCHED``.
 
     With a ``directory`` what is judged is kept there, and what an interrupted search of the same run judged is not judged again.
     """
@@ -86,7 +89,7 @@ def search(
             "swap_config.swap", "a search chooses recomputation, not what waits on the host; write false"
         )
     left_out = Counter[str]()
-    every = {one: constraints.refusal(one) for one in candidates(config, devices, batch, device, left_out)}
+    every = {one: constraints.refusal(one) for one in candidates(config, devices, batch, device, left_out, schedules)}
     wanted = [one for one, refusal in every.items() if not refusal]
     left_out.update(refusal for refusal in every.values() if refusal)
     key = _key(config, device, limit, constraints)
@@ -192,7 +195,7 @@ def plan_one(
         Infeasible: nothing fits ``limit`` bytes.
         UserError: no plan was found in ``seconds``, or none that a YAML says.
     """
-    plain = {**candidate.overrides(), **even_keys(config, candidate.pipeline_stage, candidate.chunks)}
+    plain = {**even_keys(config, candidate.pipeline_stage, candidate.chunks), **candidate.overrides()}
     bare = override_config(config, plain)
     problem = formula_problem(bare, device, limit, candidate.name, constraints.kinds)
     best = solve(problem, seconds).best
@@ -225,5 +228,6 @@ def own(config: RunConfig, device: Device) -> Planned:
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
         Sharing(sizes.size(CONTEXT), sizes.exchanges_heads, sizes.context_parallel_balanced),
+        ZERO_BUBBLE_V if workload.plan.v_shape else SCHEDULE,
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))

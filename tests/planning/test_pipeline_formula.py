@@ -51,6 +51,17 @@ def test_the_fastest_number_of_chunks_is_taken(capsys):
     assert len(best["offset"]) == 2
 
 
+def test_a_run_in_gpipe_is_planned_in_that_order(capsys):
+    """It takes as much longer than 1F1B as the model of time says."""
+    source, told, timed = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", {}, {}
+    for schedule in ("1f1b", "gpipe"):
+        key = f"--parallel.pipeline_config.pipeline_scheduler={schedule}"
+        told[schedule] = planned(capsys, "--config", source, key)["yaml_step_time"]
+        timed[schedule] = 1000 * step_time(workload_of(load_config(source, [key])), DEVICE).line.makespan
+    assert timed["gpipe"] > timed["1f1b"] + 100
+    assert told["gpipe"] - told["1f1b"] == pytest.approx(timed["gpipe"] - timed["1f1b"])
+
+
 V = [
     "--parallel.pipeline_config={pipeline_interleave: true, pipeline_scheduler: zero_bubble_v}",
     "--model.model_config={pp_interleave_num: 2, offset: 0}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mindllm.architecture.layer_counts import SEARCHED
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, duration, output_directory, output_file
 from mindllm.executor.option import add_executor_option
@@ -46,6 +47,10 @@ def make_parser() -> CommandParser:
         metavar="K",
         help="of the best ones, simulated by MindSpore's dry run, and planned again where they do not fit",
     )
+    parser.add_argument(
+        "--schedules", nargs="+", choices=SEARCHED, default=(), metavar="S",
+        help=f"orders of micro-batches: {', '.join(SEARCHED)} (default: the first, and what the configuration has)",
+    )  # fmt: skip
     parser.add_argument("--apply", type=output_file, metavar="YAML", help="writes the best as a run")
     add_memory_option(parser)
     add_executor_option(parser)
