@@ -176,6 +176,10 @@ def test_a_yaml_that_does_not_fit_is_said_to(capsys):
             ["--config", "CONFIG", "--formula", *ALONE],
             "pipeline_stage: is 1: there is no pipeline to plan",
         ),
+        (
+            ["--config", "CONFIG", "--formula", "--parallel.pipeline_config.pipeline_scheduler=seqpipe"],
+            "pipeline_scheduler: only 1f1b, gpipe and zero_bubble_v are planned (value seqpipe)",
+        ),
     ],
 )
 def test_what_cannot_be_planned_by_formula_is_refused(arguments, expected, capsys):

@@ -12,7 +12,7 @@ from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.simulations import Simulations
 from mindllm.planning.costs.formula import judged
-from mindllm.planning.costs.layer_kinds import check_ahead, layer_runs, layers_by_name, offered_kinds
+from mindllm.planning.costs.layer_kinds import check_planned, layer_runs, layers_by_name, offered_kinds
 from mindllm.planning.costs.memory_costs import LayerMemory, MemoryFit, fit_memory
 from mindllm.planning.costs.small_runs import run_small
 from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts, time_costs
@@ -151,20 +151,7 @@ def with_memory(config: RunConfig, size: str | None) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    stages = config.parallel_config.pipeline_stage
-    if stages < 2:
-        raise config.error(
-            "parallel_config.pipeline_stage",
-            f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on",
-        )
+    check_planned(config, PLANNED)
     target = config.context.device_target
     if target != "Ascend":
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
-    check_ahead(config)
-    pipeline = config.parallel.pipeline_config
-    if pipeline.pipeline_scheduler not in PLANNED:
-        key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler
-        raise config.error(
-            key,
-            f"only {' and '.join(PLANNED)} are planned, which keep fewer micro-batches alive (value {value}); write one of them",
-        )

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
 from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, make_plan
-from mindllm.planning.costs.layer_kinds import check_ahead, recomputed
+from mindllm.planning.costs.layer_kinds import check_planned, recomputed
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.reduced_runs.even import even_keys
@@ -37,7 +38,7 @@ KINDS = {
 }
 ROOM = 0.95  # of the limit: what gaps between blocks and kernels' workspace leave
 NAME = "the YAML as it is"
-
+PLANNED = ("1f1b", "gpipe", ZERO_BUBBLE_V)
 
 UNKNOWN = f"{NAME} cannot be judged: it recomputes in a way that plans do not offer, or reaches no steady state"
 
@@ -150,16 +151,12 @@ def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] |
     Raises:
         UserError: the run has no pipeline, several layers predict ahead, or there are fewer layers than places.
     """
-    stages, model = config.parallel_config.pipeline_stage, config.model.config
-    if stages < 2:
-        message = f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on"
-        raise config.error("parallel_config.pipeline_stage", message)
-    check_ahead(config)
+    check_planned(config, PLANNED)
     limit = memory_limit(config, device)
     name = config.trainer.model_name or "run"
     return [
         formula_problem(_bare(config, chunks), device, limit, name)
-        for chunks in dict.fromkeys(numbers or [model.pp_interleave_num])
+        for chunks in dict.fromkeys(numbers or [config.model.config.pp_interleave_num])
     ]
 
 
