@@ -179,12 +179,12 @@ def _cost(config: RunConfig, designs: Sequence[Planned]) -> float:
 def _whole(config: RunConfig, stage: Stage) -> Design:
     """All layers of a stage and few micro-batches, or all of both, whichever is cheaper.
 
-    What micro-batches cost is seen with one layer of each chunk and specification, and as few alive as can be.
+    What micro-batches cost is seen with one layer of each chunk and specification, and as few alive as can be: of several runs the
+    last, which recomputes least, so that stages which differ in recomputation alone share these simulations.
     """
-    target, first = point_of(stage, config), dict[tuple, int]()
-    for index, run in enumerate(stage.runs):
-        first.setdefault((run.chunk, run.kind.spec), index)
-    layers = tuple(int(index in first.values()) for index in range(len(stage.runs)))
+    target = point_of(stage, config)
+    last = {(run.chunk, run.kind.spec): index for index, run in enumerate(stage.runs)}
+    layers = tuple(int(index in last.values()) for index in range(len(stage.runs)))
     short = stage.place in (FIRST, MIDDLE) and config.model.config.pp_interleave_num == 1
     alive = min(stage.alive, FEWEST_ALIVE) if short and can_be_first(config, FEWEST_ALIVE) else stage.alive
     few = whole_stage(target, _micro_step(config), (layers, alive), lambda alive: pipeline_length(config, stage, alive))
