@@ -1,17 +1,22 @@
 """Orders of a V within a memory limit: what they hold and take, bounds, every order of a small one, and PyTorch's reader."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindllm.deadline import now
 from mindllm.planning.exports import csv_of_orders
 from mindllm.planning.zero_bubble import folded_orders as folded
+from mindllm.planning.zero_bubble.filled_waits import filled
 from mindllm.planning.zero_bubble.folded_bound import folded_bound
-from mindllm.planning.zero_bubble.folded_orders import FoldedCosts, folded_orders, orders_of_kinds
+from mindllm.planning.zero_bubble.folded_costs import FoldedCosts
+from mindllm.planning.zero_bubble.folded_orders import folded_orders, orders_of_kinds
 from mindllm.planning.zero_bubble.operation_order import fits, walk
+from mindllm.planning.zero_bubble.repeated_blocks import Grid, ranked, stable_blocks
 from mindllm.schedules.orders import alive, timetable
 from mindllm.schedules.simulate import simulate_times
 
@@ -69,13 +74,52 @@ def test_of_one_micro_batch_it_is_the_best_of_all_orders(seed):
     assert folded_bound(costs, 1) <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("stages", "limit", "bubble"), [(4, 4, 11), (4, 6, 5), (4, 8, 3), (8, 8, 27)])
+@pytest.mark.parametrize(
+    ("stages", "limit", "bubble"), [(4, 4, 11), (4, 5, 8), (4, 6, 5), (4, 8, 3), (8, 8, 23), (8, 9, 20), (8, 12, 11)]
+)
 def test_equal_passes_wait_no_longer_than_in_the_published_schedules(stages, limit, bubble):
-    """V-min, V-half and ZB-V as the schedulers of Qi et al. give them: what a step is longer than its work, in passes."""
+    """As the schedulers of Qi et al. give them, V-min of 8 stages shorter: what a step is longer than its work, in passes."""
     costs, micro = equal_costs(stages, limit), 2 * stages
-    orders = folded_orders(costs, micro, effort=100_000)
+    orders = folded_orders(costs, micro, effort=1_000_000)
     assert max(int(held.sum(axis=1).max()) for held in alive(orders, 2)) <= limit
     assert folded_bound(costs, micro) <= step(costs, orders) <= 6 * micro + bubble + 1e-9
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 1, 1), Grid(2, 2, 1)])
+def test_blocks_clash_nowhere_and_are_timed_as_the_simulator_does(grid):
+    """Repeated for ever they keep every slot of a period for one pass; of some micro-batches they keep within memory."""
+    costs = random_costs(1, 4, 9, 0.3)
+    costs = replace(costs, limit=4 * costs.held.sum(axis=0))
+    blocks = stable_blocks(costs, 9, grid)
+    assert len(blocks) > 3
+    for block in blocks:
+        for starts in block.T:
+            slots = [start + more for start, long in zip(starts, grid.slots, strict=True) for more in range(long)]
+            assert sorted(slot % grid.period for slot in slots) == list(range(grid.period))
+    orders = list(ranked(costs, 9, grid))
+    times = [step(costs, orders_of_kinds(kinds)) for kinds in orders]
+    assert len(times) == len(blocks)
+    assert times == sorted(times)
+    assert all(folded.keeps_within(costs, kinds) for kinds in orders)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_filling_waits_shortens_an_order_within_memory(seed):
+    """An order of single micro-batches is all waits; time turned round takes no more memory than time as it is."""
+    costs = random_costs(seed, 4, 6, 0.2)
+    plain = folded.one_by_one(4, 6)
+    kinds, effort = filled(costs, plain)
+    assert folded.keeps_within(costs, kinds)
+    assert effort > 0
+    assert step(costs, orders_of_kinds(kinds)) < 0.9 * step(costs, orders_of_kinds(plain))
+
+
+def test_a_deadline_ends_the_search_with_an_order():
+    costs = random_costs(3, 6, 12, 0.2)
+    start = now()
+    orders = folded_orders(costs, 12, deadline=start + 0.3)
+    assert now() - start < 3
+    assert all(len(order) == 72 for order in orders)
 
 
 def test_pytorch_reads_it_back(tmp_path):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindllm.planning.zero_bubble.folded_orders import DOWN, UP, FoldedCosts
+from mindllm.planning.zero_bubble.folded_costs import DOWN, UP, FoldedCosts
 
 
 def folded_bound(costs: FoldedCosts, micro_batches: int) -> float:

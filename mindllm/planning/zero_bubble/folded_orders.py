@@ -6,7 +6,8 @@ third of 1F1B's activations, with a pause between them half, and so on. Such rhy
 memory allows: a target time for each forward and backward pass, linear in stage and micro-batch, with one stride on the first
 stages and a shorter one behind. Stages do passes in the order of their targets, backward passes that are there sooner before
 them; eager ones do whatever is there. Gradients of weights take what would be a wait, or are done where memory asks for room.
-Single operations of the best orders are then moved along the longest chain (``operation_order.py``).
+Before them come orders that repeat a block (``repeated_blocks.py``), their waits filled (``filled_waits.py``). Single operations
+of the best of all are then moved along the longest chain (``operation_order.py``).
 
 MindSpore has an order of its own for a V (``schedules/zero_bubble_v.py``) and trains none of these.
 """
@@ -19,17 +20,18 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from mindllm.deadline import OutOfTime, check
-from mindllm.planning.zero_bubble.operation_order import Judge, Kinds, Needs, fits, improved, walk, whole_step
+from mindllm.deadline import OutOfTime, check, now
+from mindllm.planning.zero_bubble.filled_waits import filled
+from mindllm.planning.zero_bubble.folded_bound import folded_bound
+from mindllm.planning.zero_bubble.folded_costs import B0, B1, F0, F1, W0, W1, FoldedCosts
+from mindllm.planning.zero_bubble.operation_order import Judge, Kinds, fits, improved, walk, whole_step
+from mindllm.planning.zero_bubble.repeated_blocks import grids, ranked
 from mindllm.schedules.operations import FORWARD, INPUT, WEIGHT
 from mindllm.schedules.orders import Orders
 
-DOWN, UP = 0, 1  # chunks
-F0, F1, B0, B1, W0, W1 = range(6)  # passes through each chunk: forward, gradients of inputs, of weights
 STRIDES = (1.0, 2.0, 3.0, 4.0, 5.0)
 """From a stage to the next on the way down, times a third of the longest passes of a chunk; on the way back it is one."""
 CUTS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -43,60 +45,8 @@ PATIENCE = (0.0, 0.4, 1.0)
 PACES = (1.0, 1.04)
 """Times the least time between micro-batches."""
 BEST = 4  # orders whose operations are moved
-EFFORT = 4_000_000  # operations timed for that
+EFFORT = 4_000_000  # operations timed for that, and as many for the waits of blocks
 LOOK = 512  # operations between two looks at the clock
-
-
-@dataclass(frozen=True)
-class FoldedCosts:
-    """What one micro-batch costs in each chunk and stage, ``[2, stages]``, and what activations may take, ``[stages]``.
-
-    Attributes:
-        forward, backward, weight: times; ``backward`` without gradients of weights.
-        held: MB from the forward pass to the gradients of weights.
-        limit: MB.
-        delay: of a tensor between stages.
-    """
-
-    forward: np.ndarray
-    backward: np.ndarray
-    weight: np.ndarray
-    held: np.ndarray
-    limit: np.ndarray
-    delay: float = 0.0
-
-    @property
-    def stages(self) -> int:
-        """Number of stages."""
-        return len(self.limit)
-
-    @cached_property
-    def durations(self) -> list[list[float]]:
-        """Time by kind of operation and stage."""
-        return np.concatenate([self.forward, self.backward, self.weight]).tolist()
-
-    @cached_property
-    def changes(self) -> list[list[float]]:
-        """MB that an operation takes, by kind and stage."""
-        return np.concatenate([self.held, 0 * self.held, -self.held]).tolist()
-
-    def needed(self, stage: int) -> Needs:
-        """Stage and kind of what each kind of operation needs of the same micro-batch."""
-        last = self.stages - 1
-        return (
-            (stage - 1, F0) if stage else None,
-            (stage + 1, F1) if stage < last else (stage, F0),
-            (stage + 1, B0) if stage < last else (stage, B1),
-            (stage - 1, B1) if stage else (stage, F1),
-            (stage, B0),
-            (stage, B1),
-        )
-
-    @property
-    def times(self) -> np.ndarray:
-        """For the simulator, by kind of operation and place, ``[4, places]``; no backward pass is whole."""
-        backward = self.backward + self.weight
-        return np.stack([self.forward, backward, self.weight, self.backward]).reshape(4, -1)
 
 
 @dataclass(frozen=True)
@@ -194,6 +144,28 @@ def _tried(costs: FoldedCosts, micro_batches: int, judge: Judge, deadline: float
     return found
 
 
+def _repeated(
+    costs: FoldedCosts, micro_batches: int, judge: Judge, effort: int, goal: float, deadline: float
+) -> dict[float, list[Kinds]]:
+    """Orders of repeated blocks by their times, their waits filled: on the grid and then with the times as they are, or at once.
+
+    Those met with ``effort`` operations timed, or until ``deadline``, or with the first that takes no longer than ``goal``.
+    """
+    found: dict[float, list[Kinds]] = {}
+    with contextlib.suppress(OutOfTime):
+        each = (((grid, kinds) for kinds in ranked(costs, micro_batches, grid, deadline)) for grid in grids(costs))
+        for grid, kinds in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*each))):
+            on_grid, used = filled(grid.costs(costs), kinds, deadline)
+            effort -= used
+            for start in (on_grid, kinds):
+                order, used = filled(costs, start, deadline, goal)
+                effort -= used
+                found[_time(costs, order, judge)] = order
+                if min(found) <= goal or effort <= 0:
+                    return found
+    return found
+
+
 def folded_orders(
     costs: FoldedCosts,
     micro_batches: int,
@@ -201,19 +173,43 @@ def folded_orders(
     judge: Judge = whole_step,
     deadline: float = math.inf,
 ) -> Orders:
-    """The quickest order found that keeps within the memory.
+    """The quickest order found that keeps within the memory; of an order as short as its bound no shorter is sought.
+
+    Args:
+        costs: what a micro-batch costs.
+        micro_batches: of a step.
+        effort: operations timed for filling waits, and again for moving single operations.
+        judge: the time of a stage.
+        deadline: moment of ``mindllm.deadline``; what was found by then counts.
 
     Raises:
         ValueError: a stage cannot hold a micro-batch of both chunks.
     """
     if (costs.held.sum(axis=0) > costs.limit * (1 + 1e-12)).any():
         raise ValueError("a stage cannot hold one micro-batch")
+    goal = folded_bound(costs, micro_batches) * (1 + 1e-9) if judge is whole_step else 0.0
     plain = one_by_one(costs.stages, micro_batches)
-    by_time = {_time(costs, plain, judge): plain, **_tried(costs, micro_batches, judge, deadline)}
-    best = [by_time[time] for time in sorted(by_time)[:BEST]]
+    by_time = {_time(costs, plain, judge): plain}
+    quarter = (deadline - now()) / 4
+    by_time |= _repeated(costs, micro_batches, judge, effort, goal, deadline - 2 * quarter)
+    if min(by_time) > goal:
+        tried = _tried(costs, micro_batches, judge, deadline - quarter)
+        by_time |= tried | _moved(costs, by_time, judge, effort, deadline - quarter / 2)
+        by_time |= _moved(costs, {_time(costs, plain, judge): plain} | tried, judge, effort, deadline)
+    return orders_of_kinds(by_time[min(by_time)])
+
+
+def _moved(
+    costs: FoldedCosts, by_time: dict[float, list[Kinds]], judge: Judge, effort: int, deadline: float
+) -> dict[float, list[Kinds]]:
+    """The best orders with operations moved, until ``deadline``, by their times; of the best also with waits filled before."""
+    found: dict[float, list[Kinds]] = {}
     with contextlib.suppress(OutOfTime):
-        best = [*best, *(improved(costs, kinds, judge, effort // len(best), deadline) for kinds in best)]
-    return orders_of_kinds(min(best, key=lambda kinds: _time(costs, kinds, judge)))
+        best = [by_time[time] for time in sorted(by_time)[:BEST]]
+        for kinds in [filled(costs, best[0], deadline)[0], *best]:
+            after = improved(costs, kinds, judge, effort // len(best), deadline)
+            found[_time(costs, after, judge)] = after
+    return found
 
 
 def one_by_one(stages: int, micro_batches: int) -> list[Kinds]:
