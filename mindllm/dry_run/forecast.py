@@ -179,8 +179,8 @@ def _cost(config: RunConfig, designs: Sequence[Planned]) -> float:
 def _whole(config: RunConfig, stage: Stage) -> Design:
     """All layers of a stage and few micro-batches, or all of both, whichever is cheaper.
 
-    What micro-batches cost is seen with one layer of each chunk and specification, and as few alive as can be: of several runs the
-    last, which recomputes least, so that stages which differ in recomputation alone share these simulations.
+    What micro-batches cost is seen with one layer of each chunk and specification, and as few alive as can be: of several runs
+    the last, which recomputes least, so that stages which differ in recomputation alone share these simulations.
     """
     target = point_of(stage, config)
     last = {(run.chunk, run.kind.spec): index for index, run in enumerate(stage.runs)}
