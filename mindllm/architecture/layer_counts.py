@@ -11,7 +11,9 @@ from collections.abc import Sequence
 ZERO_BUBBLE_V = "zero_bubble_v"
 """MindSpore's schedule of two chunks per stage in a V, with weight gradients apart where a stage would wait (Qi et al., 2024,
 2405.15362)."""
-SEARCHED = ("1f1b", ZERO_BUBBLE_V)
+CHUNKS_OF_A_V = 2
+ONE_F_ONE_B = "1f1b"
+SEARCHED = (ONE_F_ONE_B, ZERO_BUBBLE_V)
 """Schedules that a search for a strategy may try."""
 SEQPIPE, SEQVPP, SEQSMARTVPP = IN_PIECES = ("seqpipe", "seqvpp", "seqsmartvpp")
 """MindSpore's schedules in which a sequence may go through the pipeline in pieces."""

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from mindllm import outside
-from mindllm.architecture.layer_counts import ZERO_BUBBLE_V, places_in_order
+from mindllm.architecture.layer_counts import CHUNKS_OF_A_V, ZERO_BUBBLE_V, places_in_order
 from mindllm.config.reading.problems import plain_message
 from mindllm.config.section import StrictModel
 from mindllm.errors import UserError
@@ -28,7 +28,6 @@ limit."""
 
 ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
 """Those whose order of operations is searched."""
-CHUNKS_OF_A_V = 2
 SHOWN = 40  # digits of an integer in a message
 MOST_LAYERS = 4096
 MOST_PASSES = {False: 2**20, True: 2**17}

@@ -8,14 +8,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
+from mindllm.architecture.layer_counts import CHUNKS_OF_A_V, ONE_F_ONE_B, ZERO_BUBBLE_V
 from mindllm.architecture.optimizer_state import weight_of_cut_blocks
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.checks.context_parallel import check_context_parallel
-from mindllm.config.checks.mesh import CHUNKS_OF_A_V
 from mindllm.config.parallel import GATHER, ULYSSES
-from mindllm.schedules.steady import SCHEDULE
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy
 
@@ -64,7 +62,7 @@ class Candidate:
     expert_parallel: int = 1
     expert_model_parallel: int | None = None
     sharing: Sharing = Sharing()
-    schedule: str = SCHEDULE
+    schedule: str = ONE_F_ONE_B
 
     @property
     def v_shape(self) -> bool:
@@ -144,7 +142,7 @@ def candidates(
     batch: int,
     device: Device,
     left_out: Counter[str],
-    schedules: Collection[str] = (SCHEDULE,),
+    schedules: Collection[str] = (ONE_F_ONE_B,),
 ) -> Iterator[Candidate]:
     """All strategies that divide what they must, in some of ``SEARCHED``; ``left_out`` counts the others by reason."""
     widest = device.links[0].devices or devices
@@ -159,7 +157,7 @@ def candidates(
             ranks = devices // tensor // stages
             for sharing in sharings(config, ranks, tensor, stages):
                 for one in _split(config, sharing, ranks // sharing.ranks, tensor, stages, batch, left_out):
-                    if SCHEDULE in schedules:
+                    if ONE_F_ONE_B in schedules:
                         yield one
                     if ZERO_BUBBLE_V in schedules and _may_fold(config, one):
                         yield replace(one, schedule=ZERO_BUBBLE_V)

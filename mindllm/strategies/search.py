@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
+from mindllm.architecture.layer_counts import ONE_F_ONE_B, ZERO_BUBBLE_V
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.dry_run.cache import versions
@@ -21,7 +21,6 @@ from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.reduced_runs.even import even_keys
-from mindllm.schedules.steady import SCHEDULE
 from mindllm.strategies.candidates import Candidate, Sharing, candidates
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.judge import Judged, judge, read_judged
@@ -78,7 +77,7 @@ def search(
     directory: Path | None = None,
     progress: Progress = unwatched,
     constraints: Constraints = UNLIMITED,
-    schedules: Collection[str] = (SCHEDULE,),
+    schedules: Collection[str] = (ONE_F_ONE_B,),
 ) -> Found:
     """Judge every candidate in some of ``SEARCHED``.
 
@@ -228,6 +227,6 @@ def own(config: RunConfig, device: Device) -> Planned:
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
         Sharing(sizes.size(CONTEXT), sizes.exchanges_heads, sizes.context_parallel_balanced),
-        ZERO_BUBBLE_V if workload.plan.v_shape else SCHEDULE,
+        ZERO_BUBBLE_V if workload.plan.v_shape else ONE_F_ONE_B,
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.architecture.layer_counts import StageLayers, layer_counts
+from mindllm.architecture.layer_counts import CHUNKS_OF_A_V, StageLayers, layer_counts
 from mindllm.axes import CONTEXT, DATA, STAGE_AXES
 from mindllm.config.checks import MESH, MODEL, Finding
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.config.run import RunConfig
-
-CHUNKS_OF_A_V = 2
 
 
 def check_mesh(config: RunConfig) -> Iterator[Finding]:

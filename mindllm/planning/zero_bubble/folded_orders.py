@@ -23,12 +23,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindllm.deadline import OutOfTime, check, now
+from mindllm.deadline import OutOfTime, now
 from mindllm.planning.zero_bubble.filled_waits import filled
 from mindllm.planning.zero_bubble.folded_bound import folded_bound
 from mindllm.planning.zero_bubble.folded_costs import B0, B1, F0, F1, W0, W1, FoldedCosts
 from mindllm.planning.zero_bubble.operation_order import Judge, Kinds, fits, improved, walk, whole_step
 from mindllm.planning.zero_bubble.repeated_blocks import grids, ranked
+from mindllm.planning.zero_bubble.through_time import ThroughTime
 from mindllm.schedules.operations import FORWARD, INPUT, WEIGHT
 from mindllm.schedules.orders import Orders
 
@@ -46,7 +47,6 @@ PACES = (1.0, 1.04)
 """Times the least time between micro-batches."""
 BEST = 4  # orders whose operations are moved
 EFFORT = 4_000_000  # operations timed for that, and as many for the waits of blocks
-LOOK = 512  # operations between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def orders_of_kinds(kinds: Sequence[Kinds]) -> Orders:
     return Orders(orders, v_shape=True)
 
 
-class _Stages:
+class _Stages(ThroughTime):
     """One pass through time; stages are asked at the moments at which they are free or something arrives."""
 
     def __init__(self, costs: FoldedCosts, micro_batches: int, rhythm: Rhythm) -> None:
@@ -260,22 +260,6 @@ class _Stages:
         self.arrival[0][F0] = [0.0] * micro_batches
         self.memory, self.free = [0.0 for _ in stages], [0.0 for _ in stages]
         self.events = [(0.0, stage) for stage in stages]
-
-    def run(self, deadline: float) -> list[Kinds] | None:
-        """The kinds of operations of every stage, or None when memory does not let them all be done.
-
-        Raises:
-            OutOfTime: they were not all scheduled at ``deadline``.
-        """
-        for number in itertools.count():
-            if not self.events:
-                break
-            if number % LOOK == 0:
-                check(deadline)
-            now, stage = heapq.heappop(self.events)
-            if now >= self.free[stage] - 1e-12:
-                self._ask(stage, now)
-        return self.kinds if all(done == [self.micro] * 6 for done in self.done) else None
 
     def _ask(self, stage: int, now: float) -> None:
         done, targets = self.done[stage], self.targets[stage]

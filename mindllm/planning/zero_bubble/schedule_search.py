@@ -35,6 +35,7 @@ from mindllm.planning.zero_bubble.operation_order import (
     walk,
     with_micro_batches,
 )
+from mindllm.planning.zero_bubble.through_time import ThroughTime
 from mindllm.schedules.operations import BACKWARD, FORWARD, WEIGHT
 from mindllm.schedules.orders import Orders
 
@@ -49,7 +50,6 @@ PACES = (1.0, 1.04, 1.07, 1.1, 1.15)
 ON_BEATS = PATIENCE[:3]  # where weight gradients fill what beats leave free
 CHANGES = (0.95, 0.98, 0.99, 1.01, 1.02, 1.05)
 EVEN = 1e-9  # a changed rule as good as the best one so far takes its place
-LOOK = 512  # operations scheduled between two looks at the clock
 EFFORT = 300_000
 MOVING = 5  # times as many operations are timed for moves: that is so much quicker than to schedule them
 
@@ -204,7 +204,7 @@ def _tried(
     return [(max(line.times(judge)), kinds)] if kinds is not None and line is not None else []
 
 
-class _Greedy:
+class _Greedy(ThroughTime):
     """One pass through time. Stages are asked in the order of the moments at which they are free or something arrives.
 
     All numbers are kept in lists: single elements of arrays take three times as long.
@@ -229,22 +229,6 @@ class _Greedy:
         self.arrival = [[[math.inf] * micro_batches for _ in range(2)] for _ in range(stages)]
         self.arrival[0][FORWARD] = rule.starts(costs, micro_batches).tolist()
         self.events = [(0.0, stage) for stage in range(stages)]
-
-    def run(self, deadline: float = math.inf) -> list[Kinds] | None:
-        """The kinds of operations of every stage, or None when memory does not let them all be done.
-
-        Raises:
-            OutOfTime: they were not all scheduled at ``deadline``.
-        """
-        for number in itertools.count():
-            if not self.events:
-                break
-            if number % LOOK == 0:
-                check(deadline)
-            now, stage = heapq.heappop(self.events)
-            if now >= self.free[stage] - 1e-12:
-                self._ask(stage, now)
-        return self.kinds if all(done == [self.micro] * 3 for done in self.done) else None
 
     def _ask(self, stage: int, now: float) -> None:
         forward, backward, weight = self.done[stage]
