@@ -53,7 +53,18 @@ def test_it_is_judged_and_planned_as_the_run_that_is_written():
 
 
 def test_the_best_of_them_is_written(tmp_path, capsys):
-    arguments = [str(YAML), "--schedules", ZERO_BUBBLE_V, "--best", "1", "--json", "--output", str(tmp_path)]
+    arguments = [
+        str(YAML),
+        "--schedules",
+        ZERO_BUBBLE_V,
+        "--best",
+        "1",
+        "--seconds",
+        "1",
+        "--json",
+        "--output",
+        str(tmp_path),
+    ]
     assert main([*arguments[1:], "--config", arguments[0], "--apply", str(tmp_path / "best.yaml")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["best"][0]["strategy"]["schedule"] == ZERO_BUBBLE_V

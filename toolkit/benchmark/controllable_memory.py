@@ -34,6 +34,7 @@ from mindllm.planning.zero_bubble.folded_orders import folded_orders
 from mindllm.schedules.operations import FORWARD, INPUT, WEIGHT
 from mindllm.schedules.orders import Orders, alive, timetable
 from mindllm.schedules.simulate import simulate_times
+from mindllm.terminal.console import output
 
 PACKAGE = "megatron.core.pipeline_parallel.zerobubble.scheduler"
 KINDS = {"F": FORWARD, "B": INPUT, "W": WEIGHT}
@@ -135,16 +136,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     theirs = Theirs(options.theirs)
     sys.setrecursionlimit(100_000)  # their timing is a recursion over operations
-    print("| stages, micro-batches | times | scheduler | limit | theirs | ours | less time | bound | seconds |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    output.print("| stages, micro-batches | times | scheduler | limit | theirs | ours | less time | bound | seconds |")
+    output.print("|---|---|---|---|---|---|---|---|---|")
     counts = [0, 0, 0]
     every_size, every_times = CASES[options.cases]
     for sizes, (label, times), name in itertools.product(every_size, every_times.items(), SCHEDULERS):
         limit, other, own, bound, seconds = compared(theirs, name, sizes, times, options.seconds)
         counts[0 if own < other * (1 - EVEN) else 1 if own <= other * (1 + EVEN) else 2] += 1
         cells = (f"{other:.4f}", f"{own:.4f}", f"{100 * (1 - own / other):+.2f}%", f"{bound:.4f}", f"{seconds:.0f}")
-        print(f"| {sizes[0]}, {sizes[1]} | {label} | {name} | {limit} | {' | '.join(cells)} |", flush=True)
-    print(f"\nshorter {counts[0]}, as long {counts[1]}, longer {counts[2]}")
+        output.print(f"| {sizes[0]}, {sizes[1]} | {label} | {name} | {limit} | {' | '.join(cells)} |")
+    output.print(f"\nshorter {counts[0]}, as long {counts[1]}, longer {counts[2]}")
 
 
 if __name__ == "__main__":
