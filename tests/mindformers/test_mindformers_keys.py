@@ -119,12 +119,15 @@ def test_whole_sequences_in_one_chunk_go_in_the_order_of_1f1b(theirs, scheduler)
     assert "seq_split_num and pp_interleave_num are 1" in reasons(path)["parallel.pipeline_config.pipeline_scheduler"]
 
 
-def test_several_chunks_keep_the_order_that_is_asked_for(theirs):
+@pytest.mark.parametrize("scheduler", ["seqsmartvpp", "zero_bubble_v"])
+def test_several_chunks_keep_the_order_that_is_asked_for(theirs, scheduler):
     stages = {"use_parallel": True, "parallel_config.pipeline_stage": 2, "parallel_config.micro_batch_num": 4}
-    pipeline = {"pipeline_interleave": True, "pipeline_scheduler": "seqsmartvpp"}
+    pipeline = {"pipeline_interleave": True, "pipeline_scheduler": scheduler}
     layers = {"model.model_config.num_layers": 4, "model.model_config.pp_interleave_num": 2}
     config = load_config(theirs(LEGACY, {**stages, **layers, "parallel.pipeline_config": pipeline}))
-    assert config.parallel.pipeline_config.pipeline_scheduler == "seqsmartvpp"
+    assert config.parallel.pipeline_config.pipeline_scheduler == scheduler
+    assert config.parallel.pipeline_config.v_shape == (scheduler == "zero_bubble_v")
+    assert config.last_stage == (0 if scheduler == "zero_bubble_v" else 1)
 
 
 def test_pieces_are_read_as_they_are(theirs):
@@ -140,15 +143,6 @@ def test_pieces_fill_no_pipeline_where_there_is_none(theirs):
     path = theirs(LEGACY, {"parallel_config.seq_split_num": 4})
     assert load_config(path).parallel_config.seq_split_num == 1
     assert "no pipeline" in reasons(path)["parallel_config.seq_split_num"]
-
-
-def test_zero_bubble_v_is_read_as_it_is(theirs):
-    stages = {"use_parallel": True, "parallel_config.pipeline_stage": 2, "parallel_config.micro_batch_num": 4}
-    pipeline = {"pipeline_interleave": True, "pipeline_scheduler": "zero_bubble_v"}
-    layers = {"model.model_config.num_layers": 4, "model.model_config.pp_interleave_num": 2}
-    config = load_config(theirs(LEGACY, {**stages, **layers, "parallel.pipeline_config": pipeline}))
-    assert config.parallel.pipeline_config.v_shape
-    assert config.last_stage == 0
 
 
 def test_a_ring_of_keys_is_gathered(theirs):
