@@ -9,8 +9,9 @@ use_environment test
 echo "== format and lint"
 ruff format --check .
 ruff check .
-echo "== types"
-mypy
+echo "== types, beside what follows until the tests begin"
+mypy &
+types=$!
 echo "== the generated pages are up to date"
 python -m toolkit.config_reference --check
 python -m toolkit.what_is_proved --check
@@ -21,7 +22,9 @@ if ! command -v chromium chromium-browser google-chrome >/dev/null && command -v
   (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) ||
     echo "chromium could not be installed: tests of pages in a browser are skipped" >&2
 fi
+wait "$types"
 echo "== tests"
+unset PYTHONDONTWRITEBYTECODE # tests start hundreds of commands: none of them reads our sources again
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.tcache_count=65000}" # compiling is a tenth faster: mindllm/process/allocation.py
 pytest=(python -m pytest -n 2 --dist loadfile)
 if (($#)); then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def rows() -> dict[str, tuple[str, ...]]:
     return found
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Return the dotted names of mindllm that a file imports: at module level, lazily, and for types alone."""
     names = set()
@@ -51,12 +53,17 @@ def room_of(name: str) -> str:
 
 
 ROOMS = rows()
-USED = defaultdict(set)
-for _path in PACKAGE.rglob("*.py"):
-    if _path.name in ("__main__.py", "run_llm.py"):  # command lines
-        continue
-    _room = _path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    USED[_room] |= {(str(_path.relative_to(ROOT)), name) for name in imported(_path)}
+
+
+@cache
+def used() -> dict[str, set[tuple[str, str]]]:
+    """Return, for every room and shared module, its files with the dotted names that each imports."""
+    found = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        if path.name not in ("__main__.py", "run_llm.py"):  # command lines
+            room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+            found[room] |= {(str(path.relative_to(ROOT)), name) for name in imported(path)}
+    return found
 
 
 def test_the_table_names_every_room():
@@ -69,16 +76,16 @@ def test_a_room_imports_what_the_table_says(room):
     shared = {path.stem for path in PACKAGE.glob("*.py")} - DOORS | SHARED_ROOMS
     wrong = [
         (path, name)
-        for path, name in sorted(USED[room])
+        for path, name in sorted(used()[room])
         if name.startswith(("toolkit", "tests")) or room_of(name) not in allowed | shared
     ]
-    unused = allowed - {room} - {room_of(name) for _, name in USED[room]}
+    unused = allowed - {room} - {room_of(name) for _, name in used()[room]}
     assert (wrong, unused) == ([], set())
 
 
 def test_what_all_rooms_share_imports_no_room():
     shared = {path.stem for path in PACKAGE.glob("*.py")} - DOORS | SHARED_ROOMS
-    wrong = [(path, name) for module in shared for path, name in USED[module] if room_of(name) not in shared]
+    wrong = [(path, name) for module in shared for path, name in used()[module] if room_of(name) not in shared]
     assert wrong == []
 
 
@@ -86,7 +93,7 @@ def test_no_command_imports_another():
     commands = {verb.module.rpartition(".")[2] for verb in VERBS.values()} | {"calibrate"}
     pairs = {
         (Path(path).stem, name.split(".")[2])
-        for path, name in USED["cli"]
+        for path, name in used()["cli"]
         if name.startswith("mindllm.cli.") and "parsers" not in path and not name.startswith("mindllm.cli.parsers")
     }
     assert {(one, other) for one, other in pairs if one in commands and other in commands} <= SUBCOMMANDS
@@ -105,7 +112,7 @@ def test_the_library_does_not_print():
 
 def test_the_library_does_not_know_the_toolkit():
     assert [
-        (path, name) for used in USED.values() for path, name in used if name.startswith(("toolkit", "tests"))
+        (path, name) for names in used().values() for path, name in names if name.startswith(("toolkit", "tests"))
     ] == []
 
 

@@ -14,7 +14,6 @@ from mindllm.reduced_runs.model import reduce_model, single_device
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = [path for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name != "base"]
-SEVERAL = [path for path in SHIPPED if load_config(path).parallel_config.device_num > 1]
 
 
 def mesh(config: RunConfig) -> tuple[int, int, int]:
@@ -22,7 +21,7 @@ def mesh(config: RunConfig) -> tuple[int, int, int]:
     return sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage
 
 
-@pytest.mark.parametrize("path", SEVERAL, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_configuration_becomes_small_and_stays_itself(path):
     config = load_config(path)
     small = reduce_model(config)
