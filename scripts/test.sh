@@ -25,7 +25,7 @@ fi
 wait "$types"
 echo "== tests"
 unset PYTHONDONTWRITEBYTECODE # tests start hundreds of commands: none of them reads our sources again
-export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.tcache_count=65000}" # compiling is a tenth faster: mindllm/process/allocation.py
+export GLIBC_TUNABLES="${GLIBC_TUNABLES:-$(python -c "from mindllm.process import allocation; print(*allocation.allocation_variables().values())")}"
 pytest=(python -m pytest -n 2 --dist loadfile)
 if (($#)); then
   "${pytest[@]}" "$@"

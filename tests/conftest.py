@@ -52,6 +52,7 @@ WITHOUT_MINDSPORE = (
     "quantize/test_integers.py",
     "quantize/test_quantized_formats.py",
     "quantize/test_rounding.py",
+    "test_allocation.py",
     "test_console.py",
     "test_end_in_time.py",
     "test_extras.py",
