@@ -13,6 +13,7 @@ from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, is_state, kind
 from mindllm.compiled.execute.cluster import Cluster, ClusterStep
 from mindllm.compiled.execute.state import state_parts
 from mindllm.config import OptimizerConfig, RunConfig
+from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
 from mindllm.verify.coded_state import in_numbers, parts_in_numbers, room_of_codes
 
@@ -118,15 +119,20 @@ def is_of_loss(problem: str) -> bool:
     return problem.startswith(f"{LOSS}: ")
 
 
+def held_by(cluster: Cluster) -> dict[int, Mapping[str, Part]]:
+    """What each rank of a cluster has of weights that are updated and of optimizer state."""
+    return {machine.rank: state_parts(machine) for machine in cluster.machines}
+
+
 def compare(
     single: StepResult,
     state: Mapping[str, np.ndarray],
     step: ClusterStep,
-    cluster: Cluster,
+    ranks: Mapping[int, Mapping[str, Part]],
     tolerance: Tolerance,
     explained: Explained = lambda name: None,
 ) -> Comparison:
-    """Holds a step's results together, and the state both sides have after it.
+    """Holds a step's results together, and the state both sides have after it: ``ranks`` have what :func:`held_by` says.
 
     Moments in codes are compared as numbers, with room for the code beside.
 
@@ -135,12 +141,12 @@ def compare(
     worst: dict[str, TensorError] = {}
     state, room = in_numbers(state), room_of_codes(state)
     negligible = _negligible(state)
-    for machine in cluster.machines:
-        for name, part in parts_in_numbers(state_parts(machine)).items():
+    for rank, parts in ranks.items():
+        for name, part in parts_in_numbers(parts).items():
             whole = np.asarray(state[name])
             beside = room.get(name, explained(name))
             beside = None if beside is None else beside[part.slices]
-            error = _error(name, machine.rank, np.asarray(part.value), whole[part.slices], whole, beside)
+            error = _error(name, rank, np.asarray(part.value), whole[part.slices], whole, beside)
             if error.absolute <= negligible.get(kind_of_state(name), 0.0):
                 error = replace(error, relative=0.0)
             known = worst.get(name)

@@ -24,7 +24,7 @@ from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
-from mindllm.verify.compare import TOLERANCES, Comparison, Tolerance
+from mindllm.verify.compare import TOLERANCES, Comparison, Tolerance, held_by
 from mindllm.verify.side import Reference, build_cluster, compared, done_by
 
 TOLERANCES_OF_VALUES = {"float32": (1e-5, 1e-6), "bfloat16": (5e-2,), "float16": (1e-2,)}
@@ -111,7 +111,7 @@ def _executed(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Ref
     task, recorder = reference.tasks[step], Recorder()
     cluster = build_cluster(config, list(graphs), reference.given(step), observer=recorder)
     done = done_by(cluster, config, task)
-    return _Side(cluster, recorder, done, compared(config, reference, step, done, cluster))
+    return _Side(cluster, recorder, done, compared(config, reference, step, done, held_by(cluster)))
 
 
 def _among_ranks(config: RunConfig, graphs: Sequence[CompiledGraph], ranks: _Side, device: _Side) -> str:

@@ -24,10 +24,11 @@ from mindllm.config import OptimizerConfig, RunConfig
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
+from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
 from mindllm.verify.coded_state import AppliedGradients, in_numbers
-from mindllm.verify.compare import Comparison, compare, explained_by_moments, tolerance_of
+from mindllm.verify.compare import Comparison, compare, explained_by_moments, held_by, tolerance_of
 from mindllm.verify.kept_values import StepValues
 from mindllm.verify.loss import last_gradients, loss_problems
 from mindllm.verify.single import BEYOND_NORMS, FINAL_NORM, Arrays, SingleDevice, Task, tasks
@@ -107,8 +108,10 @@ class OnceMore:
 class Reference:
     """A single device's training: its tables, weights that stay, state before it; after every step result, state, counts
     and what its logits say. ``begins``: weights when a run begins. ``applied``: of moments in codes the gradients of every step.
+    ``device``: the one that has trained, with its compiled step.
     """
 
+    device: SingleDevice = field(repr=False)
     tables: Arrays
     frozen: Arrays
     initial: Arrays
@@ -154,7 +157,7 @@ def train_single(config: RunConfig, steps: int) -> Reference:
         states.append(device.state())
         counts.append(device.counts())
     return Reference(
-        device.tables(), frozen, initial, work, results, states[1:], counts, losses, device.begins, applied
+        device, device.tables(), frozen, initial, work, results, states[1:], counts, losses, device.begins, applied
     )
 
 
@@ -176,7 +179,7 @@ def train_cluster(
             cluster.load_state(reference.before(number))
         weights = [machine.values() for machine in cluster.machines]
         found = done_by(cluster, config, task)
-        comparison = compared(config, reference, number, found, cluster)
+        comparison = compared(config, reference, number, found, held_by(cluster))
         comparison = replace(comparison, further=tuple(loss_on_both(reference, number)))
         if not task.overflows:
             rate_of = partial(task.rate_of, config)
@@ -192,16 +195,21 @@ def train_cluster(
     return tuple(comparisons)
 
 
-def compared(config: RunConfig, reference: Reference, number: int, found: ClusterStep, cluster: Cluster) -> Comparison:
-    """Step ``number`` held against that of the single device. Gradients that are not clipped are large beside Adam's epsilon."""
+def compared(
+    config: RunConfig, reference: Reference, number: int, found: ClusterStep, ranks: Mapping[int, Mapping[str, Part]]
+) -> Comparison:
+    """Step ``number``, and what ``ranks`` have behind it, held against the single device.
+
+    Gradients that are not clipped are large beside Adam's epsilon.
+    """
     task, state = reference.tasks[number], reference.states[number]
     tolerance = tolerance_of(config)
     if task.clips and config.runner_wrapper.use_clip_grad:
-        return compare(reference.results[number], state, found, cluster, tolerance)
+        return compare(reference.results[number], state, found, ranks, tolerance)
     explained = explained_by_moments(
         config.optimizer, tolerance, partial(task.rate_of, config), reference.updates(number), in_numbers(state)
     )
-    return compare(reference.results[number], state, found, cluster, tolerance, explained)
+    return compare(reference.results[number], state, found, ranks, tolerance, explained)
 
 
 def done_by(cluster: Cluster, config: RunConfig, task: Task) -> ClusterStep:

@@ -42,9 +42,9 @@ def _checkpoints(found: Verification) -> Answer:
     if resumed:
         says = "training goes on otherwise after a resume"
         return Answer(CHECKPOINTS, Standing.REFUTED, says, tuple(map(Finding, resumed)))
-    how = "saved by all ranks of the small model and resumed by them and by a single device: the next loss is the same"
+    how = "saved by all ranks of the small model and resumed by them and by a single device: the next step is the same"
     layouts = "whole tensors are saved, weights and optimizer state, so that any other layout reads them, too"
-    return Answer(CHECKPOINTS, Standing.PROVED, "resumed with the same loss", (), (how, layouts))
+    return Answer(CHECKPOINTS, Standing.PROVED, "resumed with the same loss and state", (), (how, layouts))
 
 
 def _parity(found: Verification) -> Answer:
