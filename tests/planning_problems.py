@@ -14,6 +14,7 @@ from mindllm.planning.recomputation.mixes import chains
 from mindllm.planning.zero_bubble.operation_order import fits, walk
 
 NAMES = ("none", "full", "select", "both", "comm", "k5", "k6", "k7")
+V_SHAPES = ("zero_bubble_v", "controllable_v")
 LONGEST = 600.0  # seconds for what ends when it is proved: others may need the machine
 
 
@@ -26,7 +27,7 @@ def random_problem(
     """
     random = np.random.default_rng(seed)
     more = np.random.default_rng(seed)
-    late = np.random.default_rng(seed) if schedule == "zero_bubble_v" else None
+    late = np.random.default_rng(seed) if schedule in V_SHAPES else None
     split = [layers] if layer_kinds == 1 else [first := int(random.integers(1, layers)), layers - first]
     parts = []
     for index, count in enumerate(split):
@@ -76,7 +77,7 @@ def random_problem(
 
 def judged(problem, plan, orders):
     """Step time and peak memory of every stage, from the orders of operations alone."""
-    v_shape = problem.schedule == "zero_bubble_v"
+    v_shape = problem.schedule in V_SHAPES
     stages, chunks = problem.stages, problem.chunks
     way = [c * stages + (stages - 1 - s if v_shape and c % 2 else s) for c in range(chunks) for s in range(stages)]
     layers, order = iter(problem.layer_order), {place: number for number, place in enumerate(way)}

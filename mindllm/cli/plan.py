@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subject = _subject(options, overrides)
     if not options.json:
         _print(subject.parts(), console)
+    if options.apply:
+        from mindllm.planning.yaml_plan import check_trained
+
+        check_trained(subject.problems[0])
     if options.manual:
         return _manual(options, subject.problems[0], console)
     from mindllm.planning.outcome import make_plan

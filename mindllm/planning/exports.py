@@ -19,7 +19,7 @@ from itertools import groupby
 
 from mindllm.errors import UserError
 from mindllm.planning.plan import Evaluation
-from mindllm.planning.problem import ZERO_BUBBLE, Problem
+from mindllm.planning.problem import SEARCHED_ORDERS, Problem
 from mindllm.schedules.operations import LETTERS
 from mindllm.schedules.orders import Orders, stage_orders
 
@@ -48,7 +48,7 @@ def csv_of_orders(orders: Orders, visits: Sequence[int]) -> str:
 def _orders(evaluation: Evaluation) -> Orders:
     """The operations of every stage in their order, of all micro-batches."""
     problem = evaluation.problem
-    if problem.schedule in ZERO_BUBBLE:
+    if problem.schedule in SEARCHED_ORDERS:
         return evaluation.line.table.orders
     return stage_orders(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
 

@@ -38,6 +38,8 @@ def evaluate_manual(problem: Problem, path: Path) -> dict[str, Evaluation]:
         chunks = fields.get("interleave_num", problem.chunks)
         if not isinstance(chunks, int) or chunks < 1:
             raise UserError(f"{source}: interleave_num: must be a number of chunks (is {chunks!r})")
+        if problem.v_shape and chunks != problem.chunks:
+            raise UserError(f"{source}: interleave_num: a V has {problem.chunks} chunks (is {chunks})")
         own = problem.model_copy(update={"chunks": chunks})
         if own.layer_count < own.places:
             raise UserError(f"{source}: interleave_num: {own.layer_count} layers cannot fill {own.places} places")

@@ -9,11 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.planning.problem import ZERO_BUBBLE, End, KindCost, Problem
+from mindllm.planning.problem import CONTROLLABLE_V, SEARCHED_ORDERS, ZERO_BUBBLE, End, KindCost, Problem
+from mindllm.planning.zero_bubble.folded_costs import FoldedCosts
+from mindllm.planning.zero_bubble.folded_orders import one_by_one, orders_of_kinds, quick_orders
 from mindllm.planning.zero_bubble.operation_order import StageCosts, whole_step
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 from mindllm.schedules import steady
 from mindllm.schedules.held_memory import held_memory, working_memory, working_memory_of_v
+from mindllm.schedules.operations import INPUT, WEIGHT
 from mindllm.schedules.orders import Orders, alive, alive_in_backward, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, pass_times, simulate_times
 from mindllm.schedules.steady import simulate_long
@@ -177,8 +180,11 @@ def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
 def orders_of(problem: Problem) -> Orders:
     """The operations of every stage of a schedule that does not depend on times; of 1F1B for a zero-bubble schedule.
 
-    Of a long problem they are those of the micro-batches that are simulated.
+    Of a V within a memory limit single micro-batches, which fit where anything does. Of a long problem they are those of the
+    micro-batches that are simulated.
     """
+    if problem.schedule == CONTROLLABLE_V:
+        return orders_of_kinds(one_by_one(problem.stages, problem.micro_batches))
     if is_long(problem):
         return steady.first_orders(problem.stages, problem.micro_batches)
     schedule = "1f1b" if problem.schedule in ZERO_BUBBLE else problem.schedule
@@ -208,13 +214,35 @@ def zero_bubble_costs(problem: Problem, costs: Costs) -> StageCosts:
     )  # fmt: skip
 
 
+def folded_costs(problem: Problem, costs: Costs) -> FoldedCosts:
+    """What an order of a V within the memory is made of; working memory is that of the chunk that needs more."""
+    shape = (problem.chunks, problem.stages)
+    fixed = costs.parameter.reshape(shape).sum(axis=0) + costs.transient.reshape(shape).max(axis=0)
+    fixed = fixed + np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb"))
+    return FoldedCosts(
+        costs.forward.reshape(shape), costs.times[INPUT].reshape(shape), costs.times[WEIGHT].reshape(shape),
+        costs.activation.reshape(shape), np.array(problem.per_stage("limit_mb")) - fixed, problem.point_to_point,
+    )  # fmt: skip
+
+
+def searched_orders(problem: Problem, costs: Costs, deadline: float) -> Orders:
+    """The order that a searched schedule has for these costs within the memory; of a V the one that is found quickly.
+
+    Raises:
+        ValueError: a stage cannot hold one micro-batch.
+    """
+    if problem.schedule == CONTROLLABLE_V:
+        return quick_orders(folded_costs(problem, costs), problem.micro_batches, deadline=deadline)
+    return zero_bubble_orders(problem, costs, deadline)
+
+
 def is_long(problem: Problem) -> bool:
     """Whether only some of the micro-batches are simulated, because the others repeat the steady state."""
     return problem.settles and steady.is_long(problem.stages, problem.micro_batches)
 
 
 def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation:
-    """Simulates a plan. A zero-bubble schedule is searched until ``deadline``; its first one is found in any case.
+    """Simulates a plan. An order that depends on times is searched until ``deadline``; its first one is found in any case.
 
     Raises:
         OutOfTime: of a long pipeline no steady state was found until ``deadline``.
@@ -224,9 +252,15 @@ def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evalua
     if is_long(problem):
         line = simulate_long(problem.micro_batches, costs.forward, costs.backward, problem.point_to_point, deadline)
         return Evaluation(problem, plan, costs, line)
-    orders = zero_bubble_orders(problem, costs, deadline) if problem.schedule in ZERO_BUBBLE else orders_of(problem)
-    table = timetable(orders, problem.chunks)
-    line = simulate_times(table, costs.times, problem.point_to_point)
+    searched = problem.schedule in SEARCHED_ORDERS
+    return with_orders(
+        problem, plan, costs, searched_orders(problem, costs, deadline) if searched else orders_of(problem)
+    )
+
+
+def with_orders(problem: Problem, plan: Plan, costs: Costs, orders: Orders) -> Evaluation:
+    """A plan whose operations are in this order."""
+    line = simulate_times(timetable(orders, problem.chunks), costs.times, problem.point_to_point)
     return Evaluation(problem, plan, costs, line)
 
 

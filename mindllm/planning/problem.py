@@ -21,17 +21,23 @@ from mindllm.config.reading.problems import plain_message
 from mindllm.config.section import StrictModel
 from mindllm.errors import UserError
 
-Schedule = Literal["1f1b", "less_memory", "gpipe", "zero_bubble_v", "zb1p", "zb2p", "zb"]
+Schedule = Literal["1f1b", "less_memory", "gpipe", "zero_bubble_v", "controllable_v", "zb1p", "zb2p", "zb"]
 """``1f1b`` is interleaved 1F1B when there are several chunks; ``less_memory`` is the interleaved schedule with the warm-up of one
-chunk; ``zero_bubble_v`` is MindSpore's, of two chunks in a V; ``zb`` is the zero-bubble schedule that keeps within the memory
-limit."""
+chunk; ``zero_bubble_v`` is MindSpore's, of two chunks in a V; ``controllable_v`` is one of two chunks in a V that keeps within
+the memory limit, V-min to ZB-V; ``zb`` is the zero-bubble schedule of one chunk that does."""
 
 ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
+"""Those of one chunk whose order of operations is searched."""
+CONTROLLABLE_V = "controllable_v"
+"""That of two chunks in a V (Qi et al., 2024, 2405.15362)."""
+SEARCHED_ORDERS = (*ZERO_BUBBLE, CONTROLLABLE_V)
 """Those whose order of operations is searched."""
 SHOWN = 40  # digits of an integer in a message
 MOST_LAYERS = 4096
-MOST_PASSES = {False: 2**20, True: 2**17}
-"""Forward passes of a step that are simulated; where the order of operations is searched, fewer."""
+MOST_PASSES = 2**20
+"""Forward passes of a step that are simulated."""
+MOST_SEARCHED = dict.fromkeys(ZERO_BUBBLE, 2**17) | {CONTROLLABLE_V: 2**14}
+"""Likewise where the order of operations is searched."""
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]  # sums of them stay exact enough to compare
 PerStage = Amount | tuple[Amount, ...]
 
@@ -78,7 +84,7 @@ class KindCost(StrictModel):
     transient_mb: Amount = 0
     again: Amount | None = Field(
         default=None,
-        description="Part of backward that is computed again, by both halves of a backward pass under zero_bubble_v; without it "
+        description="Part of backward that is computed again, by both halves of a backward pass in a V; without it "
         "what backward takes beyond the quickest kind.",
     )
 
@@ -147,13 +153,15 @@ class Problem(StrictModel):
                 raise ValueError(f"{key} has {len(value)} entries for {self.stages} stages")
         if self.schedule in ZERO_BUBBLE and self.chunks > 1:
             raise ValueError(f"schedule {self.schedule} has one chunk per stage, not {self.chunks}")
-        if self.schedule == ZERO_BUBBLE_V:
+        if self.v_shape:
             self._check_v()
-        if self.schedule in (*ZERO_BUBBLE, ZERO_BUBBLE_V) and not any(layer.weight_gradient for layer in self.layers):
+        if self.schedule in (*SEARCHED_ORDERS, ZERO_BUBBLE_V) and not any(
+            layer.weight_gradient for layer in self.layers
+        ):
             raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
         if self.layer_count > MOST_LAYERS:
             raise ValueError(f"layers: there are {self.layer_count:,}; at most {MOST_LAYERS:,} are planned")
-        passes, most = self.places * self.micro_batches, MOST_PASSES[self.schedule in ZERO_BUBBLE]
+        passes, most = self.places * self.micro_batches, MOST_SEARCHED.get(self.schedule, MOST_PASSES)
         if passes > most and not self.settles:
             raise ValueError(
                 f"stages x chunks x micro_batches is {passes:,}: at most {most:,} passes of schedule {self.schedule} "
@@ -178,10 +186,13 @@ class Problem(StrictModel):
         return tuple(max(cost.activation_mb for cost in layer.kinds.values()) for layer in self.layers)
 
     def _check_v(self) -> None:
-        """What MindSpore's order of a V asks for."""
+        """What a V asks for, and MindSpore's order of it."""
         if self.chunks != CHUNKS_OF_A_V:
-            raise ValueError(f"schedule {ZERO_BUBBLE_V} has {CHUNKS_OF_A_V} chunks per stage, not {self.chunks}")
-        if self.stages < 2 or self.micro_batches < 2 * self.stages:
+            raise ValueError(
+                f"schedule {self.schedule} has {CHUNKS_OF_A_V} chunks per stage, not {self.chunks}; write chunks "
+                f"{CHUNKS_OF_A_V}, or --interleave {CHUNKS_OF_A_V}"
+            )
+        if self.schedule == ZERO_BUBBLE_V and (self.stages < 2 or self.micro_batches < 2 * self.stages):
             raise ValueError(
                 f"schedule {ZERO_BUBBLE_V} needs two stages and two micro-batches per stage at least, not {self.stages} stages "
                 f"and {self.micro_batches} micro-batches"
@@ -190,7 +201,7 @@ class Problem(StrictModel):
     @property
     def v_shape(self) -> bool:
         """Whether the second chunk runs back from the last stage to the first, and backward passes may come in two halves."""
-        return self.schedule == ZERO_BUBBLE_V
+        return self.schedule in (ZERO_BUBBLE_V, CONTROLLABLE_V)
 
     @property
     def visits(self) -> tuple[int, ...]:

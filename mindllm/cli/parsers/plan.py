@@ -22,7 +22,8 @@ EXAMPLES = """example:
   %(prog)s --simulated output_even output_shifted --layers 64 --yaml plan.yaml
   %(prog)s --problem problem.json --apply run.yaml --output planned.yaml
 """
-SCHEDULES = ("1f1b", "less_memory", "gpipe", "zero_bubble_v", "zb1p", "zb2p", "zb")  # of mindllm.planning.problem
+SCHEDULES = ("1f1b", "less_memory", "gpipe", "zero_bubble_v", "controllable_v", "zb1p", "zb2p", "zb")
+# of mindllm.planning.problem
 FORMATS = (".png", ".svg", ".html")  # of mindllm.planning.reports.picture
 DESCRIPTION = (
     "Plans pipeline stages, interleaving and recomputation: the fastest plan that fits the memory, and a bound no plan can "
@@ -85,7 +86,11 @@ def _add_settings(parser: CommandParser) -> None:
         help="chunks per stage (pp_interleave_num); of several numbers the fastest is taken",
     )
     given.add_argument("--micro_batches", type=_positive, metavar="N")
-    given.add_argument("--schedule", choices=SCHEDULES, help="1f1b is interleaved where there are chunks")
+    given.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        help="1f1b is interleaved where there are chunks; zero_bubble_v is MindSpore's V, controllable_v one within the memory",
+    )
     given.add_argument("--max_memory", type=_size, metavar="SIZE", help="of every stage: 58GB, 58000MB")
 
 

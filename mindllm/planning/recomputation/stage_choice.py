@@ -45,6 +45,7 @@ class StageChoice:
     """Times of every place for many splits at once. Runs of layers are numbered as they are met.
 
     ``weights`` say how much a backward pass of a place matters, ``[places]``; with equal weights a stage's time is least.
+    ``alive`` are the micro-batches that have to find room in the backward pass of each chunk, by stage, ``[vectors, chunks]``.
     """
 
     def __init__(self, problem: Problem, mixes: Mixes, orders: Orders) -> None:
@@ -86,15 +87,16 @@ class StageChoice:
         return times
 
     def plan(self, counts: np.ndarray) -> Plan:
-        """The plan chosen for one split, ``[places]``, that fits the memory."""
+        """The plan chosen for one split, ``[places]``, that fits the memory; ValueError where none does."""
+        return self.plan_of(counts, [self.mixes_of(counts, stage) for stage in range(self.problem.stages)])
+
+    def mixes_of(self, counts: np.ndarray, stage: int) -> Sequence[np.ndarray]:
+        """The counts of the mixes that are chosen for the chunks of a stage in one split; ValueError where none fits."""
         numbers = self._number(counts[None])[0]
-        stages, chosen = self.problem.stages, []
-        for stage in range(stages):
-            choice = self._choose(stage, tuple(numbers[stage::stages].tolist()))
-            if choice is None:
-                raise ValueError(f"stage {stage} cannot hold these layers")
-            chosen.append(choice[1])
-        return self.plan_of(counts, chosen)
+        choice = self._choose(stage, tuple(numbers[stage :: self.problem.stages].tolist()))
+        if choice is None:
+            raise ValueError(f"stage {stage} cannot hold these layers")
+        return choice[1]
 
     def plan_of(self, counts: np.ndarray, mixes: Sequence[Sequence[np.ndarray]]) -> Plan:
         """The plan of one split, ``[places]``, with the counts of the mixes of every stage's chunks."""

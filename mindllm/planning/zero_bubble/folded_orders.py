@@ -47,6 +47,7 @@ PACES = (1.0, 1.04)
 """Times the least time between micro-batches."""
 BEST = 4  # orders whose operations are moved
 EFFORT = 4_000_000  # operations timed for that, and as many for the waits of blocks
+QUICK_EFFORT = 20_000  # for the waits of blocks where many plans are to be judged
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,7 @@ def folded_orders(
     Raises:
         ValueError: a stage cannot hold a micro-batch of both chunks.
     """
-    if (costs.held.sum(axis=0) > costs.limit * (1 + 1e-12)).any():
-        raise ValueError("a stage cannot hold one micro-batch")
+    check_room(costs)
     goal = folded_bound(costs, micro_batches) * (1 + 1e-9) if judge is whole_step else 0.0
     plain = one_by_one(costs.stages, micro_batches)
     by_time = {_time(costs, plain, judge): plain}
@@ -197,6 +197,38 @@ def folded_orders(
         by_time |= tried | _moved(costs, by_time, judge, effort, deadline - quarter / 2)
         by_time |= _moved(costs, {_time(costs, plain, judge): plain} | tried, judge, effort, deadline)
     return orders_of_kinds(by_time[min(by_time)])
+
+
+def quick_orders(
+    costs: FoldedCosts, micro_batches: int, effort: int = QUICK_EFFORT, deadline: float = math.inf
+) -> Orders:
+    """The shortest order of repeated blocks, their waits filled with ``effort`` operations timed; a first one in any case.
+
+    Raises:
+        ValueError: a stage cannot hold a micro-batch of both chunks.
+    """
+    check_room(costs)
+    goal = folded_bound(costs, micro_batches) * (1 + 1e-9)
+    plain = one_by_one(costs.stages, micro_batches)
+    by_time = {_time(costs, plain, whole_step): plain}
+    by_time |= _repeated(costs, micro_batches, whole_step, effort, goal, deadline)
+    return orders_of_kinds(by_time[min(by_time)])
+
+
+def quick_time(costs: FoldedCosts, micro_batches: int, deadline: float = math.inf) -> float:
+    """The step of the best repeated block as it is; infinite where memory has room for none.
+
+    Raises:
+        OutOfTime: ``deadline`` passed.
+    """
+    best = (next(ranked(costs, micro_batches, grid, deadline), None) for grid in grids(costs))
+    return min((_time(costs, kinds, whole_step) for kinds in best if kinds is not None), default=math.inf)
+
+
+def check_room(costs: FoldedCosts) -> None:
+    """Raises ValueError where a stage cannot hold a micro-batch of both chunks."""
+    if (costs.held.sum(axis=0) > costs.limit * (1 + 1e-12)).any():
+        raise ValueError("a stage cannot hold one micro-batch")
 
 
 def _moved(
