@@ -260,6 +260,40 @@ def plan(
     return make_plan(costs, seconds, interleave, validate)
 
 
+def plan_problem(
+    problem: Mapping[str, Any] | str | Path,
+    *,
+    schedule: str | None = None,
+    max_memory: str | None = None,
+    interleave: Sequence[int] | None = None,
+    seconds: float = 60.0,
+) -> PipelinePlan:
+    """Plan layers whose costs are given, in schedules that MindSpore has and in others.
+
+    Args:
+        problem: stages, micro-batches, layers and their costs, as docs/pipeline_balance.md has them, or a file of that.
+        schedule: instead of the problem's: ``controllable_v`` or ``zb``, for two that keep within the memory.
+        max_memory: of every stage, as ``58GB``; None: the problem's.
+        interleave: numbers of chunks per stage, of which the fastest is taken; None: the problem's.
+        seconds: for each plan, about.
+
+    Raises:
+        CheckFailed: no plan fits the memory.
+        UserError: no such file, a value that makes no sense, or no plan was found in that time.
+    """
+    from mindllm.planning import subject
+    from mindllm.planning.outcome import make_plan
+    from mindllm.planning.read_problem import Setting
+    from mindllm.units import device_mebibytes
+
+    limit = device_mebibytes(max_memory) if max_memory else None
+    numbers: Sequence[int | None] = tuple(dict.fromkeys(interleave)) if interleave else (None,)
+    settings = [Setting(None, chunks, None, schedule, limit) for chunks in numbers]
+    if isinstance(problem, Mapping):
+        return make_plan(subject.of_fields(problem, settings), seconds)
+    return make_plan(subject.of_problem(Path(problem), settings), seconds)
+
+
 def search(
     run: Run,
     *,

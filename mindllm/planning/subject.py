@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig
 from mindllm.dry_run.simulations import Simulations
@@ -15,7 +15,7 @@ from mindllm.planning.costs.measured import Fit, read_measured
 from mindllm.planning.from_programs.simulated import read_simulated
 from mindllm.planning.from_programs.simulated_costs import SimulatedFit, simulated_problem
 from mindllm.planning.plan import Evaluation
-from mindllm.planning.problem import Problem
+from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.planning.reports.costs import costs_parts, simulated_parts
 from mindllm.planning.reports.plan import fit_parts
@@ -74,6 +74,11 @@ def of_architecture(
 def of_problem(path: Path, settings: Sequence[Setting], instance: str | None = None) -> Subject:
     """Return the subject of a problem in a file, under each of several settings."""
     return Subject(tuple(read_problem(path, setting, instance) for setting in settings))
+
+
+def of_fields(fields: Mapping[str, Any], settings: Sequence[Setting], name: str = "problem") -> Subject:
+    """Return the subject of a problem's keys, under each of several settings; errors call it ``name``."""
+    return Subject(tuple(make_problem({**fields, **setting.fields()}, name) for setting in settings))
 
 
 def of_measurements(paths: Sequence[Path], settings: Sequence[Setting]) -> Subject:
