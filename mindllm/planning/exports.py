@@ -28,8 +28,13 @@ def torch_schedule(evaluation: Evaluation) -> str:
     """Return the order of passes as PyTorch's pipelining reads it: CSV, a row of actions for each stage of ours.
 
     All micro-batches stand in it, also where the simulation of a long pipeline left out some that repeat.
+
+    Raises:
+        UserError: sequences go through in pieces.
     """
     problem = evaluation.problem
+    if problem.pieces > 1:
+        raise UserError(f"{problem.name}: PyTorch's pipelining has no pieces of sequences; plan pieces 1")
     return csv_of_orders(_orders(evaluation), problem.visits)
 
 

@@ -188,7 +188,7 @@ def orders_of(problem: Problem) -> Orders:
     if is_long(problem):
         return steady.first_orders(problem.stages, problem.micro_batches)
     schedule = "1f1b" if problem.schedule in ZERO_BUBBLE else problem.schedule
-    return stage_orders(schedule, problem.stages, problem.chunks, problem.micro_batches)
+    return stage_orders(schedule, problem.stages, problem.chunks, problem.micro_batches, problem.pieces)
 
 
 def zero_bubble_orders(problem: Problem, costs: Costs, deadline: float) -> Orders:

@@ -16,15 +16,28 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from mindllm import outside
-from mindllm.architecture.layer_counts import CHUNKS_OF_A_V, ZERO_BUBBLE_V, places_in_order
+from mindllm.architecture.layer_counts import CHUNKS_OF_A_V, IN_PIECES, SEQPIPE, ZERO_BUBBLE_V, places_in_order
 from mindllm.config.reading.problems import plain_message
 from mindllm.config.section import StrictModel
 from mindllm.errors import UserError
 
-Schedule = Literal["1f1b", "less_memory", "gpipe", "zero_bubble_v", "controllable_v", "zb1p", "zb2p", "zb"]
+Schedule = Literal[
+    "1f1b",
+    "less_memory",
+    "gpipe",
+    "seqpipe",
+    "seqvpp",
+    "seqsmartvpp",
+    "zero_bubble_v",
+    "controllable_v",
+    "zb1p",
+    "zb2p",
+    "zb",
+]
 """``1f1b`` is interleaved 1F1B when there are several chunks; ``less_memory`` is the interleaved schedule with the warm-up of one
-chunk; ``zero_bubble_v`` is MindSpore's, of two chunks in a V; ``controllable_v`` is one of two chunks in a V that keeps within
-the memory limit, V-min to ZB-V; ``zb`` is the zero-bubble schedule of one chunk that does."""
+chunk; ``seqpipe``, ``seqvpp`` and ``seqsmartvpp`` are MindSpore's of pieces of sequences; ``zero_bubble_v`` is its order of two
+chunks in a V; ``controllable_v`` is one of two chunks in a V that keeps within the memory limit, V-min to ZB-V; ``zb`` is the
+zero-bubble schedule of one chunk that does."""
 
 ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
 """Those of one chunk whose order of operations is searched."""
@@ -126,6 +139,10 @@ class Problem(StrictModel):
     stages: int = Field(ge=1, le=1024)
     chunks: int = Field(default=1, ge=1, le=16, description="pp_interleave_num")
     micro_batches: int = Field(ge=1, le=65_536)
+    pieces: int = Field(
+        default=1, ge=1, le=1024,
+        description="seq_split_num: in which the sequences of a micro-batch go through the pipeline; costs are those of one.",
+    )  # fmt: skip
     schedule: Schedule = "1f1b"
     layers: tuple[Layer, ...] = Field(min_length=1)
     head: End = End()
@@ -161,11 +178,13 @@ class Problem(StrictModel):
             raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
         if self.layer_count > MOST_LAYERS:
             raise ValueError(f"layers: there are {self.layer_count:,}; at most {MOST_LAYERS:,} are planned")
-        passes, most = self.places * self.micro_batches, MOST_SEARCHED.get(self.schedule, MOST_PASSES)
+        if self.pieces > 1:
+            self._check_pieces()
+        passes, most = self.places * self.passes, MOST_SEARCHED.get(self.schedule, MOST_PASSES)
         if passes > most and not self.settles:
             raise ValueError(
-                f"stages x chunks x micro_batches is {passes:,}: at most {most:,} passes of schedule {self.schedule} "
-                "are simulated; give fewer micro-batches"
+                f"stages x chunks x micro_batches{' x pieces' * (self.pieces > 1)} is {passes:,}: at most {most:,} passes of "
+                f"schedule {self.schedule} are simulated; give fewer micro-batches"
             )
         names = [layer.name for layer in self.layers]
         if len(set(names)) != len(names):
@@ -185,6 +204,18 @@ class Problem(StrictModel):
         """What a layer keeps of a micro-batch where it recomputes least, by layer."""
         return tuple(max(cost.activation_mb for cost in layer.kinds.values()) for layer in self.layers)
 
+    def _check_pieces(self) -> None:
+        """What MindSpore's orders of pieces ask for."""
+        if self.schedule not in IN_PIECES:
+            raise ValueError(
+                f"pieces: {self.schedule} orders whole sequences (value {self.pieces}); write 1, or schedule {SEQPIPE}"
+            )
+        if self.schedule != SEQPIPE and (self.chunks == 1 or self.pieces > self.stages):
+            raise ValueError(
+                f"pieces: {self.schedule} has several chunks and at most as many pieces as stages, {self.stages} "
+                f"(value {self.pieces}, chunks {self.chunks}); write schedule {SEQPIPE}"
+            )
+
     def _check_v(self) -> None:
         """What a V asks for, and MindSpore's order of it."""
         if self.chunks != CHUNKS_OF_A_V:
@@ -197,6 +228,17 @@ class Problem(StrictModel):
                 f"schedule {ZERO_BUBBLE_V} needs two stages and two micro-batches per stage at least, not {self.stages} stages "
                 f"and {self.micro_batches} micro-batches"
             )
+
+    @property
+    def pipeline(self) -> str:
+        """The schedule and what it goes through, in words."""
+        pieces = f" of {self.pieces} pieces" if self.pieces > 1 else ""
+        return f"{self.schedule}, {self.stages} stages x {self.chunks} chunk(s), {self.micro_batches} micro-batches{pieces}"
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of a place in a step: micro-batches, or pieces of them."""
+        return self.micro_batches * self.pieces
 
     @property
     def v_shape(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.architecture.layer_counts import IN_PIECES
 from mindllm.deadline import OutOfTime, now, passed
 from mindllm.errors import CheckFailed, UserError
 from mindllm.planning.one_chunk.planner import solve_one_chunk
@@ -90,7 +91,7 @@ def _solver(
         return solve_folded(problem, even, deadline, first)
     if problem.schedule in ZERO_BUBBLE:
         return solve_zero_bubble(problem, even, deadline, first)
-    if problem.chunks == 1:
+    if problem.chunks == 1 and problem.schedule not in IN_PIECES:
         return solve_one_chunk(problem, even, deadline, first)
     return solve_interleaved(problem, even, deadline, first)
 
@@ -110,7 +111,7 @@ def work_bound(problem: Problem) -> float:
             e.weight_gradient for e in ends
         )
     crossings = 2 * problem.point_to_point * problem.hops
-    return max(work * problem.micro_batches / problem.stages, work - late + crossings)
+    return max(work * problem.passes / problem.stages, work - late + crossings)
 
 
 def _what_would_fit(problem: Problem, deadline: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.architecture.layer_counts import ZERO_BUBBLE_V, layer_counts
+from mindllm.architecture.layer_counts import IN_PIECES, ZERO_BUBBLE_V, layer_counts
 from mindllm.config import RecomputeConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, LayerPlan, read_plan
@@ -37,10 +37,18 @@ class YamlPlan:
             "model.model_config.pp_interleave_num": problem.chunks,
             "parallel_config.pipeline_stage": problem.stages,
             "parallel_config.micro_batch_num": problem.micro_batches,
-            "parallel.pipeline_config.pipeline_interleave": problem.chunks > 1,
-            **({"parallel.pipeline_config.pipeline_scheduler": ZERO_BUBBLE_V} if problem.v_shape else {}),
+            "parallel.pipeline_config.pipeline_interleave": problem.chunks > 1 or problem.schedule in IN_PIECES,
+            **_scheduler(problem),
             **{f"recompute_config.{key}": getattr(self, key) for key in KEYS},
         }
+
+
+def _scheduler(problem: Problem) -> dict[str, Any]:
+    """The keys of an order that places, memory or passes of the plan ask for."""
+    key = "parallel.pipeline_config.pipeline_scheduler"
+    if problem.schedule in IN_PIECES:
+        return {key: problem.schedule, "parallel_config.seq_split_num": problem.pieces}
+    return {key: ZERO_BUBBLE_V} if problem.v_shape else {}
 
 
 def check_trained(problem: Problem) -> None:

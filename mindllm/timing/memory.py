@@ -45,7 +45,7 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     for own, needs in zip(plan.layers, _needs(workload), strict=True):
         layers[own.chunk * plan.stages + own.stage].append(needs)
     kept = np.array([sum(size for size, _, _ in held) for held in layers])
-    kept[plan.last_place] += _kept_at_the_loss(workload)
+    kept[plan.last_place] += kept_at_the_loss(workload)
     working = np.array([
         working_memory_of_v(held) if plan.v_shape else working_memory([needs[:2] for needs in held]) for held in layers
     ])  # fmt: skip
@@ -54,8 +54,8 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     held = held_memory(kept.reshape(shape), working.reshape(shape), orders)
     held_for_pieces = np.zeros(plan.stages)  # keys, values and their gradients, from one piece to the next
     for own, spec in zip(plan.layers, workload.architecture.layers, strict=True):
-        held_for_pieces[own.stage] += 2 * _seen_by_a_piece(workload, spec)
-        held_for_pieces[own.stage] -= 0.0 if own.recompute else _cast_for_a_piece(workload, spec)
+        held_for_pieces[own.stage] += 2 * seen_by_a_piece(workload, spec)
+        held_for_pieces[own.stage] -= 0.0 if own.recompute else cast_for_a_piece(workload, spec)
     updates, working_of_update = step_work(workload).updates, update_working_bytes(workload)
     return tuple(
         state_bytes(update.parameters, workload)
@@ -126,16 +126,16 @@ def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, token
     strategy, numerics = workload.strategy, workload.numerics
     given = numerics.hidden_bytes * tokens * spec.attention.hidden_size / strategy.sequence_ranks
     if own.recompute:
-        return given + _seen_by_a_piece(workload, spec)
+        return given + seen_by_a_piece(workload, spec)
     kept = kept_results(spec, tokens, workload.seq_length, strategy, numerics)
     if own.patterns:
         forward = forward_work(spec, float(tokens), workload.seq_length, strategy, numerics)
         for one in repeated_work(forward, own):
             kept.pop(one.name, None)
-    return max(given, sum(kept.values())) + _seen_by_a_piece(workload, spec) + _cast_for_a_piece(workload, spec)
+    return max(given, sum(kept.values())) + seen_by_a_piece(workload, spec) + cast_for_a_piece(workload, spec)
 
 
-def _seen_by_a_piece(workload: Workload, spec: LayerSpec) -> float:
+def seen_by_a_piece(workload: Workload, spec: LayerSpec) -> float:
     """Keys and values of whole sequences, which every piece of them keeps for its gradients; none where sequences are whole."""
     strategy, attention = workload.strategy, spec.attention
     if strategy.pieces == 1 or not isinstance(attention, AttentionSpec):
@@ -144,7 +144,7 @@ def _seen_by_a_piece(workload: Workload, spec: LayerSpec) -> float:
     return HALF_BYTES * strategy.micro_batch_size * workload.seq_length * width
 
 
-def _cast_for_a_piece(workload: Workload, spec: LayerSpec) -> float:
+def cast_for_a_piece(workload: Workload, spec: LayerSpec) -> float:
     """The matrices of a layer in half precision, which every pass casts anew and keeps, and of which the state has one; none
     where sequences are whole, whose passes are few. In a dry run they were half of what pieces keep.
     """
@@ -154,7 +154,7 @@ def _cast_for_a_piece(workload: Workload, spec: LayerSpec) -> float:
     return HALF_BYTES * sum(map(math.prod, shapes)) / workload.strategy.model_parallel
 
 
-def _kept_at_the_loss(workload: Workload) -> float:
+def kept_at_the_loss(workload: Workload) -> float:
     """The head's weight in half precision and logits in single precision, twice, which every piece keeps; as above."""
     strategy, architecture = workload.strategy, workload.architecture
     if strategy.pieces == 1:

@@ -342,7 +342,7 @@ def test_kinds_are_those_a_run_can_choose_between(recompute, tp, names):
         ({"stages": 1, "micro": 1}, r"pipeline_stage.*there is no pipeline to plan"),
         ({"context": {"device_target": "CPU"}}, r"device_target.*only Ascend"),
         ({"recompute_config": {"recompute": True, "select_recompute_exclude": [r"attention\.mul"]}}, "excluded operators"),
-        ({"parallel": {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "gpipe"}}}, "only 1f1b"),
+        ({"parallel": {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "gpipe"}}}, "add --formula"),
     ],
 )  # fmt: skip
 def test_runs_that_are_not_planned_are_refused(changes, said):

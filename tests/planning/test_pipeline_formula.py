@@ -90,6 +90,34 @@ def test_a_v_is_planned_written_and_takes_what_the_model_of_time_says(tmp_path, 
     assert all(layer["stage"] == 0 for layer in (told["layers"][0], told["layers"][-1]))
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "pieces", "chunks"), [("seqpipe", 4, 1), ("seqvpp", 2, 2), ("seqsmartvpp", 1, 2)]
+)
+def test_sequences_in_pieces_are_planned_in_their_order(scheduler, pieces, chunks, tmp_path, capsys):
+    """Its step is the model of time's; memory is the formula's or a little more where there are pieces."""
+    source, output = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", tmp_path / "planned.yaml"
+    keys = [
+        f"--parallel.pipeline_config={{pipeline_interleave: true, pipeline_scheduler: {scheduler}}}",
+        f"--model.model_config={{pp_interleave_num: {chunks}, offset: 0}}",
+        f"--parallel_config={{seq_split_num: {pieces}, micro_batch_num: 8}}",
+        "--recompute_config={recompute: false, select_recompute: true}",
+    ]
+    main(["--config", str(source), *keys, "--formula", "--seconds", "2", "--json", "--apply", "--output", str(output)])
+    told = json.loads(capsys.readouterr().out)
+    config = load_config(output)
+    as_it_is, line = formula.formula_as_it_is(config, DEVICE), step_time(workload_of(config), DEVICE).line
+    assert (config.parallel_config.seq_split_num, as_it_is.problem.pieces) == (pieces, pieces)
+    assert as_it_is.step_time == pytest.approx(told["step_time"])
+    assert as_it_is.line.makespan == pytest.approx(1000 * line.makespan)
+    assert told["lower_bound"] <= told["step_time"]
+    assert told["step_time"] < told["yaml_step_time"] or not told["yaml_fits"]
+    by_formula = [size / MIB for size in stage_bytes(workload_of(config))]
+    over = [mine / theirs for mine, theirs in zip(told["peak_memory_mb"], by_formula, strict=True)]
+    assert all(1 - 1e-6 <= one < 1.1 for one in over), over
+    assert pieces > 1 or over == pytest.approx([1.0] * 4)
+    assert max(told["peak_memory_mb"]) <= formula.ROOM * 58 * GB / MIB
+
+
 def test_a_v_that_is_all_recomputed_computes_it_twice():
     again = "--recompute_config={recompute: true, select_recompute: false}"
     config = load_config(CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", [*V[:2], again])
@@ -177,12 +205,12 @@ def test_a_yaml_that_does_not_fit_is_said_to(capsys):
             "pipeline_stage: is 1: there is no pipeline to plan",
         ),
         (
-            ["--config", "CONFIG", "--formula", "--parallel.pipeline_config.pipeline_scheduler=seqpipe"],
-            "pipeline_scheduler: only 1f1b, gpipe and zero_bubble_v are planned (value seqpipe)",
+            ["--config", "CONFIG", "--parallel.pipeline_config.pipeline_scheduler=seqpipe"],
+            "pipeline_scheduler: small runs have no costs of it (value seqpipe); add --formula",
         ),
     ],
 )
-def test_what_cannot_be_planned_by_formula_is_refused(arguments, expected, capsys):
+def test_what_cannot_be_planned_is_refused(arguments, expected, capsys):
     source = str(CONFIGS / "deepseek/pretrain_deepseek_v3_671b.yaml")
     with pytest.raises(SystemExit) as ended:
         run_command(main, [source if argument == "CONFIG" else argument for argument in arguments])

@@ -102,7 +102,7 @@ def test_a_limit_no_plan_keeps_says_what_would_fit(here):
         (("--config", "run.yaml", "--max_memory", "much"), "is not a size"),
         (
             ("--config", "run.yaml", "--parallel.pipeline_config.pipeline_scheduler=gpipe"),
-            "only 1f1b and zero_bubble_v",
+            "add --formula",
         ),
         (("--problem", "run.yaml", "--validate"), "--config"),
         (("--problem", "run.yaml", "--apply", "--output", "x.yaml"), "RUN.yaml"),

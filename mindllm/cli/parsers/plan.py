@@ -22,8 +22,10 @@ EXAMPLES = """example:
   %(prog)s --simulated output_even output_shifted --layers 64 --yaml plan.yaml
   %(prog)s --problem problem.json --apply run.yaml --output planned.yaml
 """
-SCHEDULES = ("1f1b", "less_memory", "gpipe", "zero_bubble_v", "controllable_v", "zb1p", "zb2p", "zb")
-# of mindllm.planning.problem
+SCHEDULES = (
+    "1f1b", "less_memory", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v", "controllable_v", "zb1p", "zb2p", "zb"
+)  # fmt: skip
+"""Of mindllm.planning.problem."""
 FORMATS = (".png", ".svg", ".html")  # of mindllm.planning.reports.picture
 DESCRIPTION = (
     "Plans pipeline stages, interleaving and recomputation: the fastest plan that fits the memory, and a bound no plan can "

@@ -151,7 +151,11 @@ def with_memory(config: RunConfig, size: str | None) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    check_planned(config, PLANNED)
+    check_planned(config)
+    scheduler = config.parallel.pipeline_config.pipeline_scheduler
+    if scheduler not in PLANNED:
+        message = f"small runs have no costs of it (value {scheduler}); add --formula, or write {' or '.join(PLANNED)}"
+        raise config.error("parallel.pipeline_config.pipeline_scheduler", message)
     target = config.context.device_target
     if target != "Ascend":
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
 from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, make_plan
@@ -20,10 +19,19 @@ from mindllm.planning.costs.layer_kinds import check_planned, recomputed
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.reduced_runs.even import even_keys
+from mindllm.schedules.orders import alive, stage_orders
 from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
-from mindllm.timing.memory import layer_needs, loss_bytes, state_bytes, update_working_bytes
+from mindllm.timing.memory import (
+    cast_for_a_piece,
+    kept_at_the_loss,
+    layer_needs,
+    loss_bytes,
+    seen_by_a_piece,
+    state_bytes,
+    update_working_bytes,
+)
 from mindllm.timing.non_layer_cost import Held, embedding_parameters, last_parameters, layer_parameters
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import Part, spec_part, step_work
@@ -38,7 +46,6 @@ KINDS = {
 }
 ROOM = 0.95  # of the limit: what gaps between blocks and kernels' workspace leave
 NAME = "the YAML as it is"
-PLANNED = ("1f1b", "gpipe", ZERO_BUBBLE_V)
 
 UNKNOWN = f"{NAME} cannot be judged: it recomputes in a way that plans do not offer, or reaches no steady state"
 
@@ -56,6 +63,7 @@ def plan_problem(
     work = step_work(workload)
     timed = TimedWork(work, device)
     plan, sizes = workload.plan, workload.strategy
+    most = _most_pieces(workload) if sizes.pieces > 1 else 1
     names = ("forward", "backward", "weight_gradient")
     ends = {end: dict(zip(names, _end_times(work.parts[end], timed), strict=True)) for end in ("embedding", "head")}
     fields: dict[str, Any] = {
@@ -63,9 +71,11 @@ def plan_problem(
         "stages": plan.stages,
         "chunks": plan.chunks,
         "micro_batches": sizes.micro_batches,
+        "pieces": sizes.pieces,
         "schedule": sizes.schedule,
         "layers": [
-            _layer(number, spec, count, workload, timed, kinds) for number, (spec, count) in enumerate(_runs(workload))
+            _layer(number, spec, count, workload, timed, kinds, most)
+            for number, (spec, count) in enumerate(_runs(workload))
         ],
         "head": {
             **ends["embedding"],
@@ -74,6 +84,7 @@ def plan_problem(
         "tail": {
             **ends["head"],
             "memory_mb": _state(last_parameters(workload), workload),
+            "activation_mb": kept_at_the_loss(workload) / MIB,
             "transient_mb": loss_bytes(workload) / MIB,
         },
         "start_mb": update_working_bytes(workload) / MIB,
@@ -83,6 +94,13 @@ def plan_problem(
         "exposed_communication": MILLISECONDS * max(end.seconds for end in timed.ends),
     }
     return make_problem(fields, name)
+
+
+def _most_pieces(workload: Workload) -> int:
+    """Pieces that the fullest place keeps at once."""
+    plan, sizes = workload.plan, workload.strategy
+    orders = stage_orders(sizes.schedule, plan.stages, plan.chunks, sizes.micro_batches, sizes.pieces)
+    return max(int(vectors.max()) for vectors in alive(orders, plan.chunks))
 
 
 def _written(kinds: Mapping[str, LayerKind]) -> dict[str, Any] | None:
@@ -117,8 +135,19 @@ def _end_times(part: Part, timed: TimedWork) -> tuple[float, float, float]:
 
 
 def _layer(
-    number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork, kinds: Mapping[str, LayerKind]
+    number: int,
+    spec: LayerSpec,
+    count: int,
+    workload: Workload,
+    timed: TimedWork,
+    kinds: Mapping[str, LayerKind],
+    most: int,
 ) -> dict[str, Any]:
+    """Costs of a layer, of whose pieces the fullest place keeps the ``most`` at once.
+
+    All but one of them keep matrices of their own in half precision (``timing/memory.py``). Shared out over the most, memory is
+    that of the formula in the fullest place, and more in others.
+    """
     whole = spec_part(workload, spec, LayerAssignment(0))
     forward, quickest = (one.seconds for one in timed.passes(whole))
     costs = {}
@@ -127,6 +156,7 @@ def _layer(
         part = spec_part(workload, spec, own)
         backward = timed.passes(part)[1].seconds
         kept, working = layer_needs(workload, spec, own)
+        kept -= 0.0 if own.recompute else cast_for_a_piece(workload, spec) / most
         costs[name] = {
             "backward": MILLISECONDS * backward,
             "activation_mb": kept / MIB,
@@ -140,7 +170,8 @@ def _layer(
         "weight_gradient": MILLISECONDS * min(timed.weight_gradients(whole), quickest),
         "parameter_mb": _state(
             layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update), workload
-        ),
+        )
+        + 2 * seen_by_a_piece(workload, spec) / MIB,
         "kinds": costs,
     }
 
@@ -151,7 +182,7 @@ def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] |
     Raises:
         UserError: the run has no pipeline, several layers predict ahead, or there are fewer layers than places.
     """
-    check_planned(config, PLANNED)
+    check_planned(config)
     limit = memory_limit(config, device)
     name = config.trainer.model_name or "run"
     return [

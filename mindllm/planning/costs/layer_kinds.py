@@ -6,7 +6,7 @@ And the ways to recompute them that a run can choose between: none, its selectio
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mindllm.architecture.layer_kind import LayerKind
@@ -38,21 +38,16 @@ def main_and_ahead(layers: Mapping[str, LayerKind]) -> tuple[list[str], str | No
     return names[False], names[True][0] if names[True] else None
 
 
-def check_planned(config: RunConfig, schedules: Sequence[str]) -> None:
-    """Refuses runs that the planner has nothing to say of: without a pipeline, or in none of ``schedules``.
+def check_planned(config: RunConfig) -> None:
+    """Refuses runs that the planner has nothing to say of: without a pipeline, or with layers as :func:`check_ahead` says.
 
     Raises:
         UserError: names the key.
     """
-    stages, scheduler = config.parallel_config.pipeline_stage, config.parallel.pipeline_config.pipeline_scheduler
+    stages = config.parallel_config.pipeline_stage
     if stages < 2:
         message = f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on"
         raise config.error("parallel_config.pipeline_stage", message)
-    if scheduler not in schedules:
-        message = (
-            f"only {', '.join(schedules[:-1])} and {schedules[-1]} are planned (value {scheduler}); write one of them"
-        )
-        raise config.error("parallel.pipeline_config.pipeline_scheduler", message)
     check_ahead(config)
 
 

@@ -111,10 +111,8 @@ def _title(figure: Any, evaluation: Evaluation, note: str) -> None:
     problem = evaluation.problem
     shown = sorted(set(evaluation.line.table.what.tolist()))
     figure.suptitle(
-        f"{problem.name}: {problem.schedule}, {problem.stages} stages x {problem.chunks} chunk(s), {problem.micro_batches} "
-        f"micro-batches, step {evaluation.step_time:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
-        + f"\n{note}"
-        * bool(note)
+        f"{problem.name}: {problem.pipeline}, step {evaluation.step_time:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
+        + f"\n{note}" * bool(note)
     )
     figure.legend(
         handles=[Patch(color=COLOURS[what], label=NAMES[what]) for what in shown], loc="outside lower center",

@@ -104,7 +104,9 @@ class LayerDescent:
         """Another split near this one: some stages in a row shift a layer between two chunks, or layers change their places."""
         stages, chunks = self.program.problem.stages, self.program.problem.chunks
         moved = totals.copy()
-        if self.random.random() < 0.5:
+        if len(moved) == 1:
+            return moved
+        if self.random.random() < 0.5 and chunks > 1:
             first, length = self.random.integers(stages), self.random.integers(1, stages // 2 + 2)
             row = (first + np.arange(length)) % stages
             source, target = self.random.permutation(chunks)[:2]

@@ -259,7 +259,7 @@ class PathProgram:
         for stage in range(problem.stages):
             before = stage * (quickest + len(passes) * problem.point_to_point)
             before += float(self.fixed[list(passes), :stage].sum())
-            latest = (target - before) / problem.micro_batches - float(fixed[stage :: problem.stages].sum())
+            latest = (target - before) / problem.passes - float(fixed[stage :: problem.stages].sum())
             for index, layer in enumerate(problem.layers):
                 average = layer.count / problem.stages
                 floor = StageFloor(problem, self.table.orders, stage, index)
