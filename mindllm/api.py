@@ -317,7 +317,8 @@ def search(
         best: how many are planned and shown.
         seconds: for each plan.
         dry_run: how many of the best are held to MindSpore's dry run, and planned again where they do not fit.
-        schedules: orders of micro-batches, ``1f1b`` or ``zero_bubble_v``; empty: the first, and what the run has.
+        schedules: orders of micro-batches, of ``1f1b``, ``zero_bubble_v``, ``seqpipe``, ``seqvpp`` and ``seqsmartvpp``, the
+            last three also with sequences in pieces; empty: the first, and what the run has.
         output: a directory in which what was judged is kept, so that an interrupted search goes on; None: nothing is written.
         progress: told of strategies that are judged, planned and simulated.
 

@@ -13,10 +13,10 @@ ZERO_BUBBLE_V = "zero_bubble_v"
 2405.15362)."""
 CHUNKS_OF_A_V = 2
 ONE_F_ONE_B = "1f1b"
-SEARCHED = (ONE_F_ONE_B, ZERO_BUBBLE_V)
-"""Schedules that a search for a strategy may try."""
 SEQPIPE, SEQVPP, SEQSMARTVPP = IN_PIECES = ("seqpipe", "seqvpp", "seqsmartvpp")
 """MindSpore's schedules in which a sequence may go through the pipeline in pieces."""
+SEARCHED = (ONE_F_ONE_B, ZERO_BUBBLE_V, *IN_PIECES)
+"""Schedules that a search for a strategy may try."""
 Offset = int | tuple[int, ...] | tuple[tuple[int, ...], ...]
 StageLayers = tuple[tuple[int, ...], ...]
 

@@ -8,17 +8,28 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mindllm.architecture.layer_counts import CHUNKS_OF_A_V, ONE_F_ONE_B, ZERO_BUBBLE_V
+from mindllm.architecture.layer_counts import (
+    CHUNKS_OF_A_V,
+    IN_PIECES,
+    ONE_F_ONE_B,
+    SEARCHED,
+    SEQPIPE,
+    SEQSMARTVPP,
+    ZERO_BUBBLE_V,
+)
 from mindllm.architecture.optimizer_state import weight_of_cut_blocks
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.checks.context_parallel import check_context_parallel
+from mindllm.config.checks.pieces import check_pieces
 from mindllm.config.parallel import GATHER, ULYSSES
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
+PIECES = (1, 2, 4, 8)
+"""In which sequences go through a pipeline (``seq_split_num``)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ class Candidate:
     expert_model_parallel: int | None = None
     sharing: Sharing = Sharing()
     schedule: str = ONE_F_ONE_B
+    pieces: int = 1
 
     @property
     def v_shape(self) -> bool:
@@ -72,6 +84,8 @@ class Candidate:
     @property
     def name(self) -> str:
         chunks = " in a V" if self.v_shape else f" x {self.chunks} chunks" if self.chunks > 1 else ""
+        if self.schedule in IN_PIECES:
+            chunks += f" {self.schedule}" + f" of {self.pieces} pieces" * (self.pieces > 1)
         marks = ", seq" * self.sequence_parallel + ", shard" * self.optimizer_shard
         experts = (
             "" if self.expert_model_parallel is None else f" ep{self.expert_parallel} x {self.expert_model_parallel}"
@@ -101,6 +115,7 @@ class Candidate:
             exchanges_heads=self.sharing.heads,
             context_balanced=self.sharing.balanced,
             schedule=self.schedule,
+            pieces=self.pieces,
         )
 
     def overrides(self) -> dict[str, object]:
@@ -115,7 +130,7 @@ class Candidate:
             "parallel_config.expert_parallel": self.expert_parallel,
             "parallel_config.expert_model_parallel": self.expert_model_parallel,
             "parallel_config.micro_batch_num": self.micro_batches if piped else 1,
-            "parallel_config.seq_split_num": 1,
+            "parallel_config.seq_split_num": self.pieces,
             "parallel_config.use_seq_parallel": self.sequence_parallel,
             "runner_config.batch_size": self.micro_batch_size,
             "runner_config.gradient_accumulation_steps": 1 if piped else self.micro_batches,
@@ -123,7 +138,7 @@ class Candidate:
             "micro_batch_interleave_num": 1,
             "model.model_config.fine_grain_interleave": 1,
             "model.model_config.pp_interleave_num": self.chunks,
-            "parallel.pipeline_config.pipeline_interleave": self.chunks > 1,
+            "parallel.pipeline_config.pipeline_interleave": self.chunks > 1 or self.schedule in IN_PIECES,
             "parallel.pipeline_config.pipeline_scheduler": self.schedule,
         }
 
@@ -156,29 +171,62 @@ def candidates(
                 continue
             ranks = devices // tensor // stages
             for sharing in sharings(config, ranks, tensor, stages):
-                for one in _split(config, sharing, ranks // sharing.ranks, tensor, stages, batch, left_out):
-                    if ONE_F_ONE_B in schedules:
-                        yield one
-                    if ZERO_BUBBLE_V in schedules and _may_fold(config, one):
-                        yield replace(one, schedule=ZERO_BUBBLE_V)
+                most = PIECES[-1] if SEQPIPE in schedules else 1
+                for one in _split(config, sharing, ranks // sharing.ranks, tensor, stages, batch, left_out, most):
+                    yield from _in_orders(config, one, schedules)
 
 
-def _may_fold(config: RunConfig, one: Candidate) -> bool:
-    """Whether MindSpore trains it in a V, as far as a candidate decides (``config/checks/mesh.py``)."""
-    enough = one.chunks == CHUNKS_OF_A_V and one.micro_batches >= 2 * one.pipeline_stage
-    return enough and not config.parallel.parallel_optimizer_config.gradient_accumulation_shard
+def _in_orders(config: RunConfig, one: Candidate, schedules: Collection[str]) -> Iterator[Candidate]:
+    """A strategy in each of the orders of micro-batches that MindSpore trains it in, as far as a candidate decides."""
+    for schedule in (known for known in SEARCHED if known in schedules):
+        for pieces in PIECES if schedule in IN_PIECES else PIECES[:1]:
+            ordered = replace(one, schedule=schedule, pieces=pieces)
+            if _may_order(config, ordered):
+                yield ordered
+
+
+def _may_order(config: RunConfig, one: Candidate) -> bool:
+    """Whether MindSpore trains a candidate in its order (``config/checks``), and another one does not have the same."""
+    if one.pieces > 1:
+        enough = one.micro_batches * (one.pieces if one.chunks == 1 else 1) >= one.pipeline_stage > 1
+        return enough and not any(check_pieces(_with_pieces(config, one)))
+    if one.pipeline_stage > 1 and one.micro_batches < one.pipeline_stage:
+        return False
+    if one.schedule == ZERO_BUBBLE_V:
+        enough = one.chunks == CHUNKS_OF_A_V and one.micro_batches >= 2 * one.pipeline_stage
+        return enough and not config.parallel.parallel_optimizer_config.gradient_accumulation_shard
+    return one.schedule == ONE_F_ONE_B or (one.schedule == SEQSMARTVPP and one.chunks > 1)  # whole, others are 1F1B
+
+
+def _with_pieces(config: RunConfig, one: Candidate) -> RunConfig:
+    """The run with what its pieces are checked by."""
+    sizes = {
+        "model_parallel": one.model_parallel, "pipeline_stage": one.pipeline_stage, "seq_split_num": one.pieces,
+        "use_seq_parallel": one.sequence_parallel, **one.sharing.keys(),
+    }  # fmt: skip
+    pipeline = config.parallel.pipeline_config.model_copy(update={"pipeline_scheduler": one.schedule})
+    model = config.model.config.model_copy(update={"pp_interleave_num": one.chunks, "fine_grain_interleave": 1})
+    changes = {
+        "parallel_config": config.parallel_config.model_copy(update=sizes),
+        "parallel": config.parallel.model_copy(update={"pipeline_config": pipeline}),
+        "model": config.model.model_copy(update={"config": model}),
+        "micro_batch_interleave_num": 1,
+    }
+    return config.model_copy(update=changes)
 
 
 def _split(
-    config: RunConfig, sharing: Sharing, replicas: int, tensor: int, stages: int, batch: int, left_out: Counter[str]
-) -> Iterator[Candidate]:
+    config: RunConfig, sharing: Sharing, replicas: int, tensor: int, stages: int, batch: int, left_out: Counter[str],
+    pieces: int,
+) -> Iterator[Candidate]:  # fmt: skip
+    """Candidates in 1F1B whose micro-batches fill the stages, if need be in ``pieces``."""
     experts = expert_groups(config, replicas, tensor)
     for size in MICRO_BATCH_SIZES if sharing.ranks == 1 else MICRO_BATCH_SIZES[:1]:
         if batch % (replicas * size):
             left_out["the global batch is not divisible by replicas x micro-batch"] += 1
             continue
         micro = batch // replicas // size
-        if stages > 1 and micro < stages:
+        if stages > 1 and micro * pieces < stages:
             left_out["fewer micro-batches than stages"] += 1
             continue
         for chunks in CHUNKS if stages > 1 else CHUNKS[:1]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from mindllm.architecture.layer_counts import SEARCHED
+from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.config import RunConfig
 from mindllm.config.checks.mesh import COMPILED, compiles_for
 from mindllm.config.reading.shorten import own_bases, write_short
@@ -48,7 +48,7 @@ class Wanted:
         seconds: for each plan.
         dry_run: how many of the best are held to MindSpore's dry run.
         constraints: what is not wanted, whatever it would gain.
-        schedules: orders of micro-batches that are tried, of ``SEARCHED``; empty: 1F1B, and a V where the run has one.
+        schedules: orders of micro-batches that are tried, of ``SEARCHED``; empty: 1F1B, and the one that the run has.
     """
 
     devices: int | None = None
@@ -170,7 +170,8 @@ def find_strategies(
     hand = own(config, device) if same else None
     if hand and not constraints.admit(config, hand.candidate):
         hand = None
-    usual = SEARCHED if config.parallel.pipeline_config.v_shape else SEARCHED[:1]
+    scheduler = config.parallel.pipeline_config.pipeline_scheduler
+    usual = tuple(one for one in SEARCHED if one in (ONE_F_ONE_B, scheduler))
     found = search(config, devices, batch, device, limit, directory, progress, constraints, wanted.schedules or usual)
     if not found.judged:
         raise CheckFailed(f"none of {found.tried} strategies fits {limit / GIB:g} GB; {_reasons(found)}")

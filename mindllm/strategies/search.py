@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindllm.architecture.layer_counts import ONE_F_ONE_B, ZERO_BUBBLE_V
+from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.dry_run.cache import versions
@@ -227,6 +227,6 @@ def own(config: RunConfig, device: Device) -> Planned:
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
         Sharing(sizes.size(CONTEXT), sizes.exchanges_heads, sizes.context_parallel_balanced),
-        ZERO_BUBBLE_V if workload.plan.v_shape else ONE_F_ONE_B,
+        strategy.schedule if sizes.pipeline_stage > 1 and strategy.schedule in SEARCHED else ONE_F_ONE_B, strategy.pieces,
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))

@@ -49,7 +49,8 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument(
         "--schedules", nargs="+", choices=SEARCHED, default=(), metavar="S",
-        help=f"orders of micro-batches: {', '.join(SEARCHED)} (default: the first, and what the configuration has)",
+        help=f"orders of micro-batches: {', '.join(SEARCHED)}, those from seqpipe on also with sequences in pieces (default: the "
+        "first, and what the configuration has)",
     )  # fmt: skip
     parser.add_argument("--apply", type=output_file, metavar="YAML", help="writes the best as a run")
     add_memory_option(parser)
