@@ -205,6 +205,10 @@ def test_a_yaml_that_does_not_fit_is_said_to(capsys):
             "pipeline_stage: is 1: there is no pipeline to plan",
         ),
         (
+            ["--config", "CONFIG", "--formula", "--swap_config.swap=true"],
+            "swap_config.swap: a plan chooses recomputation, not what waits on the host (value true); write false",
+        ),
+        (
             ["--config", "CONFIG", "--parallel.pipeline_config.pipeline_scheduler=seqpipe"],
             "pipeline_scheduler: small runs have no costs of it (value seqpipe); add --formula",
         ),

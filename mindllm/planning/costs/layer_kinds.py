@@ -39,7 +39,9 @@ def main_and_ahead(layers: Mapping[str, LayerKind]) -> tuple[list[str], str | No
 
 
 def check_planned(config: RunConfig) -> None:
-    """Refuses runs that the planner has nothing to say of: without a pipeline, or with layers as :func:`check_ahead` says.
+    """Refuses runs that the planner has nothing to say of: without a pipeline, or with results that wait on the host.
+
+    And those with layers as :func:`check_ahead` says.
 
     Raises:
         UserError: names the key.
@@ -48,6 +50,9 @@ def check_planned(config: RunConfig) -> None:
     if stages < 2:
         message = f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on"
         raise config.error("parallel_config.pipeline_stage", message)
+    if config.swap_config.swap:
+        message = "a plan chooses recomputation, not what waits on the host (value true); write false"
+        raise config.error("swap_config.swap", message)
     check_ahead(config)
 
 
