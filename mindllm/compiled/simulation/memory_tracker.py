@@ -25,6 +25,7 @@ from mindllm.compiled.simulation.somas import fullest_moment, read_plans
 
 BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
 FOR_EVER = 2**63 - 1
+ON_THE_HOST = "Other"  # the pool of what ``swap_config`` moves: its sums and addresses are its own
 PLANNED = "Somas"
 MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name of a weight
     "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "stat.",
@@ -73,7 +74,11 @@ def read_tracked(directory: Path, rename: Callable[[str], str] = str, order: Pat
         for name in [rename(row["node_name"])]
     )
     nodes = {task.time: task.node for task in tasks}
-    rows = [row | {"node_name": rename(row["node_name"])} for row in _rows(directory / BLOCKS)]
+    rows = [
+        row | {"node_name": rename(row["node_name"])}
+        for row in _rows(directory / BLOCKS)
+        if row.get("pool_type") != ON_THE_HOST
+    ]
     return Tracked(
         blocks=tuple(_block(row, nodes) for row in rows),
         tasks=tasks,
