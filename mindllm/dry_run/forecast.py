@@ -98,15 +98,10 @@ def forecast_stages(
 
     Stages that are alike share simulations. Where the simulation that checks an extrapolation disagrees with it, the stages
     are simulated with all their layers, or, without ``whole``, left out of what is returned. So are stages that sequences go
-    through in pieces: how their memory grows with layers and micro-batches was not studied.
-
-    Raises:
-        UserError: layers are named by their numbers.
+    through in pieces, how whose memory grows with layers and micro-batches was not studied, and those of which ``swap_config``
+    numbers layers, which small runs do not have.
     """
-    if config.swap_config.numbers():
-        message = "memory is told of small runs, whose layers have other numbers; write layers: true"
-        raise config.error("swap_config", message)
-    if config.parallel_config.seq_split_num > 1:
+    if config.parallel_config.seq_split_num > 1 or config.swap_config.numbers():
         return simulate_stages(config, stages, simulations) if whole else []
     planned = [planned for alike in _alike(config, stages) for planned in _designs(config, alike, whole)]
     found, failed = _carry_out(config, planned, simulations)

@@ -116,14 +116,17 @@ def test_a_smaller_run_moves_what_it_kept_of_the_named_layers():
     assert not single_device(small).swap_config.swap
 
 
-def test_memory_of_numbered_layers_is_not_forecast():
-    from mindllm.dry_run.forecast import forecast_stages
-    from mindllm.dry_run.simulations import Simulations
+def test_stages_of_numbered_layers_are_simulated_as_they_are(monkeypatch):
+    """Layers of small runs have other numbers; where nothing is simulated whole nothing is said of them."""
+    from mindllm.dry_run import forecast
     from mindllm.parallel.stages import stages_of
 
-    config = run(op_swap={"op_name": MUL, "layers": [1]})
-    with pytest.raises(UserError, match="whose layers have other numbers"):
-        forecast_stages(config, stages_of(config), Simulations(None, None, estimates=True))
+    config, asked = run(op_swap={"op_name": MUL, "layers": [1]}), []
+    monkeypatch.setattr(forecast, "simulate_stages", lambda config, stages, simulations: asked.append(config) or [])
+    assert forecast.forecast_stages(config, stages_of(config), None, whole=False) == []
+    assert not asked
+    forecast.forecast_stages(config, stages_of(config), None)
+    assert asked == [config]
 
 
 @pytest.mark.slow
