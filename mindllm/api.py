@@ -226,6 +226,7 @@ def plan(
     interleave: Sequence[int] | None = None,
     device: Device | str | Path | None = None,
     formula: bool = False,
+    swap: bool = False,
     validate: bool = False,
     seconds: float = 60.0,
     progress: Progress = unwatched,
@@ -238,6 +239,7 @@ def plan(
         interleave: numbers of chunks per stage, of which the fastest is taken; None: the run's.
         device: a described device, as of :func:`step_time`.
         formula: costs from the architecture alone, in seconds; otherwise small runs are simulated and compiled.
+        swap: choose also whose attention waits on the host; by formula, in 1F1B with one chunk.
         validate: hold the plan to a dry run, and correct it until confirmed; not by formula.
         seconds: for each plan, about.
         progress: told of simulations.
@@ -251,9 +253,11 @@ def plan(
 
     if formula and validate:
         raise UserError("formula: does not go with validate, which corrects costs of small runs")
+    if swap and not formula:
+        raise UserError("swap: small runs have no costs of it; give formula=True")
     config, known = load_config(run), _device(device)
     if formula:
-        return make_plan(subject.of_architecture(config, known, interleave, max_memory), seconds)
+        return make_plan(subject.of_architecture(config, known, interleave, max_memory, swap), seconds)
     from mindllm.dry_run.simulations import simulations_here
 
     costs = subject.of_run(config, known, simulations_here(progress=progress), max_memory)

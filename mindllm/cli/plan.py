@@ -78,6 +78,8 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     if options.formula and (options.config is None or options.validate):
         with_what = "--validate, which corrects costs of small runs" if options.validate else "no --config RUN.yaml"
         raise UserError(f"--formula: does not go with {with_what}")
+    if options.swap and not options.formula:
+        raise UserError("--swap: small runs have no costs of it; give --config RUN.yaml --formula")
     if options.layers and not options.simulated:
         raise UserError("--layers: belongs to --simulated DIR, which is not given")
     if options.simulated and options.apply:
@@ -105,7 +107,7 @@ def _subject(options: argparse.Namespace, overrides: Sequence[str]) -> Subject:
     if options.config is not None:
         config, device = load_config(options.config, overrides), read_device(options.device or DEFAULT)
         if options.formula:
-            return subject.of_architecture(config, device, options.interleave, options.max_memory)
+            return subject.of_architecture(config, device, options.interleave, options.max_memory, options.swap)
         from mindllm.dry_run.simulations import simulations_here
 
         with drawn(transient=False) as progress:

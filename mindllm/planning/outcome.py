@@ -154,7 +154,8 @@ class PipelinePlan(Result):
         """The lists as ``--yaml`` writes them: of a simulated program where they stand in a YAML of MindFormers."""
         if self.subject.programs:
             return mindformers_keys(self.best, self.written)
-        return {key: getattr(self.written, key) for key in ("offset", *KEYS)}
+        swap = {} if self.written.swap_config is None else {"swap_config": self.written.swap_config}
+        return {**{key: getattr(self.written, key) for key in ("offset", *KEYS)}, **swap}
 
     @property
     def config(self) -> RunConfig:

@@ -56,11 +56,15 @@ PerStage = Amount | tuple[Amount, ...]
 
 
 class RecomputeKind(StrictModel):
-    """How a recompute kind is written in a run YAML: whole layers, or patterns of operators (``true``: the default ones)."""
+    """How a recompute kind is written in a run YAML: whole layers, or patterns of operators (``true``: the default ones).
+
+    ``swap`` is the ``backward_prefetch`` of what fused attention yields, where that waits on the host; 0: it does not.
+    """
 
     recompute: bool = False
     select_recompute: bool | tuple[str, ...] = False
     select_comm_recompute: bool | tuple[str, ...] = False
+    swap: int = Field(default=0, ge=0)
 
     @cached_property
     def marks(self) -> frozenset[str]:
@@ -70,7 +74,7 @@ class RecomputeKind(StrictModel):
             for key in ("select_recompute", "select_comm_recompute")
             for pattern in ((getattr(self, key),) if getattr(self, key) is True else getattr(self, key) or ())
         }
-        return frozenset({"recompute"} if self.recompute else found)
+        return frozenset({"recompute"} if self.recompute else found | ({"swap"} if self.swap else set()))
 
     def holds(self, other: RecomputeKind) -> bool:
         """Whether whatever ``other`` recomputes is recomputed by this kind."""

@@ -18,6 +18,7 @@ from mindllm.planning.problem import CONTROLLABLE_V, SEARCHED_ORDERS, ZERO_BUBBL
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
+from mindllm.planning.recomputation.staying import staying
 from mindllm.planning.several_chunks.planner import solve_interleaved
 from mindllm.planning.zero_bubble.folded_planner import even_plans, solve_folded
 from mindllm.planning.zero_bubble.planner import solve_zero_bubble
@@ -76,6 +77,7 @@ def solve(problem: Problem, seconds: float = 60.0) -> Solution:
         raise UserError(
             f"{problem.name}: no plan was found in {seconds:g} s, nor that there is none; give more --seconds"
         )
+    best = staying(best)
     bound = min(max(proved, work_bound(problem)) + problem.exposed_communication, best.step_time)
     return Solution(best, bound if bound or not best.step_time else None, now() - started, even)
 

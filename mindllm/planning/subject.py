@@ -64,11 +64,18 @@ def of_run(config: RunConfig, device: Device, simulations: Simulations, max_memo
 
 
 def of_architecture(
-    config: RunConfig, device: Device, interleave: Sequence[int] | None, max_memory: str | None = None
+    config: RunConfig,
+    device: Device,
+    interleave: Sequence[int] | None,
+    max_memory: str | None = None,
+    swap: bool = False,
 ) -> Subject:
-    """Return the subject of a run whose costs are those of its architecture, by formula."""
+    """Return the subject of a run whose costs are those of its architecture, by formula.
+
+    With ``swap`` plans also choose what waits on the host.
+    """
     config = with_memory(config, max_memory)
-    return Subject(tuple(formula_problems(config, device, interleave)), config, formula_as_it_is(config, device))
+    return Subject(tuple(formula_problems(config, device, interleave, swap)), config, formula_as_it_is(config, device))
 
 
 def of_problem(path: Path, settings: Sequence[Setting], instance: str | None = None) -> Subject:

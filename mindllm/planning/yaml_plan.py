@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from mindllm.architecture.layer_counts import IN_PIECES, ZERO_BUBBLE_V, layer_counts
 from mindllm.config import RecomputeConfig
+from mindllm.config.swap import ATTENTION, SwapConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, LayerPlan, read_plan
 from mindllm.parallel.plan_text import render_plan
@@ -22,12 +23,16 @@ KEYS = ("recompute", *SELECTIONS)
 
 @dataclass(frozen=True)
 class YamlPlan:
-    """The four values, lists per stage or per chunk and stage."""
+    """The four values, lists per stage or per chunk and stage.
+
+    And which layers' attention waits on the host, as ``swap_config`` says it; None where a plan does not choose that.
+    """
 
     offset: Any
     recompute: Any
     select_recompute: Any
     select_comm_recompute: Any
+    swap_config: dict[str, Any] | None = None
 
     def overrides(self, problem: Problem) -> dict[str, Any]:
         """The keys of a run YAML by dotted name, with those of the pipeline; UserError as :func:`check_trained`."""
@@ -40,6 +45,7 @@ class YamlPlan:
             "parallel.pipeline_config.pipeline_interleave": problem.chunks > 1 or problem.schedule in IN_PIECES,
             **_scheduler(problem),
             **{f"recompute_config.{key}": getattr(self, key) for key in KEYS},
+            **{f"swap_config.{key}": value for key, value in (self.swap_config or {}).items()},
         }
 
 
@@ -76,7 +82,9 @@ def write_plan(problem: Problem, plan: Plan) -> YamlPlan | None:
     ]
     rendered = render_plan(LayerPlan(problem.stages, problem.chunks, tuple(layers), problem.v_shape))
     lists = {key: _default_form(key, rendered[f"recompute_config.{key}"]) for key in SELECTIONS}
-    written = YamlPlan(rendered["model.model_config.offset"], rendered["recompute_config.recompute"], **lists)
+    moved = _swapped(kinds, [name for place in problem.visits for name in plan.places[place]])
+    offset, full = rendered["model.model_config.offset"], rendered["recompute_config.recompute"]
+    written = YamlPlan(offset, full, **lists, swap_config=moved)
     if read_yaml_plan(problem, written) != plan:
         raise UserError(f"{problem.name}: the lists of this plan read back as another plan: {written}")
     return written
@@ -106,15 +114,28 @@ def read_yaml_plan(problem: Problem, written: YamlPlan | Mapping[str, Any], sour
         first = wrong.errors()[0]
         raise error(str(first["loc"][0]), first["msg"]) from None
     read = read_plan(counts, recompute, error, problem.v_shape)
-    named = {_key(_assignment(0, 0, kind)): name for name, kind in reversed(list(kinds.items()))}
+    named = {(*_key(_assignment(0, 0, kind)), kind.swap): name for name, kind in reversed(list(kinds.items()))}
+    swap = SwapConfig.model_validate(fields.get("swap_config") or {})
     names: dict[tuple[int, int], list[str]] = {}
     for number, layer in enumerate(read.layers):
-        bare = _key(layer)
+        bare = (*_key(layer), swap.of_layer(number).get(ATTENTION, 0))
         if bare not in named:
             what = "full" if layer.recompute else {key: list(found) for key, found in layer.patterns.items()} or "none"
             raise error(f"layer {number}", f"recomputation {what} is none of the kinds {list(kinds)}")
         names.setdefault((layer.chunk, layer.stage), []).append(named[bare])
     return Plan(tuple(tuple(names[place]) for place in sorted(names)))
+
+
+def _swapped(kinds: Mapping[str, RecomputeKind], names: Sequence[str]) -> dict[str, Any] | None:
+    """What ``swap_config`` says of layers of these kinds, in model order; None where no kind moves anything."""
+    if not any(kind.swap for kind in kinds.values()):
+        return None
+    layers: dict[int, list[int]] = {}
+    for number, name in enumerate(names):
+        if ahead := kinds[name].swap:
+            layers.setdefault(ahead, []).append(number)
+    moved = [{"op_name": [ATTENTION], "layers": held, "backward_prefetch": ahead} for ahead, held in layers.items()]
+    return {"swap": bool(moved), "layer_swap": None, "op_swap": moved or None}
 
 
 def _check_shape(key: str, value: Any, problem: Problem, error: Any) -> None:

@@ -118,6 +118,42 @@ def test_sequences_in_pieces_are_planned_in_their_order(scheduler, pieces, chunk
     assert max(told["peak_memory_mb"]) <= formula.ROOM * 58 * GB / MIB
 
 
+def test_what_waits_on_the_host_is_chosen_beside_recomputation(tmp_path, capsys):
+    """Memory and step of the plan are those of the model of time; where there is room nothing is moved."""
+    source, output = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", tmp_path / "planned.yaml"
+    options = ["--config", source, "--max_memory", "45GB"]
+    kept = planned(capsys, *options)
+    told = planned(capsys, *options, "--swap", "--apply", "--output", output)
+    assert told["step_time"] < kept["step_time"]
+    assert told["lower_bound"] <= told["step_time"] <= (1 + 2e-4) * told["lower_bound"]
+    config = load_config(output)
+    (moved,) = config.swap_config.op_swap
+    names = [layer["recompute"] for layer in told["layers"]]
+    assert list(moved.layers) == [number for number, name in enumerate(names) if "host" in name]
+    assert "full" in names
+    workload = workload_of(config)
+    assert told["peak_memory_mb"] == pytest.approx([size / MIB for size in stage_bytes(workload)])
+    bare = load_config(output, ["--swap_config={swap: false, op_swap: null, layer_swap: null}"])
+    assert max(stage_bytes(workload_of(bare))) > max(stage_bytes(workload))
+    makespan = told["step_time"] - formula.formula_as_it_is(bare, DEVICE).problem.exposed_communication
+    assert makespan == pytest.approx(1000 * step_time(workload, DEVICE).line.makespan, rel=2e-5)
+    roomy = planned(capsys, "--config", source, "--max_memory", "90GB", "--swap")
+    assert {layer["stage"] for layer in roomy["layers"] if "host" in layer["recompute"]} == {0}  # the others have room
+    assert planned(capsys, "--config", output, "--swap")["yaml_step_time"] is None
+
+
+def test_a_slow_link_is_waited_for():
+    """Copies that take longer than a pass cost what is left of them, so nothing is moved that recomputation gives for less."""
+    config = load_config(CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml")
+    slow = DEVICE.model_copy(update={"host_bandwidth": DEVICE.host_bandwidth.model_copy(update={"value": 1e8})})
+    kinds = [formula.formula_problems(config, device, None, swap=True)[0].layers[0].kinds for device in (DEVICE, slow)]
+    hidden, waited = (each["host"].backward - each["none"].backward for each in kinds)
+    assert hidden == pytest.approx(1e-5 * kinds[0]["none"].backward, rel=0.01)
+    moved = MIB * (kinds[1]["none"].activation_mb - kinds[1]["host"].activation_mb)
+    passes = formula.formula_problems(config, slow, None)[0].layers[0].forward + kinds[1]["none"].backward
+    assert waited == pytest.approx(2000 * moved / 1e8 - passes, rel=0.01)
+
+
 def test_a_v_that_is_all_recomputed_computes_it_twice():
     again = "--recompute_config={recompute: true, select_recompute: false}"
     config = load_config(CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", [*V[:2], again])
@@ -206,7 +242,20 @@ def test_a_yaml_that_does_not_fit_is_said_to(capsys):
         ),
         (
             ["--config", "CONFIG", "--formula", "--swap_config.swap=true"],
-            "swap_config.swap: a plan chooses recomputation, not what waits on the host (value true); write false",
+            "swap_config.swap: a plan chooses recomputation, not what waits on the host (value true); write false, or",
+        ),
+        (
+            ["--config", "CONFIG", "--formula", "--swap", "--interleave", "1", "2"],
+            "pp_interleave_num: what waits on the host is planned with one chunk (value 2)",
+        ),
+        (
+            ["--config", "CONFIG", "--formula", "--swap", "--parallel.pipeline_config.pipeline_scheduler=gpipe"],
+            "pipeline_scheduler: what waits on the host is planned in 1f1b (value gpipe)",
+        ),
+        (["--config", "CONFIG", "--swap"], "--swap: small runs have no costs of it"),
+        (
+            ["--config", "CONFIG", "--formula", "--swap", "--device", "atlas_900_a3"],
+            "has no host_bandwidth, which the copies of swap_config need",
         ),
         (
             ["--config", "CONFIG", "--parallel.pipeline_config.pipeline_scheduler=seqpipe"],

@@ -71,6 +71,11 @@ def _add_subject(parser: CommandParser) -> None:
         help=f"costs of --config from the architecture alone, as {spelled('search')} has them: in seconds, for a layer that "
         "predicts ahead too",
     )
+    parser.add_argument(
+        "--swap",
+        action="store_true",
+        help="with --formula: choose also the layers whose attention waits on the host (swap_config)",
+    )
 
 
 def _add_settings(parser: CommandParser) -> None:

@@ -16,12 +16,14 @@ from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, make_plan
 from mindllm.planning.costs.layer_kinds import check_planned, recomputed
+from mindllm.planning.costs.on_the_host import Way, check_swapped, copies_waited_for, hosted
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.reduced_runs.even import even_keys
 from mindllm.schedules.orders import alive, stage_orders
 from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.swapped import moved_bytes
 from mindllm.timing.device import Device
 from mindllm.timing.memory import (
     cast_for_a_piece,
@@ -51,11 +53,17 @@ UNKNOWN = f"{NAME} cannot be judged: it recomputes in a way that plans do not of
 
 
 def plan_problem(
-    workload: Workload, device: Device, limit: float, name: str, kinds: Mapping[str, LayerKind] = KINDS
+    workload: Workload,
+    device: Device,
+    limit: float,
+    name: str,
+    kinds: Mapping[str, LayerKind] = KINDS,
+    swap: bool = False,
 ) -> Problem:
     """Where to put layers and what to recompute; times are milliseconds, ``limit`` is bytes of a device.
 
-    ``kinds``: ways to recompute a layer, by name; others than the standard ones have no form in a YAML.
+    ``kinds``: ways to recompute a layer, by name; others than the standard ones have no form in a YAML. With ``swap`` each but
+    full recomputation comes also with attention's results on the host.
 
     Raises:
         UserError: there are fewer layers than places, or more micro-batches than are simulated.
@@ -64,6 +72,7 @@ def plan_problem(
     timed = TimedWork(work, device)
     plan, sizes = workload.plan, workload.strategy
     most = _most_pieces(workload) if sizes.pieces > 1 else 1
+    ways = {name: Way(kind) for name, kind in kinds.items()} | (hosted(workload, timed, kinds) if swap else {})
     names = ("forward", "backward", "weight_gradient")
     ends = {end: dict(zip(names, _end_times(work.parts[end], timed), strict=True)) for end in ("embedding", "head")}
     fields: dict[str, Any] = {
@@ -74,7 +83,7 @@ def plan_problem(
         "pieces": sizes.pieces,
         "schedule": sizes.schedule,
         "layers": [
-            _layer(number, spec, count, workload, timed, kinds, most)
+            _layer(number, spec, count, workload, timed, ways, most)
             for number, (spec, count) in enumerate(_runs(workload))
         ],
         "head": {
@@ -89,7 +98,7 @@ def plan_problem(
         },
         "start_mb": update_working_bytes(workload) / MIB,
         "limit_mb": limit / MIB,
-        "recompute_kinds": _written(kinds),
+        "recompute_kinds": _written(kinds, ways),
         "point_to_point": MILLISECONDS * timed.delay,
         "exposed_communication": MILLISECONDS * max(end.seconds for end in timed.ends),
     }
@@ -103,11 +112,12 @@ def _most_pieces(workload: Workload) -> int:
     return max(int(vectors.max()) for vectors in alive(orders, plan.chunks))
 
 
-def _written(kinds: Mapping[str, LayerKind]) -> dict[str, Any] | None:
+def _written(kinds: Mapping[str, LayerKind], ways: Mapping[str, Way]) -> dict[str, Any] | None:
     """How kinds stand in a YAML; None where that is not known of all of them."""
     if not all(KINDS.get(name) == kind for name, kind in kinds.items()):
         return None
-    return {name: STANDARD_KINDS[name].model_dump() for name in kinds}
+    of_kind = {kind: STANDARD_KINDS[name].model_dump() for name, kind in kinds.items()}
+    return {name: {**of_kind[way.kind], "swap": way.swap} for name, way in ways.items()}
 
 
 def _runs(workload: Workload) -> list[tuple[LayerSpec, int]]:
@@ -140,7 +150,7 @@ def _layer(
     count: int,
     workload: Workload,
     timed: TimedWork,
-    kinds: Mapping[str, LayerKind],
+    ways: Mapping[str, Way],
     most: int,
 ) -> dict[str, Any]:
     """Costs of a layer, of whose pieces the fullest place keeps the ``most`` at once.
@@ -151,11 +161,12 @@ def _layer(
     whole = spec_part(workload, spec, LayerAssignment(0))
     forward, quickest = (one.seconds for one in timed.passes(whole))
     costs = {}
-    for name, kind in kinds.items():
-        own = LayerAssignment.of_kind(kind, 0)
-        part = spec_part(workload, spec, own)
-        backward = timed.passes(part)[1].seconds
+    for name, way in ways.items():
+        own = LayerAssignment.of_kind(way.kind, 0)
+        part = spec_part(workload, spec, own, way.moves)
+        backward = timed.passes(part)[1].seconds + copies_waited_for(timed, part)
         kept, working = layer_needs(workload, spec, own)
+        kept, working = kept - moved_bytes(part.moved), working + moved_bytes(part.moved)
         kept -= 0.0 if own.recompute else cast_for_a_piece(workload, spec) / most
         costs[name] = {
             "backward": MILLISECONDS * backward,
@@ -176,17 +187,22 @@ def _layer(
     }
 
 
-def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] | None) -> list[Problem]:
+def formula_problems(
+    config: RunConfig, device: Device, numbers: Sequence[int] | None, swap: bool = False
+) -> list[Problem]:
     """The problem of ``config`` for each number of chunks per stage (None: the YAML's own).
 
     Raises:
-        UserError: the run has no pipeline, several layers predict ahead, or there are fewer layers than places.
+        UserError: the run has no pipeline, several layers predict ahead, there are fewer layers than places, or with ``swap``
+            it has several chunks or an order other than 1F1B, or the device no link to its host.
     """
-    check_planned(config)
+    check_planned(config, swap)
+    if swap:
+        check_swapped(config, numbers)
     limit = memory_limit(config, device)
     name = config.trainer.model_name or "run"
     return [
-        formula_problem(_bare(config, chunks), device, limit, name)
+        formula_problem(_bare(config, chunks), device, limit, name, swap=swap)
         for chunks in dict.fromkeys(numbers or [config.model.config.pp_interleave_num])
     ]
 
@@ -195,19 +211,28 @@ def _bare(config: RunConfig, chunks: int) -> RunConfig:
     """The run with its layers spread evenly over so many chunks per stage and nothing recomputed, in the schedule it has."""
     pipeline = config.parallel.pipeline_config
     schedule = {"parallel.pipeline_config.pipeline_scheduler": pipeline.pipeline_scheduler}
-    return override_config(config, {**even_keys(config, config.parallel_config.pipeline_stage, chunks), **schedule})
+    staying = {"swap_config.swap": False, "swap_config.layer_swap": None, "swap_config.op_swap": None}
+    plain = {**even_keys(config, config.parallel_config.pipeline_stage, chunks), **staying}
+    return override_config(config, {**plain, **schedule})
 
 
 def formula_as_it_is(config: RunConfig, device: Device) -> Evaluation | None:
-    """The run of the YAML as it is, with the same costs and the same limit."""
+    """The run of the YAML as it is, with the same costs and the same limit; None also where results wait on the host."""
+    if config.swap_config.swap:
+        return None
     return by_formula(config, device, ROOM * memory_limit(config, device), config.trainer.model_name or "run")
 
 
 def formula_problem(
-    bare: RunConfig, device: Device, limit: float, name: str, kinds: Mapping[str, LayerKind] = KINDS
+    bare: RunConfig,
+    device: Device,
+    limit: float,
+    name: str,
+    kinds: Mapping[str, LayerKind] = KINDS,
+    swap: bool = False,
 ) -> Problem:
     """The problem of a run that recomputes nothing; ``limit`` is bytes of a device, some of which stay free."""
-    return plan_problem(workload_of(bare), device, ROOM * limit, name, kinds)
+    return plan_problem(workload_of(bare), device, ROOM * limit, name, kinds, swap)
 
 
 def judged(config: RunConfig, problem: Problem) -> Evaluation | None:

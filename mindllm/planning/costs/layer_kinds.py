@@ -38,10 +38,10 @@ def main_and_ahead(layers: Mapping[str, LayerKind]) -> tuple[list[str], str | No
     return names[False], names[True][0] if names[True] else None
 
 
-def check_planned(config: RunConfig) -> None:
+def check_planned(config: RunConfig, swap: bool = False) -> None:
     """Refuses runs that the planner has nothing to say of: without a pipeline, or with results that wait on the host.
 
-    And those with layers as :func:`check_ahead` says.
+    The latter is for plans that choose it (``swap``). And those with layers as :func:`check_ahead` says.
 
     Raises:
         UserError: names the key.
@@ -50,8 +50,10 @@ def check_planned(config: RunConfig) -> None:
     if stages < 2:
         message = f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on"
         raise config.error("parallel_config.pipeline_stage", message)
-    if config.swap_config.swap:
-        message = "a plan chooses recomputation, not what waits on the host (value true); write false"
+    if config.swap_config.swap and not swap:
+        message = (
+            "a plan chooses recomputation, not what waits on the host (value true); write false, or --formula --swap"
+        )
         raise config.error("swap_config.swap", message)
     check_ahead(config)
 

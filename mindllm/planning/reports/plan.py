@@ -25,6 +25,8 @@ def answer(solution: Solution) -> dict[str, Any]:
     written = write_plan(best.problem, best.plan)
     keys = ("offset", *KEYS)
     lists = {key: getattr(written, key) for key in keys} if written else dict.fromkeys(keys)
+    if written and written.swap_config:
+        lists["swap_config"] = written.swap_config
     return {
         **lists,
         "step_time": best.step_time,
@@ -75,6 +77,8 @@ def solution_parts(solution: Solution, before: Evaluation | None = None) -> Iter
         return
     for key in ("offset", *KEYS):
         yield f"{key}: {getattr(written, key)}"
+    if written.swap_config:
+        yield f"swap_config: {written.swap_config}"
 
 
 def bound_text(solution: Solution, unit: str = "") -> str:
