@@ -8,6 +8,7 @@ that are not turned have the frequency 0.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -79,7 +80,13 @@ def rotary_tables(
 
     ``longest``: of the sequences that use them, which dynamic scaling follows; ``length`` if not given.
     """
-    angles = np.outer(np.arange(length, dtype=np.float64), inverse_frequencies(rotary, head_dim, longest or length))
-    angles = np.concatenate([angles, angles], axis=-1)
+    cosines, sines = _half_tables(rotary, head_dim, length, longest or length)
+    return np.concatenate([cosines, cosines], axis=-1), np.concatenate([sines, sines], axis=-1)
+
+
+@lru_cache(maxsize=2)
+def _half_tables(rotary: RotarySpec, head_dim: int, length: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of both tables that are not there twice: each stage of a pipeline has the same."""
+    angles = np.outer(np.arange(length, dtype=np.float64), inverse_frequencies(rotary, head_dim, longest))
     turned = np.where(angles[-1:] == 0, 1.0, _magnitude(rotary)) if length > 1 else _magnitude(rotary)
     return (turned * np.cos(angles)).astype(np.float32), (turned * np.sin(angles)).astype(np.float32)
