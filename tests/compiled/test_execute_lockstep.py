@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from mindllm.compiled.execute.exchange import Deadlock, Exchange, UnequalParts
+from mindllm.compiled.execute.exchange import Deadlock, Exchange, NoExchange, UnequalCounts, UnequalParts
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.graph.compiled_graph import Node, TensorType
 
@@ -29,8 +29,9 @@ class Script:
 
     def run(self, *_):
         got = []
-        for node, value in self.steps:
-            got.append((yield Exchange(self.rank, node, None if value is None else np.array(value, np.float32))))
+        for node, value, *others in self.steps:
+            value = None if value is None else np.array(value, np.float32)
+            got.append((yield Exchange(self.rank, node, value, tuple(others))))
         return got
 
 
@@ -54,6 +55,44 @@ def test_what_a_collective_gives(op, attributes, wanted):
     for order in itertools.permutations(RANKS):
         outputs = together(*(Script(rank, (node, [rank] * 3)) for rank in order))
         assert [outputs[rank][0].tolist() for rank in RANKS] == wanted
+
+
+LENGTHS = ((1, 0, 2), (0, 0, 1), (3, 2, 0))
+"""What each rank sends to each, in blocks."""
+
+
+EXPECTED = tuple(zip(*LENGTHS, strict=True))
+
+
+def in_lengths(expected=EXPECTED, block=2):
+    node = collective("AlltoAllV", block_size=block)
+    return together(
+        *(
+            Script(rank, (node, [10 * rank + number for number in range(2 * sum(sent))], sent, expected[rank]))
+            for rank, sent in enumerate(LENGTHS)
+        )
+    )
+
+
+def test_ranks_send_each_other_different_lengths():
+    """The second one sends nothing to most, and gets from one alone."""
+    found = [in_lengths()[rank][0].tolist() for rank in RANKS]
+    assert found == [[0, 1, 20, 21, 22, 23, 24, 25], [26, 27, 28, 29], [2, 3, 4, 5, 10, 11]]
+
+
+def test_lengths_that_do_not_agree_are_named():
+    wrong = ((1, 0, 3), (0, 0, 1), (2, 1, 0))
+    with pytest.raises(UnequalCounts, match=r"AlltoAllV at .*: rank 2 sends rank 1 2 blocks, which expects 1"):
+        in_lengths(wrong)
+    with pytest.raises(UnequalCounts, match=r"rank 0 has \[6\] elements and sends 9"):
+        in_lengths(block=3)
+    with pytest.raises(NoExchange, match="it says neither what it sends each rank nor what it expects"):
+        together(*(Script(rank, (collective("AlltoAllV"), [1])) for rank in RANKS))
+
+
+def test_a_group_that_is_known_by_name_alone_is_told():
+    with pytest.raises(NoExchange, match=r"AlltoAllV over ranks .* carried out here: its group is known by name alone"):
+        together(Script(0, (collective("AlltoAllV", ranks=()), [1], (1,), (1,))))
 
 
 def test_sends_are_kept_until_they_are_received():

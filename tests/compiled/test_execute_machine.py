@@ -59,9 +59,11 @@ def test_operands_a_kernel_does_not_take_are_named_with_rank_and_place():
 
 
 def test_an_unknown_collective_is_named_with_rank_group_and_place():
-    place = "rank 5: AlltoAllV over ranks 5 at Default/network-Loss/AlltoAllV-op0 cannot be carried out here: known are"
+    place = (
+        "rank 5: AlltoAllVC over ranks 5 at Default/network-Loss/AlltoAllVC-op0 cannot be carried out here: known are"
+    )
     with pytest.raises(NoExchange, match=place) as error:
-        run("AlltoAllV", group_rank_ids=(5,), group="g")
+        run("AlltoAllVC", group_rank_ids=(5,), group="g")
     assert error.value.exit_code == 1
 
 

@@ -179,8 +179,8 @@ def test_a_yaml_that_is_not_obeyed_is_told_from_the_command_line(planted, capsys
 
 @pytest.mark.slow
 def test_an_exchange_that_is_unknown_is_named_from_the_command_line(planted):
-    with pytest.raises(RunFailed, match=r"rank 0: AlltoAllV over ranks 0, 1 at Default/.* cannot be carried out here"):
-        planted(renamed("AlltoAllV"))
+    with pytest.raises(RunFailed, match=r"rank 0: AlltoAllVC over ranks 0, 1 at Default/.* cannot be carried out here"):
+        planted(renamed("AlltoAllVC"))
 
 
 def test_a_directory_stands_for_its_runs_on_several_devices(tmp_path):

@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.graph.compiled_graph import COLLECTIVES, Node
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, IN_LENGTHS, Node
 from mindllm.errors import CheckFailed, RunFailed
 
 SEND, RECEIVE = "Send", "Receive"
@@ -26,17 +27,22 @@ class UnequalParts(CheckFailed):
     """Ranks of a group give arrays of different shapes, or one that cannot be dealt out to all; names them with their place."""
 
 
+class UnequalCounts(CheckFailed):
+    """A rank sends another more or less than that one expects, or has; names both with the place."""
+
+
 class NoExchange(RunFailed):
     """An exchange that nothing here can carry out; names it with a rank and its place in the model."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A rank at a collective operator, with what it gives."""
+    """A rank at a collective operator, with what it gives, and the operator's other operands."""
 
     rank: int
     node: Node
     value: np.ndarray | None
+    others: tuple[Any, ...] = ()
 
     @property
     def op(self) -> str:
@@ -62,7 +68,7 @@ class Exchange:
 
     def fits(self, other: Exchange) -> bool:
         """Whether two ranks of a group wait in the same operator of the same kind."""
-        same = ("group", "op")
+        same = ("group", "op", "block_size")
         attributes, others = self.node.attributes, other.node.attributes
         return (
             self.op == other.op
@@ -81,8 +87,14 @@ class Exchange:
 
 
 def complete(waiting: Mapping[int, Exchange], rank: int) -> Sequence[Exchange] | None:
-    """The exchanges of all ranks in ``rank``'s group, in the group's order, once all of them wait in it."""
+    """The exchanges of all ranks in ``rank``'s group, in the group's order, once all of them wait in it.
+
+    Raises:
+        NoExchange: the operator does not say which ranks they are.
+    """
     mine = waiting[rank]
+    if not mine.group:
+        raise _unknown(mine, "its group is known by name alone")
     others = [waiting.get(other) for other in mine.group]
     if any(other is None or not mine.fits(other) for other in others):
         return None
@@ -95,11 +107,13 @@ def results(exchanges: Sequence[Exchange]) -> list[np.ndarray]:
     Raises:
         NoExchange: a collective operator, or a kind of reduction, without an entry here.
         UnequalParts: shapes that do not go together.
+        UnequalCounts: lengths that do not.
     """
     first = exchanges[0]
     attributes, values = first.node.attributes, [np.asarray(exchange.value) for exchange in exchanges]
     count = len(values)
-    _require_equal_parts(exchanges, values)
+    if first.op != IN_LENGTHS:
+        _require_equal_parts(exchanges, values)
     match first.op:
         case "AllReduce":
             return [_reduce(values, first)] * count
@@ -111,6 +125,8 @@ def results(exchanges: Sequence[Exchange]) -> list[np.ndarray]:
             return [values[int(attributes["root_rank"])]] * count
         case "AlltoAll":
             return _all_to_all(values, int(attributes["split_dim"]), int(attributes["concat_dim"]))
+        case _ if first.op == IN_LENGTHS:
+            return _all_to_all_in_lengths(exchanges, values)
     raise _unknown(first, f"known are {', '.join(sorted(COLLECTIVES))}")
 
 
@@ -148,3 +164,26 @@ def _all_to_all(values: Sequence[np.ndarray], split: int, concat: int) -> list[n
     """Part ``i`` of every rank's value goes to the group's rank ``i``."""
     parts = [np.split(value, len(values), split) for value in values]
     return [np.concatenate([part[index] for part in parts], concat) for index in range(len(values))]
+
+
+def _all_to_all_in_lengths(exchanges: Sequence[Exchange], values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """AlltoAllV: every rank cuts ``[elements]`` into lengths, of which the ``i``-th goes to the group's rank ``i``, and says what
+    it expects of each; both count blocks of ``block_size`` elements.
+    """
+    first = exchanges[0]
+    if any(len(one.others) < len(("sent", "expected")) for one in exchanges):
+        raise _unknown(first, "it says neither what it sends each rank nor what it expects")
+    sent, expected = (np.array([np.asarray(one.others[side]) for one in exchanges]) for side in (0, 1))
+    block = int(first.node.attributes.get("block_size", 1))
+    for exchange, value, lengths in zip(exchanges, values, sent, strict=True):
+        if value.shape != (lengths.sum() * block,):
+            message = f"rank {exchange.rank} has {list(value.shape)} elements and sends {lengths.sum() * block}"
+            raise UnequalCounts(f"{exchange.op} at {exchange.node.scope}: {message}")
+    for source, target in np.argwhere(sent != expected.T):
+        one, other = exchanges[source], exchanges[target]
+        raise UnequalCounts(
+            f"{one.op} at {one.node.scope}: rank {one.rank} sends rank {other.rank} {sent[source, target]} blocks, "
+            f"which expects {expected[target, source]}"
+        )
+    parts = [np.split(value, np.cumsum(lengths[:-1]) * block) for value, lengths in zip(values, sent, strict=True)]
+    return [np.concatenate([part[index] for part in parts]) for index in range(len(values))]

@@ -11,7 +11,7 @@ import numpy as np
 from mindllm.compiled.execute.assignments import ASSIGNMENTS, CHANGES_STATE, Parameter, loaded
 from mindllm.compiled.execute.exchange import Exchange
 from mindllm.compiled.execute.kernels import NoKernel, choose, held, rounded
-from mindllm.compiled.graph.compiled_graph import CALL, CONSTANT, CompiledGraph, Function, Node
+from mindllm.compiled.graph.compiled_graph import CALL, CONSTANT, UNKNOWN_SIZE, CompiledGraph, Function, Node
 from mindllm.errors import RunFailed
 
 Value = Any
@@ -108,7 +108,7 @@ class RankInterpreter:
             return (yield from self._call(self.graph.function(closure.function), (*closure.arguments, *operands)))
         if node.exchanges:
             operands = tuple(map(loaded, operands))
-            result = yield Exchange(self.rank, node, operands[0] if operands else None)
+            result = yield Exchange(self.rank, node, operands[0] if operands else None, operands[1:])
         elif node.op in ASSIGNMENTS:
             result = self._assigned(node, operands)
         else:
@@ -151,7 +151,7 @@ class RankInterpreter:
     def _check_shapes(self, node: Node, result: Value) -> None:
         found = result if isinstance(result, tuple) else (result,)
         for value, shape in zip(found, node.shapes, strict=False):
-            if isinstance(value, np.ndarray) and value.shape != shape:
+            if isinstance(value, np.ndarray) and not _fits(value.shape, shape):
                 raise ShapeMismatch(
                     f"rank {self.rank}: {node.op} at {node.scope} yields {list(value.shape)}, "
                     f"the compiler derived {list(shape)}"
@@ -167,6 +167,13 @@ def _steps_of(function: Function) -> tuple[tuple[Node, tuple[str, ...]], ...]:
     for name, index in last.items():
         dead.setdefault(index, []).append(name)
     return tuple((node, tuple(dead.get(index, ()))) for index, node in enumerate(nodes))
+
+
+def _fits(found: tuple[int, ...], derived: tuple[int, ...]) -> bool:
+    """Whether a shape is the one the compiler derived, as far as it knew it."""
+    return len(found) == len(derived) and all(
+        one == other or other == UNKNOWN_SIZE for one, other in zip(found, derived, strict=True)
+    )
 
 
 def _switch(operands: tuple[Value, ...]) -> Value:

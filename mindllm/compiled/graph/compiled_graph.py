@@ -18,7 +18,13 @@ import numpy as np
 from mindllm.compiled.graph.sources import SourceLine, Sources
 from mindllm.parallel.parameter_layout import ParameterLayout
 
-COLLECTIVES = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "Broadcast", "Send", "Receive"})
+IN_LENGTHS = "AlltoAllV"
+"""The exchange that reads on the host how much it sends to each rank, and how much comes of each."""
+COLLECTIVES = frozenset(
+    {"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", IN_LENGTHS, "Broadcast", "Send", "Receive"}
+)
+UNKNOWN_SIZE = -1
+"""A dimension that is known when the step runs: rows that a router sends."""
 BACKWARD, GRADIENT_OF = "Gradients/", "Grad_"
 CALL, CONSTANT, PARTIAL = "Call", "Constant", "Partial"
 ROLES = {"▸": "forward", "◂": "backward", "✓": "then", "✗": "else"}

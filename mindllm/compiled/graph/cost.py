@@ -98,6 +98,7 @@ COMPARES = (
     "LogicalNot",
     "IsFinite",
     "Select",
+    "SortExt",
     "ReduceAll",
     "ReduceAny",
     "All",
@@ -107,7 +108,7 @@ COMPARES = (
 )
 MOVES = (
     *("Assign", "BroadcastTo", "Cast", "Concat", "Copy", "Fill", "FillV2", "Full", "Gather", "GatherD", "GetNext"),
-    *("Embedding", "MaskedFill", "MoeTokenPermute", "OneHotExt"),
+    *("Embedding", "MaskedFill", "MoeTokenPermute", "MoveTo", "OneHotExt"),
     *("MakeList", "OneHot", "OnesLike", "Ones", "Pack", "Range", "ScalarToTensor", "Shape", "Slice", "SliceExt"),
     *("Split", "SplitV", "SplitWithSize", "Stack", "StridedSlice", "StridedSliceGrad", "TensorMove", "TensorShape"),
     *(
