@@ -59,6 +59,14 @@ CASES: dict[str, dict[str, Any]] = {
         "expert_parallel": 2,
         "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2, "moe_grouped_gemm": True},
     },
+    "sent experts": {
+        "dp": 2,
+        "expert_parallel": 2,
+        "model": {
+            **{"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2, "moe_grouped_gemm": True},
+            **{"moe_token_dispatcher_type": "alltoall"},
+        },
+    },
     "prediction": {
         "pp": 2,
         "micro": 2,

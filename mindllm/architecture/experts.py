@@ -63,7 +63,8 @@ class ExpertsSpec:
 
     ``shared_gate``: the shared expert's result is multiplied by a sigmoid of ``x``. ``capacity_factor``: an expert takes at most
     ``capacity_factor · top_k · length / experts`` tokens of a sequence, the first ones; None: all that come. ``grouped``: tokens
-    are sorted by expert, and there are no places but those of the choices.
+    are sorted by expert, and there are no places but those of the choices. ``sends``: their rows are sent to the ranks of their
+    experts; otherwise ranks that share experts gather all of their tokens.
     """
 
     router: RouterSpec
@@ -72,6 +73,7 @@ class ExpertsSpec:
     shared_gate: bool = False
     capacity_factor: float | None = None
     grouped: bool = False
+    sends: bool = False
 
     @property
     def hidden_size(self) -> int:

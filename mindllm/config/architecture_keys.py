@@ -257,6 +257,7 @@ def _experts(model: ModelKeys) -> ExpertsSpec:
         model.use_shared_expert_gating,
         model.capacity_factor,
         model.moe_grouped_gemm,
+        model.moe_grouped_gemm and model.moe_token_dispatcher_type == "alltoall",
     )
 
 

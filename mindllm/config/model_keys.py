@@ -232,6 +232,11 @@ class ModelKeys(Section):
         description="Tokens are sorted by expert, and each expert's are one group of a matrix product: nothing is dropped, and "
         "nothing computed for places that stay empty. Needs `capacity_factor: null`.",
     )
+    moe_token_dispatcher_type: Literal["allgather", "alltoall"] = Field(
+        default="allgather",
+        description="How ranks that share experts exchange sorted tokens: all are gathered on each, or choices are sent to the "
+        "ranks of their experts (AlltoAllV), in lengths that change. Needs `moe_grouped_gemm`.",
+    )
     num_nextn_predict_layers: int = Field(
         default=0,
         ge=0,

@@ -154,6 +154,12 @@ class RunConfig(Section):
         return self._provenance.theirs
 
     @property
+    def sends_tokens(self) -> bool:
+        """Whether ranks that share experts send each other sorted tokens, as many as the router decides."""
+        model, shared = self.model.config, self.parallel_config.expert_parallel > 1
+        return shared and model.moe_grouped_gemm and model.moe_token_dispatcher_type == "alltoall"
+
+    @property
     def is_preference_tuning(self) -> bool:
         """Whether the run learns which of two answers was preferred."""
         return isinstance(self.train_dataset.data_loader, PreferenceDataLoader)

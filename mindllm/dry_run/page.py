@@ -13,7 +13,7 @@ from mindllm.config import RunConfig
 from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.moments import Fill, Use, by_category, bytes_of
 from mindllm.dry_run.profile import Profile
-from mindllm.dry_run.report import about_planned
+from mindllm.dry_run.report import about_planned, about_routing
 from mindllm.dry_run.source_lines import Lines, line_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
 from mindllm.terminal.page import fill, mark
@@ -69,7 +69,7 @@ def _section(memory: StageMemory, config: RunConfig) -> Section:
     return Section(
         name=f"stage {stage.number}",
         about=f"rank {stage.rank}, {stage.layers} layers ({stage.recompute}), {stage.alive} micro-batches alive; "
-        f"{'; '.join(filter(None, [memory.method, about_planned(memory)]))}",
+        f"{'; '.join(filter(None, [memory.method, about_planned(memory), about_routing(config)]))}",
         peak=memory.peak,
         actual_peak=memory.actual_peak,
         workspace=peak_with_workspace(memory.moments, attention_elements_of(config)) - memory.used_peak,

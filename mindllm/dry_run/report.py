@@ -53,6 +53,16 @@ def about_planned(memory: StageMemory) -> str | None:
     )
 
 
+def about_routing(config: RunConfig) -> str | None:
+    """Says for which routing figures hold, where a rank has as much of the tokens as the router sends it."""
+    if not config.sends_tokens:
+        return None
+    return (
+        "moe_token_dispatcher_type: alltoall: figures hold for balanced routing, each rank getting as many tokens as it sends; "
+        "what experts keep of tokens grows with what a rank gets"
+    )
+
+
 def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Table:
     """One row per stage; all figures in GB (2**30 bytes) at the moment of the peak."""
     gb, elements = gigabytes(memory.actual_peak for memory in memories), attention_elements_of(config)
@@ -96,7 +106,7 @@ def log_lines(memory: StageMemory, config: RunConfig, device_memory: int, limit:
         f"{stage.alive} micro-batches alive; {memory.method}",
         *memory.shown.messages,
         *(f"{category}: {size / MIB:.1f}M" for category, size in memory.by_category.items()),
-        *filter(None, [about_planned(memory)]),
+        *filter(None, [about_planned(memory), about_routing(config)]),
         f"estimated peak with workspace of kernels: {peak_with_workspace(memory.moments, attention_elements_of(config)) // MIB}M",
     ]
     return [

@@ -13,7 +13,7 @@ from mindllm.config import RunConfig
 from mindllm.dry_run.advice import shortage
 from mindllm.dry_run.forecast import StageMemory, forecast_stages, simulate_stages
 from mindllm.dry_run.page import PAGE, render_page
-from mindllm.dry_run.report import about_planned, json_report, log_lines, table
+from mindllm.dry_run.report import about_planned, about_routing, json_report, log_lines, table
 from mindllm.dry_run.simulations import Simulations
 from mindllm.dry_run.source_lines import Lines
 from mindllm.errors import UserError
@@ -67,7 +67,8 @@ class DryRun(Result):
 
     def tree(self) -> dict[str, Any]:
         """Return what ``--json`` prints, in MB of 2**20 bytes."""
-        return json_report(self.stages, self.limit)
+        holds_for = about_routing(self.config)
+        return json_report(self.stages, self.limit) | ({"holds_for": holds_for} if holds_for else {})
 
     def parts(self) -> Iterator[Part]:
         """Yield the table of stages, and where its figures are from."""
@@ -82,7 +83,7 @@ class DryRun(Result):
                 "extrapolated: from smaller runs of the same widths, checked against one more, or from fewer micro-batches; "
                 "--full simulates stages as they are"
             )
-        yield from filter(None, map(about_planned, self.stages))
+        yield from filter(None, [*map(about_planned, self.stages), about_routing(self.config)])
 
     def write(self, directory: Path) -> Path:
         """Write a log for each rank and the page of what fills the memory; return the page."""

@@ -143,6 +143,7 @@ TRAINING_KEYS = (
         "z_loss_factor",
         "capacity_factor",
         "moe_grouped_gemm",
+        "moe_token_dispatcher_type",
         "topk_bias_update_rate",
     ),
     *("embedding_dropout", "attention_dropout", "hidden_dropout"),

@@ -102,13 +102,14 @@ def build_replica(config: RunConfig, fuses: bool = True) -> nn.Cell:
     return _with_loss(config, model, kernels, plan)
 
 
-def build_parallel_model(config: RunConfig, alone: int | None = None) -> ParallelModel:
+def build_parallel_model(config: RunConfig, alone: int | None = None, balanced: bool = False) -> ParallelModel:
     """Builds the model of a configuration on its devices; on one of them, as :func:`build_replica`.
 
     Call :func:`mindllm.parallel.set_parallel_context` first.
 
     Args:
         alone: the stage whose graph is wanted, for which the layers of others can be thin (:mod:`mindllm.parallel.thin_layers`).
+        balanced: tokens that are sent to their experts have the lengths of a router that spreads them evenly.
 
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists.
@@ -124,7 +125,7 @@ def build_parallel_model(config: RunConfig, alone: int | None = None) -> Paralle
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
-    split_grouped_experts(model, mesh)
+    split_grouped_experts(model, mesh, balanced)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     mark_row_parts(model)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
@@ -133,7 +134,7 @@ def build_parallel_model(config: RunConfig, alone: int | None = None) -> Paralle
     order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None
     whole = _with_loss(config, model, kernels, plan)
     if isinstance(whole, PreferenceLoss):
-        _place_pairs(whole, config, plan, mesh)
+        _place_pairs(whole, config, plan, mesh, balanced)
     copies = config.micro_batch_interleave_num
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     at_once, reused = parts == 1 and plan.stages == 1, _can_be_reused(config)
@@ -197,12 +198,12 @@ def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels, plan: Layer
     return PreferenceLoss(model, reference, config.preference, length, crossings(plan))
 
 
-def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh: Mesh) -> None:
+def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh: Mesh, balanced: bool) -> None:
     """What learning from pairs adds to a model on its devices."""
     if plan.stages > 1:
         place_pairs_on_stages(whole, plan)
     if whole.reference is not None:
-        split_grouped_experts(whole.reference, mesh)
+        split_grouped_experts(whole.reference, mesh, balanced)
         apply_sharding(whole.reference, sharding_table(whole.reference, config.parallel_config), mesh)
     for cell, table in ((whole.pairs, pairs_table(whole.pairs)), *crossing_tables(whole, config.parallel_config)):
         apply_sharding(cell, table, mesh)

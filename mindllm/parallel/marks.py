@@ -69,8 +69,11 @@ def reuse_equal_layers(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunCo
         layer.cell_init_args = f"DecoderLayer {model!r} {spec!r} {assignment.recompute} {assignment.patterns}"
 
 
-def split_grouped_experts(model: nn.Cell, mesh: Mesh) -> None:
-    """Makes one operator of the experts of each layer, for the rank of the parallel context."""
+def split_grouped_experts(model: nn.Cell, mesh: Mesh, balanced: bool = False) -> None:
+    """Makes one operator of the experts of each layer, for the rank of the parallel context.
+
+    ``balanced``: rows that are sent have the lengths of a router that spreads them evenly, whatever it chooses.
+    """
     cells = [cell for _, cell in model.cells_and_names() if isinstance(cell, GroupedFeedForward)]
     if not cells:
         return
@@ -78,9 +81,9 @@ def split_grouped_experts(model: nn.Cell, mesh: Mesh) -> None:
     ranks = mesh.expert_ranks(rank)
     group = group_of(ranks) if len(ranks) > 1 else ""
     for cell in cells:
-        cell.split(group, len(ranks), ranks.index(rank))
-        if cell.is_shared:
-            for operator in operators_of(cell.shared).values():
+        cell.split(group, len(ranks), ranks.index(rank), balanced)
+        if len(ranks) > 1:
+            for operator in operators_of(cell.exchanging).values():
                 if "group" in operator.attrs:
                     mark_ranks(operator, ranks)
 

@@ -109,12 +109,12 @@ def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy
     if spec.grouped:
         places = rows_held(spec, tokens, strategy)
     inner = HALF_BYTES * places * spec.expert.intermediate_size / strategy.expert_tensor_parallel
+    joined = spec.sends and strategy.expert_parallel > 1
+    activated = {f"{at}.activation.{spec.expert.activation_operator}": inner, f"{at}.w3": inner}
     found = {
         "feed_forward.router": ROUTED * FP32_BYTES * tokens * spec.router.experts,
         "feed_forward.depart": HALF_BYTES * places * spec.hidden_size,
-        f"{at}.w1": inner,
-        f"{at}.activation.{spec.expert.activation_operator}": inner,
-        f"{at}.w3": inner,
+        **({f"{at}.w1": 2 * inner} if joined else {f"{at}.w1": inner, **activated}),
         f"{at}.mul": inner,
         "feed_forward.collect": HALF_BYTES
         * (places if spec.grouped else tokens * spec.router.top_k)

@@ -195,15 +195,16 @@ class DistributedLoss(nn.Cell):
 
 
 def build_distributed_step(
-    config: RunConfig, rank: int, tell_rank: bool = True, alone: bool = False
+    config: RunConfig, rank: int, tell_rank: bool = True, alone: bool = False, balanced: bool = False
 ) -> DistributedStep:
     """Builds the training step of ``rank``; sets MindSpore's parallel context for it, the rank only where it is told.
 
-    ``alone``: for its graph only, which does not tell whether other stages have whole layers.
+    ``alone``: for its graph only, which does not tell whether other stages have whole layers. ``balanced``: tokens that are
+    sent to their experts have the lengths of a router that spreads them evenly, for what has no values to count.
     """
     set_parallel_context(config, rank, tell_rank)
     stage = mesh_of(config).stage_of(rank) if alone else None
-    return distributed_step(config, build_parallel_model(config, stage), rank)
+    return distributed_step(config, build_parallel_model(config, stage, balanced), rank)
 
 
 def build_distributed_loss(config: RunConfig, rank: int, tell_rank: bool = True) -> DistributedLoss:

@@ -105,6 +105,36 @@ def test_experts_of_sorted_tokens_take_all_and_are_whole(overrides, words):
     assert words in str(error.value)
 
 
+SENT = {"model.model_config.moe_token_dispatcher_type": "alltoall"}
+GROUPED = {"model.model_config.moe_grouped_gemm": "true", "model.model_config.capacity_factor": "null"}
+ELSEWHERE = "sends tokens to experts with hidden_act silu only, not gelu_tanh (value alltoall); write allgather"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({}, "sends sorted tokens (value alltoall); write moe_grouped_gemm: true, too, or allgather"),
+        (GROUPED | {"model.model_config.hidden_act": "gelu_tanh", "model.model_config.model_type": "null"}, ELSEWHERE),
+        (
+            GROUPED | {"context.device_target": "CPU"},
+            "needs operators of Ascend (value alltoall); write allgather, whose results are the same",
+        ),
+    ],
+)
+def test_what_tokens_that_are_sent_need(overrides, words):
+    with pytest.raises(UserError) as error:
+        load_config(MIXTRAL, [f"--{key}={value}" for key, value in {**SENT, **overrides}.items()])
+    assert f"moe_token_dispatcher_type: {words}" in str(error.value)
+
+
+def test_nothing_is_sent_where_ranks_do_not_share_experts():
+    """Then the key changes nothing, on any device."""
+    given = {**SENT, **GROUPED, "context.device_target": "CPU", "parallel_config.expert_parallel": "1"}
+    config = load_config(MIXTRAL, [f"--{key}={value}" for key, value in given.items()])
+    assert not config.sends_tokens
+    assert load_config(MIXTRAL, [f"--{key}={value}" for key, value in {**SENT, **GROUPED}.items()]).sends_tokens
+
+
 def test_the_last_stage_has_a_layer_with_experts_where_any_has():
     """Or the compiler takes memory until the system ends it."""
     dense_last = f"--model.model_config.moe_layer_freq={[1] * 20 + [0] * 8}"

@@ -11,10 +11,12 @@ from rich.console import Console
 from mindllm.compiled.graph.sources import SourceLine
 from mindllm.compiled.simulation.simulation import OTHER
 from mindllm.compiled.simulation.somas import SOMAS
+from mindllm.config import override_config
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages
 from mindllm.dry_run.moments import Use
 from mindllm.dry_run.page import render_page
 from mindllm.dry_run.report import json_report, log_lines, table
+from mindllm.dry_run.run import DryRun
 from mindllm.dry_run.source_lines import line_of, lines_by_place
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace, workspace
 from mindllm.models import linear
@@ -163,3 +165,22 @@ def test_planned_memory_is_told_by_what_lies_in_it(config):
         assert text in render_page([memory], config, LIMIT, LINES)
         (stage,) = json_report([memory], LIMIT)["stages"]
         assert stage["planned_mb"] == memory.planned_bytes / MIB
+
+
+def test_tokens_that_are_sent_say_for_which_routing_figures_hold(memories, config):
+    sizes = {"parallel_config.data_parallel": 2, "parallel_config.expert_parallel": 2}
+    model = {
+        "expert_num": 4,
+        "num_experts_chosen": 2,
+        "moe_grouped_gemm": True,
+        "moe_token_dispatcher_type": "alltoall",
+    }
+    sends = override_config(config, {**{f"model.model_config.{key}": value for key, value in model.items()}, **sizes})
+    assert sends.sends_tokens
+    told = "figures hold for balanced routing"
+    for run, is_told in ((config, False), (sends, True)):
+        found = DryRun(run, tuple(memories))
+        assert any(told in part for part in found.parts() if isinstance(part, str)) == is_told
+        assert ("holds_for" in found.tree()) == is_told
+        assert any(told in line for line in log_lines(memories[0], run, 64 << 30, LIMIT)) == is_told
+        assert (told in render_page(memories, run, LIMIT, {})) == is_told

@@ -14,6 +14,7 @@ from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models import Kernels
 from mindllm.models.experts.experts import Experts
 from mindllm.models.experts.grouped_experts import GroupedFeedForward, TokensInBlocks, most_blocks, rows_of_block
+from mindllm.models.experts.sent_tokens import even_counts, guard_choices
 from mindllm.models.weights import InitStd, initialise
 
 BATCH, LENGTH, HIDDEN, EXPERTS, CHOSEN, WIDTH = 2, 12, 8, 6, 2, 5
@@ -122,3 +123,22 @@ def test_blocks_are_enough_for_any_choice(of_experts):
     assert 8 <= size <= 128
     assert sum(-(-count // size) for count in of_experts) <= most_blocks(rows, len(of_experts), size)
     assert most_blocks(rows, len(of_experts), size) * size <= rows + len(of_experts) * (size - 1)
+
+
+@pytest.mark.parametrize(("experts", "ranks", "chosen"), [(4, 2, 2), (8, 4, 3), (256, 64, 8), (8, 8, 1)])
+def test_every_rank_is_sent_something(experts, ranks, chosen):
+    """Whatever the router chooses: zeros go to an expert of each rank."""
+    guards = guard_choices(experts, ranks, chosen).asnumpy()
+    assert guards.size < ranks + chosen
+    assert {*(guards.reshape(-1) // (experts // ranks))} == {*range(ranks)}
+
+
+@pytest.mark.parametrize(("rows", "ranks", "own"), [(12, 2, 2), (13, 2, 3), (34, 4, 8), (70, 8, 1)])
+def test_even_counts_are_those_that_all_ranks_agree_on(rows, ranks, own):
+    of_ranks = [even_counts(rows, ranks, rank, own) for rank in range(ranks)]
+    for place, (sent, arriving, ends) in enumerate(of_ranks):
+        assert sum(sent) == rows
+        assert arriving == tuple(other[0][place] for other in of_ranks)
+        assert ends.asnumpy()[-1] == sum(arriving)
+        sizes = np.diff(ends.asnumpy(), prepend=0)
+        assert sizes.max() - sizes.min() <= 1

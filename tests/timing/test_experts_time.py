@@ -67,6 +67,23 @@ def test_ranks_that_share_experts_keep_room_for_whatever_may_come():
     assert 2 * alone["feed_forward.experts.mul"] == chosen * with_places
 
 
+def test_tokens_that_are_sent_keep_room_for_an_even_share():
+    """However many ranks share the experts; beside them rows of zeros, one for each rank."""
+    spec = workload_of(form("sent_tokens")).architecture.layers[0]
+    alone, two, four = (
+        kept_results(spec, 8, 16, Strategy(4, expert_parallel=groups), COMPOSED) for groups in (1, 2, 4)
+    )
+    rows = 8 * spec.feed_forward.router.top_k
+    assert two["feed_forward.experts.mul"] == alone["feed_forward.experts.mul"] * (rows + 2) / rows
+    assert four["feed_forward.experts.mul"] == alone["feed_forward.experts.mul"] * (rows + 4) / rows
+    moved = [one for one in passes(spec, 8, 16, Strategy(4, expert_parallel=2)) if isinstance(one, Exchange)]
+    of_rows = [one.name.rpartition(".")[2] for one in moved if one.bytes == 2 * (rows + 2) * spec.attention.hidden_size]
+    assert of_rows == ["send", "send_back", "send_back", "send"]
+    without_gradient = [one.name.rpartition(".")[2] for one in moved if one.op in ("AlltoAll", "AlltoAllV")]
+    assert sorted({*without_gradient} - {*of_rows}) == ["counts", "numbers"]
+    assert len(without_gradient) == 6
+
+
 @pytest.mark.parametrize(("groups", "ranks"), [(1, 2), (2, 2), (4, 1)])
 def test_devices_share_what_experts_compute_and_hold(groups, ranks):
     """Of two replicas with two ranks each: all devices together compute what one would, and hold it as often as said."""
@@ -116,21 +133,27 @@ def test_experts_keep_their_places_and_recomputation_frees_them():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["experts", "experts_and_tensor_parallel", "latent_attention"])
-def test_a_compiled_rank_has_these_products_and_exchanges(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, ()) for name in ("experts", "experts_and_tensor_parallel", "latent_attention", "sent_tokens")),
+        ("sent_tokens", ("--recompute_config.recompute=true",)),
+    ],
+)
+def test_a_compiled_rank_has_these_products_and_exchanges(name, options):
     """To the operation and to the byte: what ``Exchange`` says of AlltoAll, and all matrix products."""
-    config = form(name)
+    config = form(name, *options)
     graph = compile_rank(config, 0)
     compiled = Counter()
     for node in (node for function in graph.functions for node in function.nodes):
-        if node.op == "AlltoAll":
+        if node.op in ("AlltoAll", "AlltoAllV"):
             compiled[node.op] += bytes_of(node.tensors)
-        elif node.op in ("MatMul", "BatchMatMul"):
+        elif node.op in ("MatMul", "BatchMatMul", "GroupedMatmul"):
             compiled["products"] += cost(graph, node).products
     work, predicted = step_work(workload_of(config)), Counter()
     for part, count in (pair for place in work.places for pair in place.items()):
         for one in (*work.parts[part].forward, *work.parts[part].backward, *work.parts[part].repeated):
-            if isinstance(one, Exchange) and one.op == "AlltoAll":
+            if isinstance(one, Exchange) and one.op in ("AlltoAll", "AlltoAllV"):
                 predicted[one.op] += one.bytes * count
             elif isinstance(one, Operator) and one.sizes:
                 predicted["products"] += one.flops * count

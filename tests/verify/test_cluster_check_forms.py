@@ -31,6 +31,7 @@ def test_every_kind_of_recomputation_is_among_the_forms(key):
 
 def test_every_way_to_divide_the_work_is_among_the_forms():
     parallel = [config.parallel for config in CONFIGS.values()]
+    assert {config.sends_tokens for config in CONFIGS.values() if config.model.config.moe_grouped_gemm} == {True, False}
     sizes = [config.parallel_config for config in CONFIGS.values()]
     assert {run.full_batch for run in parallel} == {True, False}
     assert {run.pipeline_config.pipeline_scheduler for run in parallel} == {

@@ -20,11 +20,12 @@ from mindllm.compiled.conformance.expected import (
     rows_of_rank,
     runs_of_a_layer,
 )
-from mindllm.compiled.conformance.finding import Finding, Mistake, together
+from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.conformance.placement import forward_operators
-from mindllm.compiled.graph.compiled_graph import Node
+from mindllm.compiled.graph.compiled_graph import IN_LENGTHS, Node
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
 from mindllm.config import RunConfig
+from mindllm.parallel.layout import mesh_of
 
 NORMS = ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm", "norm_out")
 """Cells between the parts of a layer, and behind the last one: each reads or makes hidden states."""
@@ -50,6 +51,7 @@ def sizes(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
             *_sums(config, rank, rows),
             *_gathers(config, rank),
             *_exchanges_of_experts(config, rank),
+            *_sent_tokens(config, rank),
         )
     ]
     asked = f"{rows.between} rows of hidden states"
@@ -141,6 +143,30 @@ def _exchanges_of_experts(config: RunConfig, rank: Operators) -> Iterator[str]:
     for layer, elements in sorted(found.items()):
         if elements != wanted:
             yield f"layer {layer} exchanges {elements} elements with its experts in a step, not {wanted}"
+
+
+def _sent_tokens(config: RunConfig, rank: Operators) -> Iterator[str]:
+    """Layers whose sorted tokens do not go to the ranks of their experts and back, each once, or not to those ranks.
+
+    How many arrive is known when the step runs; the numbers of their experts go with them, and nothing comes back for these.
+    """
+    model, mesh = config.model.config, mesh_of(config)
+    if not model.moe_grouped_gemm or mesh.expert_parallel == 1:
+        return
+    own, width = mesh.expert_ranks(rank.graph.rank), model.hidden_size
+    found: dict[int, list[int]] = defaultdict(list)
+    for node, layer, place in forward_operators(rank):
+        if place.startswith(OF_EXPERTS):
+            found[layer] += []
+        if place.startswith(OF_EXPERTS) and node.op == IN_LENGTHS:
+            found[layer] += [int(node.attributes["block_size"])] * rank.times(node)
+            if node.ranks != own:
+                yield f"layer {layer} sends tokens over ranks {numbers_text(node.ranks)}, experts are on {numbers_text(own)}"
+    wanted = sorted([1, width, width] * runs_of_a_layer(config) * config.sends_tokens)
+    for layer, blocks in sorted(found.items()):
+        if sorted(blocks) != wanted:
+            texts = [", ".join(map(str, sorted(lengths))) or "nothing" for lengths in (blocks, wanted)]
+            yield f"layer {layer} sends blocks of {texts[0]} elements to its experts in a step and back, not {texts[1]}"
 
 
 def _exchanges(rank: Operators, own: tuple[int, ...]) -> dict[str, list[Node]]:

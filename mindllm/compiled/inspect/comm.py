@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
+from mindllm.compiled.graph.compiled_graph import IN_LENGTHS, CompiledGraph, Node
 from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph.operators import BACKWARD, Operators, without_numbers
 from mindllm.compiled.inspect.tables import size_text, table_parts
@@ -41,6 +41,8 @@ CAUSES = {
     MODEL: "written in the model",
 }
 REDISTRIBUTION, RESHAPE = "redistribution_op", "Reshape"
+CELLS_OF_EXPERTS = ("-SentTokens/", "-SharedExperts/")
+"""Parts of the scopes of exchanges that the model makes itself for experts of sorted tokens."""
 POINT_TO_POINT = ("Send", "Receive")
 SEQUENCE_AXIS = "cp"  # of layouts, here and in MindFormers
 SCORING = frozenset({"FlashAttentionScore", "BatchMatMul"})
@@ -95,6 +97,8 @@ def cause_of(operators: Operators, node: Node) -> str:
     """Why a collective is in the graph."""
     if node.op in POINT_TO_POINT:
         return PIPELINE
+    if node.op == IN_LENGTHS or any(cell in node.scope for cell in CELLS_OF_EXPERTS):
+        return EXPERTS
     forward = operators.forward(node)
     if forward is not None and forward.op in ("AllGather", "ReduceScatter", "AllReduce", "AlltoAll"):
         return cause_of(operators, forward)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
@@ -35,16 +36,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, required=True, help="global rank")
     parser.add_argument("--output", type=Path, required=True, help="directory that receives the graph")
     options = parser.parse_args(arguments)
-    compile_to(load_config(options.config), options.rank, options.output)
+    compile_to(load_config(options.config), options.rank, options.output, balanced=True)
     return 0
 
 
 def compile_to(
-    config: RunConfig, rank: int, output: Path, training: bool = True, asked: Callable[[], int] | None = None
+    config: RunConfig,
+    rank: int,
+    output: Path,
+    training: bool = True,
+    asked: Callable[[], int] | None = None,
+    balanced: bool = False,
 ) -> None:
     """Compiles the step of ``rank``, or what it evaluates with, and writes the graph into the directory ``output``.
 
     With ``asked``, of the rank that this returns once the compiler wants to know; one of those that are built as ``rank`` is.
+    ``balanced``: tokens that are sent have the lengths of a router that spreads them evenly, so that all shapes are known.
     """
     from mindllm.compiled.device import front_end
 
@@ -56,7 +63,7 @@ def compile_to(
 
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_recursion_limit(config.context.max_call_depth)
-    build = build_distributed_step if training else build_distributed_loss
+    build = partial(build_distributed_step, balanced=balanced) if training else build_distributed_loss
     cell = build(config, rank, tell_rank=asked is None)
     constants = leave_undrawn(cell)
     with refusals_explained(cell):

@@ -59,7 +59,7 @@ def simulate(config: RunConfig, rank: int, whole: bool = False) -> None:
     # On one device weights would be drawn as soon as they are made. Elsewhere they are made when they are cut; what
     # no_init_parameters leaves on the class makes MindSpore 2.10 fill them on the host instead.
     with no_init_parameters() if alone else nullcontext():
-        step = build_distributed_step(config, rank, alone=not whole)
+        step = build_distributed_step(config, rank, alone=not whole, balanced=True)
     leave_uninitialised(step.get_parameters())
     with refusals_explained(step):
         step(*example_inputs(config))

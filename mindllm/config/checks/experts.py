@@ -23,6 +23,8 @@ def check_experts(config: RunConfig) -> Iterator[Finding]:
     yield from _devices(config)
     if model.moe_grouped_gemm:
         yield from _grouped(config)
+    if model.moe_token_dispatcher_type == "alltoall":
+        yield from _sent(config)
 
 
 def _layers(config: RunConfig) -> Iterator[Finding]:
@@ -127,3 +129,22 @@ def _grouped(config: RunConfig) -> Iterator[Finding]:
             f"experts of moe_grouped_gemm are whole on their devices (value {sizes.expert_tensor_parallel}); write 1"
         )
         yield (*MESH, "expert_model_parallel"), message
+
+
+def _sent(config: RunConfig) -> Iterator[Finding]:
+    """What tokens that are sent in lengths need: an order, Ascend's operators, and the one activation whose gradient asks for no
+    shape.
+    """
+    model, key = config.model.config, (*MODEL, "moe_token_dispatcher_type")
+    if not model.moe_grouped_gemm:
+        yield key, "sends sorted tokens (value alltoall); write moe_grouped_gemm: true, too, or allgather"
+    if not config.sends_tokens:
+        return
+    if model.hidden_act != "silu":
+        yield (
+            key,
+            f"sends tokens to experts with hidden_act silu only, not {model.hidden_act} (value alltoall); write allgather",
+        )
+    if config.context.device_target == "CPU":
+        message = "needs operators of Ascend (value alltoall); write allgather, whose results are the same"
+        yield key, message

@@ -125,7 +125,7 @@ class Experts(nn.Cell):
             self.add_load = P.Add()
         self.grouped = spec.grouped
         if spec.grouped:
-            self.experts = GroupedFeedForward(count, spec.expert, kernels, spread)
+            self.experts = GroupedFeedForward(count, spec.expert, kernels, spread, spec.sends)
             self.kept = P.GatherD()
         else:
             self.top_k, self.capacity_factor = spec.router.top_k, spec.capacity_factor

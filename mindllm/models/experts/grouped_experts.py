@@ -12,15 +12,18 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
-from mindspore.ops.auto_generate import GroupedMatmul, InnerMoeTokenUnpermute, MoeTokenPermute
+from mindspore.ops.auto_generate import GroupedMatmul, InnerMoeTokenUnpermute, MoeTokenPermute, Swiglu
 
 from mindllm.architecture.parts import FeedForwardSpec
+from mindllm.models.experts.sent_tokens import SentTokens
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Operand
 from mindllm.models.weights import InitStd, normal_parameter
 
 ONE_TENSOR, GROUPS_OF_ROWS = 3, 0
 """Values of ``split_item`` and ``group_type`` of GroupedMatmul: rows of all groups stand in one tensor."""
+MARKS = frozenset({"recompute", "offload", "backward_prefetch"})
+"""Attributes of an operator that say what becomes of its result until the backward pass."""
 LARGEST_BLOCK, SMALLEST_BLOCK = 128, 8
 BLOCKS_OF_EXPERT = 2  # that an even share of the rows fills at least
 
@@ -243,31 +246,40 @@ class GroupedFeedForward(nn.Cell):
     when all tensors are those of a device.
     """
 
-    def __init__(self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: InitStd) -> None:
+    def __init__(
+        self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: InitStd, sends: bool = False
+    ) -> None:
         super().__init__()
         inner, outer = (spec.intermediate_size, spec.hidden_size), (spec.hidden_size, spec.intermediate_size)
         product = GroupedProduct if kernels.fused else BlockProduct
-        self.experts = experts
+        self.experts, self.hidden_size, self.sends = experts, spec.hidden_size, sends
         self.order = SortedTokens(experts) if kernels.fused else TokensInBlocks(experts)
         self.w1 = product(experts, inner, kernels, spread.inner)
         self.activation = ACTIVATIONS[spec.activation]()
         self.w3 = product(experts, inner, kernels, spread.inner)
         self.mul = P.Mul()
         self.w2 = product(experts, outer, kernels, spread.output)
-        self.is_split = self.is_shared = False
+        self.is_split = self.is_shared = self.is_sent = False
         self.dtype = kernels.activation
         self.cast = P.Cast()
         self.reshape = P.Reshape()
 
-    def split(self, group: str, ranks: int, place: int) -> None:
+    def split(self, group: str, ranks: int, place: int, balanced: bool = False) -> None:
         """Makes one operator of what a device computes. So many ``ranks``, which communicate as ``group``, share the experts;
         this one has the part at ``place``.
         """
-        if ranks > 1:
+        if ranks > 1 and self.sends:
+            self.order = SentTokens(self.experts, self.hidden_size, group, ranks, place, balanced)
+            self.join, self.swiglu = P.Concat(1), Swiglu()
+            for name in MARKS & self.mul.attrs.keys():  # it yields what the product would
+                self.swiglu.add_prim_attr(name, self.mul.attrs[name])
+            self.is_sent = True
+        elif ranks > 1:
             own = self.experts // ranks
             self.shared = SharedExperts(group, place * own, own)
             self.order = type(self.order)(own, shared=True)
             self.is_shared = True
+        self.exchanging = self.shared if self.is_shared else self.order
         self.on_parts = P.Morph(self.mixture, first_of, first_of)
         self.is_split = True
 
@@ -284,10 +296,19 @@ class GroupedFeedForward(nn.Cell):
         if self.is_shared:
             x, chosen, weights = self.shared(x, chosen, weights)
         rows, places, groups = self.order(x, chosen)
-        inner = self.mul(self.activation(self.w1(rows, w1, groups)), self.w3(rows, w3, groups))
-        y = self.w2(inner, w2, groups)
+        y = self.w2(self.inner(rows, w1, w3, groups), w2, groups)
         y = self.order.weighted_sum(y, places, self.cast(weights, self.dtype), groups)
         return self.shared.back(y) if self.is_shared else y
+
+    def inner(self, rows: Tensor, w1: Tensor, w3: Tensor, groups: Tensor) -> Tensor:
+        """What goes into the down projection, for rows ``[rows, hidden]`` (or in blocks): ``[rows, width]``.
+
+        How many rows are sent is not known before the step runs, and the gradient of a product of two tensors asks. That of the
+        fused operator, of both projections side by side, does not.
+        """
+        if self.is_sent:
+            return self.swiglu(self.w1(rows, self.join((w1, w3)), groups), -1)
+        return self.mul(self.activation(self.w1(rows, w1, groups)), self.w3(rows, w3, groups))
 
 
 def first_of(*inputs):

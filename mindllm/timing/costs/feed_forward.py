@@ -8,6 +8,7 @@ tokens evenly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from mindllm.architecture.experts import ExpertsSpec
@@ -19,6 +20,10 @@ from mindllm.timing.workload import Numerics, Strategy
 ROUTER = "float32"
 ROUTED_PASSES = 14.0
 """Tensors of [tokens, experts] in single precision that routing reads and writes: scores, choice, mask, places, load, balance."""
+COUNTS, NUMBERS = ".experts.counts", ".experts.numbers"
+"""End the names of exchanges of how many rows are sent, and of which experts they are."""
+OF_NUMBERS = (COUNTS, NUMBERS)
+"""They have no gradient, and are kept where others are repeated."""
 COLLECTED_PASSES = 5.0  # of the chosen experts' results: gathered, weighed, added up
 
 
@@ -87,41 +92,64 @@ def _seen_by_all(spec: ExpertsSpec, tokens: float, strategy: Strategy, numerics:
 def _sorted_work(
     spec: ExpertsSpec, tokens: float, strategy: Strategy, numerics: Numerics
 ) -> Iterator[Operator | Exchange]:
-    """Each device has its share of the tokens; those that share experts gather theirs, and add up what they make of them."""
-    at, router, hidden, expert = "feed_forward", spec.router, spec.hidden_size, spec.expert
+    """Each device has its share of the tokens. Those that share experts gather theirs, and add up what they make of them; or send
+    them, and what they make of them back.
+    """
+    at, router, hidden = "feed_forward", spec.router, spec.hidden_size
     share, groups = tokens / strategy.model_parallel, strategy.expert_parallel
-    rows, moved = rows_held(spec, tokens, strategy), HALF_BYTES * share * groups * hidden
+    rows = HALF_BYTES * rows_held(spec, tokens, strategy) * hidden
+    moved = HALF_BYTES * share * groups * hidden
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
     yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, ROUTED_PASSES + 2 * router.top_k)
-    if groups > 1:
+    sends = spec.sends and groups > 1
+    if groups > 1 and not sends:
         yield Exchange(f"{at}.experts.gather_tokens", "AllGather", moved, "ep")
-    yield elementwise(f"{at}.experts.permute", HALF_BYTES * rows * hidden, 2.0)
-    own, computed = router.experts / groups, share * router.top_k
-    sizes = {
-        "w1": (hidden, expert.intermediate_size),
-        "w3": (hidden, expert.intermediate_size),
-        "w2": (expert.intermediate_size, hidden),
-    }
-    for name, (inner, outer) in sizes.items():
-        yield elementwise(f"{at}.experts.{name}.transpose", HALF_BYTES * own * inner * outer, 2.0)
-        yield product(f"{at}.experts.{name}.matmul", computed / own, inner, outer, numerics.compute, own)
-        if name == "w3":
-            yield elementwise(
-                f"{at}.experts.activation.{expert.activation_operator}",
-                HALF_BYTES * rows * expert.intermediate_size,
-                2.0,
-            )
-            yield elementwise(f"{at}.experts.mul", HALF_BYTES * rows * expert.intermediate_size, 3.0)
-    yield elementwise(f"{at}.experts.unpermute", HALF_BYTES * rows * hidden, 2.0)
-    if groups > 1:
+    yield elementwise(f"{at}.experts.permute", rows, 2.0)
+    if sends:
+        yield Exchange(f"{at}{COUNTS}", "AlltoAll", FP32_BYTES * router.experts, "ep")
+        yield Exchange(f"{at}{NUMBERS}", "AlltoAllV", FP32_BYTES * rows_held(spec, tokens, strategy), "ep")
+        yield Exchange(f"{at}.experts.send", "AlltoAllV", rows, "ep")
+        yield elementwise(f"{at}.experts.sort_arrived", rows, 2.0)
+    yield from _grouped_products(spec, tokens, strategy, numerics, sends)
+    if sends:
+        yield elementwise(f"{at}.experts.sort_back", rows, 2.0)
+        yield Exchange(f"{at}.experts.send_back", "AlltoAllV", rows, "ep")
+    yield elementwise(f"{at}.experts.unpermute", rows, 2.0)
+    if groups > 1 and not sends:
         yield Exchange(f"{at}.experts.scatter", "ReduceScatter", moved, "ep")
     if strategy.model_parallel > 1 and not strategy.sequence_parallel:
         yield Exchange(f"{at}.experts.results", "AllGather", HALF_BYTES * tokens * hidden)
 
 
+def _grouped_products(
+    spec: ExpertsSpec, tokens: float, strategy: Strategy, numerics: Numerics, joined: bool
+) -> Iterator[Operator]:
+    """Products of the chosen rows. ``joined``: those of both projections up are one, and a fused operator takes it apart."""
+    at, hidden, width = "feed_forward.experts", spec.hidden_size, spec.expert.intermediate_size
+    own = spec.router.experts / strategy.expert_parallel
+    computed = tokens / strategy.model_parallel * spec.router.top_k
+    inner = HALF_BYTES * rows_held(spec, tokens, strategy) * width
+    if joined:
+        computed = rows_held(spec, tokens, strategy)
+        yield elementwise(f"{at}.join", HALF_BYTES * own * hidden * 2 * width, 2.0)
+    up = {"w1": (hidden, 2 * width)} if joined else {"w1": (hidden, width), "w3": (hidden, width)}
+    for name, (rows, columns) in {**up, "w2": (width, hidden)}.items():
+        if name == "w2":
+            if not joined:
+                yield elementwise(f"{at}.activation.{spec.expert.activation_operator}", inner, 2.0)
+            yield elementwise(f"{at}.mul", inner, 3.0)
+        yield elementwise(f"{at}.{name}.transpose", HALF_BYTES * own * rows * columns, 2.0)
+        yield product(f"{at}.{name}.matmul", computed / own, rows, columns, numerics.compute, own)
+
+
 def rows_held(spec: ExpertsSpec, tokens: float, strategy: Strategy) -> float:
-    """Rows of sorted tokens that a rank has room for, when each of its replicas has ``tokens`` tokens: whatever may come."""
-    return tokens / strategy.model_parallel * strategy.expert_parallel * spec.router.top_k
+    """Rows of sorted tokens that a rank has room for, when each of its replicas has ``tokens`` tokens: whatever may come. Where
+    they are sent, those that come if the router spreads them evenly, and the rows of zeros that are sent to every rank.
+    """
+    share, groups = tokens / strategy.model_parallel, strategy.expert_parallel
+    if spec.sends and groups > 1:
+        return (share + math.ceil(groups / spec.router.top_k)) * spec.router.top_k
+    return share * groups * spec.router.top_k
 
 
 def _products(

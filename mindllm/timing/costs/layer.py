@@ -17,7 +17,7 @@ from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.costs.attention import attention_work
-from mindllm.timing.costs.feed_forward import experts_work, feed_forward_work, sorts_split_tokens
+from mindllm.timing.costs.feed_forward import OF_NUMBERS, experts_work, feed_forward_work, sorts_split_tokens
 from mindllm.timing.costs.work import (
     ATTENTION,
     FP32_BYTES,
@@ -50,6 +50,8 @@ OF_SEQUENCES = tuple(
     f"attention.{name}" for name in ("attention.", "scores", "softmax", "dropout", "context", "apply_rotary")
 )
 """What attention computes between its projections, by the beginnings of names."""
+OF_SORTED_TOKENS = "feed_forward.experts."
+"""Begins the names of exchanges that experts of sorted tokens make themselves; the last one's result nobody needs twice."""
 RESIDUAL, RESIDUAL_PASSES = "residual", (3.0, 1.5)
 """Ends the name of a sum of hidden states, whose tensors in half precision are read and written forward and backward so often."""
 WIDE, WIDE_PASSES = "wide_residual", (6.0, 4.5)
@@ -199,6 +201,8 @@ def _summed(one: Operator | Exchange) -> tuple[Operator | Exchange, ...]:
 
 def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Operator | Exchange]:
     if isinstance(one, Exchange):
+        if one.name.endswith(OF_NUMBERS):
+            return
         yield Exchange(one.name, MIRRORED.get(one.op, one.op), one.bytes, one.axis)
     elif one.sizes:
         rows, inner, columns = one.sizes
@@ -236,12 +240,19 @@ def _repeated(one: Operator | Exchange, layer: LayerAssignment, repeat_exchanges
     key = "select_recompute" if isinstance(one, Operator) else "select_comm_recompute"
     if one.name.endswith(HELD):
         return not _named(one.name, layer.applied(f"{key}_exclude"))
+    if one.name.endswith(OF_NUMBERS):
+        return False
     if layer.recompute:
         excluded = _named(one.name, layer.applied(f"{key}_exclude"))
-        return not excluded and (repeat_exchanges or isinstance(one, Operator))
+        return not excluded and (repeat_exchanges or isinstance(one, Operator) or _is_of_model(one))
     if isinstance(one, Exchange) and one.op != "AllGather":
         return False  # what a product of rows yields is kept: only what gathers its operand is repeated
     return _named(one.name, layer.applied(key))
+
+
+def _is_of_model(one: Exchange) -> bool:
+    """Whether the model itself exchanges, whose operators are repeated like others, and not the compiler between two of them."""
+    return one.name.startswith(OF_SORTED_TOKENS) and one.axis == "ep" and one.op != "ReduceScatter"
 
 
 def pattern_matches(forward: Work, layer: LayerAssignment) -> dict[tuple[str, str], bool]:
