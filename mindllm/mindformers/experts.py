@@ -8,6 +8,7 @@ from mindllm.mindformers.keys.experts import (
     BALANCE,
     CAPACITY,
     COUNT,
+    DISPATCHER,
     DROPS,
     FACTORS,
     FIXED,
@@ -27,8 +28,10 @@ from mindllm.mindformers.keys.experts import (
     RATES,
     SAME,
     SCORES,
+    SENDS,
     SHARED,
     SHARED_WIDTH,
+    TRAVEL,
     Fixed,
     expert_keys,
 )
@@ -66,6 +69,7 @@ def _experts(reading: Reading) -> None:
     _capacity(reading)
     _devices(reading)
     _grouped(reading)
+    _dispatcher(reading)
     for key, fixed in FIXED.items():
         if reading.has(key):
             _fixed(reading, key, fixed)
@@ -102,6 +106,23 @@ def _grouped(reading: Reading) -> None:
             reading.refuse(key, f"groups of experts fill the tensor-parallel ranks here; {advice}")
         else:
             reading.translate(key, f"{MODEL}.moe_grouped_gemm")
+
+
+def _dispatcher(reading: Reading) -> None:
+    """How sorted tokens travel: theirs are always sent to the ranks of their experts, those of legacy networks (``MoEV3``), too;
+    ``use_allgather_dispatcher`` is about experts with places.
+    """
+    written, ours = reading.has(DISPATCHER), f"{MODEL}.moe_token_dispatcher_type"
+    kind = reading.word(DISPATCHER) or "alltoall"
+    if not (_is_grouped(reading) and reading.get("use_parallel") and reading.count(EXPERT_PARALLEL) > 1):
+        if written:
+            reading.idle(DISPATCHER, TRAVEL)
+    elif kind not in SENDS:
+        reading.refuse(DISPATCHER, f"tokens are sent by {', '.join(SENDS)}")
+    elif written:
+        reading.translate(DISPATCHER, ours, "alltoall", SENDS[kind])
+    else:
+        reading.left_out(DISPATCHER, ours, "alltoall", "left out: sorted tokens are sent to their experts")
 
 
 def _is_grouped(reading: Reading) -> bool:

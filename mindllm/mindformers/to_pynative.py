@@ -51,6 +51,7 @@ TOLD = {  # prefixes of keys that change nothing of what is computed, and what i
     "micro_batch_interleave_num": "samples are one copy there: exchanges are not hidden behind another's computing",
     f"{SECTION}.loss_chunks": "the logits of a sequence are whole there; they take more memory",
     f"{SECTION}.fine_grain_interleave": "it only hides exchanges",
+    f"{SECTION}.moe_token_dispatcher_type": "there sorted tokens are always sent to the ranks of their experts",
 }
 NOT_CARRIED = (  # what is of mindllm's own run, not of what it computes
     "output_dir", "trainer", "callbacks", "context", "do_eval", "eval_", "evaluation", "processor", "generation", "input_data",

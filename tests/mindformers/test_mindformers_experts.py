@@ -149,6 +149,33 @@ def test_grouped_products_are_those_of_sorted_tokens_and_experts_are_whole(tmp_p
     assert config.parallel_config.expert_tensor_parallel == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "groups", "written", "travels"),
+    [
+        ("mixtral", 2, {}, "alltoall"),
+        ("mixtral", 2, {"moe_config.use_allgather_dispatcher": True}, "alltoall"),  # which ``MoEV3`` does not read
+        ("qwen3_moe", 2, {}, "alltoall"),
+        ("qwen3_moe", 2, {"moe_token_dispatcher_type": "alltoall_deredundency"}, "alltoall"),
+        ("qwen3_moe", 1, {"moe_token_dispatcher_type": "alltoall"}, "allgather"),  # nothing travels
+    ],
+)
+def test_sorted_tokens_are_sent_as_they_are_there(tmp_path, name, groups, written, travels):
+    tree, changes = with_grouped_products(name, model_parallel=1, expert_parallel=groups)
+    changes |= {key if "." in key else f"model.model_config.{key}": value for key, value in written.items()}
+    if name == "mixtral":
+        changes = {key: value for key, value in changes.items() if not key.startswith("moe_config.")} | {
+            "moe_config": changes["moe_config"] | {key.partition(".")[2]: value for key, value in written.items()}
+        }
+    assert load_config(writer(tmp_path)(tree, changes)).model.config.moe_token_dispatcher_type == travels
+
+
+def test_another_way_to_send_tokens_is_refused(tmp_path):
+    tree, changes = with_grouped_products("qwen3_moe", model_parallel=1, expert_parallel=2)
+    changes["model.model_config.moe_token_dispatcher_type"] = "flex"
+    with pytest.raises(UserError, match="tokens are sent by alltoall, alltoall_deredundency, alltoall_zero_redundancy"):
+        load_config(writer(tmp_path)(tree, changes))
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
 @pytest.mark.parametrize(
     ("sizes", "told"),

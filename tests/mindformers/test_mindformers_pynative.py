@@ -230,7 +230,10 @@ def test_options_may_be_of_any_form(load):
 
 QWEN, DEEPSEEK = CONFIGS / "qwen3/pretrain_qwen3_8b.yaml", CONFIGS / "deepseek/pretrain_deepseek_v3_671b.yaml"
 STEPS = "--runner_config.train_steps=100"
-SORTED = ("--model.model_config.moe_grouped_gemm=true", "--model.model_config.capacity_factor=null")
+SORTED = (
+    *("--model.model_config.moe_grouped_gemm=true", "--model.model_config.capacity_factor=null"),
+    "--model.model_config.moe_token_dispatcher_type=alltoall",
+)
 
 
 @pytest.fixture

@@ -65,7 +65,6 @@ FIXED = {
             "npu_nums_per_device",
         )
     },
-    f"{MODEL}.moe_token_dispatcher_type": Fixed(TRAVEL),
     f"{MODEL}.moe_token_drop_policy": Fixed("no token is dropped without a capacity"),
     f"{MODEL}.moe_router_dtype": ONLY_FLOAT32,
     f"{MODEL}.router_dense_type": ONLY_FLOAT32,
@@ -101,6 +100,12 @@ RATES = (f"{MODEL}.moe_router_bias_update_rate", f"{LEGACY}.topk_bias_update_rat
 LISTED = (f"{LEGACY}.aux_loss_types", f"{LEGACY}.aux_loss_factors")
 CAPACITY, DROPS = (f"{LEGACY}.{name}" for name in ("capacity_factor", "enable_sdrop"))
 GROUPED = (f"{MODEL}.moe_grouped_gemm", f"{LEGACY}.use_gmm")
+DISPATCHER = f"{MODEL}.moe_token_dispatcher_type"
+SENDS = {  # theirs: how that differs from ours
+    "alltoall": "",
+    "alltoall_deredundency": "there a token goes to a node once; here to the rank of each of its experts",
+    "alltoall_zero_redundancy": "there a token goes to a rank once; here for each of its experts",
+}
 METHOD = f"{LEGACY}.topk_method"
 LATENT_SWITCH = f"{MODEL}.multi_latent_attention"
 AHEAD_FACTORS = tuple(f"{MODEL}.{name}" for name in ("mtp_loss_scaling_factor", "mtp_loss_factor"))
@@ -109,7 +114,7 @@ AHEAD_FACTORS = tuple(f"{MODEL}.{name}" for name in ("mtp_loss_scaling_factor", 
 def expert_keys() -> tuple[str, ...]:
     """Every key that is about experts."""
     rows = (*SAME.values(), *GROUPS.values(), GROUPED, SHARED, FACTORS, SCORES, RATES, LISTED)
-    alone = (KIND, PRE_SOFTMAX, SHARED_WIDTH, CAPACITY, DROPS, METHOD)
+    alone = (KIND, PRE_SOFTMAX, SHARED_WIDTH, CAPACITY, DROPS, METHOD, DISPATCHER)
     return (*(key for row in rows for key in row), *alone, *FIXED)
 
 
