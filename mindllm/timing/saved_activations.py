@@ -12,7 +12,7 @@ from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import FeedForwardSpec, LatentAttentionSpec
 from mindllm.axes import CONTEXT
-from mindllm.timing.costs.feed_forward import own_places, rows_held, sorts_split_tokens
+from mindllm.timing.costs.feed_forward import own_places, rows_held, sends_tokens, sorts_split_tokens
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.workload import Numerics, Strategy
 
@@ -109,7 +109,7 @@ def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy
     if spec.grouped:
         places = rows_held(spec, tokens, strategy)
     inner = HALF_BYTES * places * spec.expert.intermediate_size / strategy.expert_tensor_parallel
-    joined = spec.sends and strategy.expert_parallel > 1
+    joined = sends_tokens(spec, strategy)
     activated = {f"{at}.activation.{spec.expert.activation_operator}": inner, f"{at}.w3": inner}
     found = {
         "feed_forward.router": ROUTED * FP32_BYTES * tokens * spec.router.experts,

@@ -20,6 +20,7 @@ from mindllm.schedules.orders import Timetable, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, step_times
 from mindllm.schedules.steady import SCHEDULE, is_long
 from mindllm.timing.costs.exchanges import Group, exchange_seconds
+from mindllm.timing.costs.feed_forward import sends_tokens
 from mindllm.timing.costs.operators import operator_seconds
 from mindllm.timing.costs.swapped import late_seconds, moved_bytes
 from mindllm.timing.costs.tuned_update import uncounted_update
@@ -34,6 +35,7 @@ SUMS = ("AllReduce", "ReduceScatter")
 PUT_TOGETHER = (
     "keys and values of pieces, which are put behind those of earlier pieces, and that later pieces see more of them"
 )
+UNEVEN = "tokens that a router sends some ranks more of than others (moe_token_dispatcher_type: alltoall)"
 ORDERED = 2  # copies, or parts of rows, whose exchanges MindSpore orders behind each other's computing
 
 
@@ -83,8 +85,14 @@ class StepTime:
     @property
     def uncounted(self) -> tuple[str, ...]:
         """What takes time in a step and is not in its seconds."""
-        pieces = (PUT_TOGETHER,) if self.workload.strategy.pieces > 1 else ()
-        return (*uncounted_update(self.workload), *uncounted_patterns(self.workload), *pieces)
+        strategy = self.workload.strategy
+        pieces = (PUT_TOGETHER,) if strategy.pieces > 1 else ()
+        uneven = (
+            (UNEVEN,)
+            if any(sends_tokens(spec.feed_forward, strategy) for spec in self.workload.architecture.layers)
+            else ()
+        )
+        return (*uncounted_update(self.workload), *uncounted_patterns(self.workload), *pieces, *uneven)
 
     @property
     def tokens_per_device(self) -> float:

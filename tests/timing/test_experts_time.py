@@ -15,9 +15,11 @@ from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.layer import backward_work, forward_work
 from mindllm.timing.costs.work import Exchange, Operator
+from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import kept_bytes, stage_bytes
 from mindllm.timing.non_layer_cost import Held, layer_parameters, place_parameters
 from mindllm.timing.saved_activations import kept_results
+from mindllm.timing.step import UNEVEN, step_time
 from mindllm.timing.step_work import spec_part, step_work
 from mindllm.timing.workload import Numerics, Strategy
 
@@ -82,6 +84,12 @@ def test_tokens_that_are_sent_keep_room_for_an_even_share():
     without_gradient = [one.name.rpartition(".")[2] for one in moved if one.op in ("AlltoAll", "AlltoAllV")]
     assert sorted({*without_gradient} - {*of_rows}) == ["counts", "numbers"]
     assert len(without_gradient) == 6
+
+
+def test_a_step_says_that_an_uneven_router_is_not_in_it():
+    device = read_device(DEFAULT)
+    found = {name: step_time(workload_of(form(name)), device).uncounted for name in ("sent_tokens", "grouped_experts")}
+    assert found == {"sent_tokens": (UNEVEN,), "grouped_experts": ()}
 
 
 @pytest.mark.parametrize(("groups", "ranks"), [(1, 2), (2, 2), (4, 1)])

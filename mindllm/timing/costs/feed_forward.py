@@ -32,6 +32,11 @@ def sorts_split_tokens(spec: FeedForwardSpec | ExpertsSpec) -> bool:
     return isinstance(spec, ExpertsSpec) and spec.grouped and spec.shared is None
 
 
+def sends_tokens(spec: FeedForwardSpec | ExpertsSpec, strategy: Strategy) -> bool:
+    """Whether ranks send each other sorted tokens, as many as the router decides."""
+    return isinstance(spec, ExpertsSpec) and spec.sends and strategy.expert_parallel > 1
+
+
 def feed_forward_work(
     spec: FeedForwardSpec, tokens: float, strategy: Strategy, numerics: Numerics, at: str = "feed_forward"
 ) -> Iterator[Operator]:
@@ -101,7 +106,7 @@ def _sorted_work(
     moved = HALF_BYTES * share * groups * hidden
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
     yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, ROUTED_PASSES + 2 * router.top_k)
-    sends = spec.sends and groups > 1
+    sends = sends_tokens(spec, strategy)
     if groups > 1 and not sends:
         yield Exchange(f"{at}.experts.gather_tokens", "AllGather", moved, "ep")
     yield elementwise(f"{at}.experts.permute", rows, 2.0)
@@ -147,7 +152,7 @@ def rows_held(spec: ExpertsSpec, tokens: float, strategy: Strategy) -> float:
     they are sent, those that come if the router spreads them evenly, and the rows of zeros that are sent to every rank.
     """
     share, groups = tokens / strategy.model_parallel, strategy.expert_parallel
-    if spec.sends and groups > 1:
+    if sends_tokens(spec, strategy):
         return (share + math.ceil(groups / spec.router.top_k)) * spec.router.top_k
     return share * groups * spec.router.top_k
 
