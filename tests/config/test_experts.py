@@ -127,6 +127,19 @@ def test_what_tokens_that_are_sent_need(overrides, words):
     assert f"moe_token_dispatcher_type: {words}" in str(error.value)
 
 
+@pytest.mark.parametrize(("changes", "refused"), [({}, True), ({"parallel_config.expert_parallel": 4}, False)])
+def test_sorted_experts_without_replicas_whose_batch_is_taken_in_parts_are_refused(changes, refused):
+    """MindSpore's compiler ends with "the var_shape must be equal to []"."""
+    stage = {"parallel_config.pipeline_stage": 1, "parallel_config.micro_batch_num": 1, **changes}
+    given = {**GROUPED, **stage, "runner_config.gradient_accumulation_steps": 2}
+    options = [f"--{key}={value}" for key, value in given.items()]
+    if not refused:
+        load_config(MIXTRAL, options)
+        return
+    with pytest.raises(UserError, match="gradient_accumulation_steps: gradients of sorted experts without replicas"):
+        load_config(MIXTRAL, options)
+
+
 def test_nothing_is_sent_where_ranks_do_not_share_experts():
     """Then the key changes nothing, on any device."""
     given = {**SENT, **GROUPED, "context.device_target": "CPU", "parallel_config.expert_parallel": "1"}

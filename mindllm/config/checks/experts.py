@@ -129,6 +129,19 @@ def _grouped(config: RunConfig) -> Iterator[Finding]:
             f"experts of moe_grouped_gemm are whole on their devices (value {sizes.expert_tensor_parallel}); write 1"
         )
         yield (*MESH, "expert_model_parallel"), message
+    yield from _in_parts(config)
+
+
+def _in_parts(config: RunConfig) -> Iterator[Finding]:
+    """What MindSpore's compiler cannot do where each part of a batch is compiled for itself."""
+    parts, sizes = config.runner_config.gradient_accumulation_steps, config.parallel_config
+    alone = sizes.expert_parallel == sizes.stage_device_num > 1
+    if parts > 1 and alone and config.parallel.enable_parallel_optimizer:
+        message = (
+            "gradients of sorted experts without replicas get no shape from MindSpore 2.10 where a parallel optimizer takes a "
+            f"batch in parts (value {parts}); write 1, parallel.enable_parallel_optimizer: false, or a smaller expert_parallel"
+        )
+        yield ("runner_config", "gradient_accumulation_steps"), message
 
 
 def _sent(config: RunConfig) -> Iterator[Finding]:
