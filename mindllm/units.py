@@ -45,8 +45,9 @@ class Gigabytes:
     decimals: int
 
     def __call__(self, size: float) -> str:
-        """Return the nearest figure: ``41.37``."""
-        return f"{round(size * self.unit / GIB, self.decimals) + 0.0:,.{self.decimals}f}"  # no -0.00
+        """Return the nearest figure: ``41.37``; of what is there and rounds to nothing ``<0.01``."""
+        rounded = round(size * self.unit / GIB, self.decimals) + 0.0  # no -0.00
+        return f"{rounded:,.{self.decimals}f}" if rounded or size <= 0 else f"<{10**-self.decimals:.{self.decimals}f}"
 
     def at_least(self, size: float) -> str:
         """Return ``size`` rounded up: what is missing is never told as less."""

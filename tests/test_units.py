@@ -10,6 +10,7 @@ from mindllm.units import GIB, MIB, device_memory, gigabytes, missing_memory
 def test_figures_of_a_table_have_the_same_decimals():
     large = gigabytes([42360 * MIB, 96 * MIB])
     assert [large(size) for size in (42360 * MIB, 96 * MIB, 0, 2000 * GIB)] == ["41.37", "0.09", "0.00", "2,000.00"]
+    assert [large(size) for size in (5 * MIB, 6 * MIB)] == ["<0.01", "0.01"]
     small = gigabytes([423 * MIB, 96 * MIB])
     assert [small(size) for size in (423 * MIB, 96 * MIB)] == ["0.413", "0.094"]
     assert gigabytes([])(0) == "0.000"
