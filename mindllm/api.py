@@ -180,7 +180,7 @@ def verify(
     quiet()
     from mindllm.compiled.rank.compile_ranks import cache_directory
     from mindllm.reduced_runs.model import ACCUMULATION_STEPS
-    from mindllm.verify.check import MOST_RANKS, Options
+    from mindllm.verify.outcome import MOST_RANKS, Options
 
     directory = (Path(cache) if cache else cache_directory()) if use_cache else None
     how = Options(

@@ -19,7 +19,7 @@ from mindllm.terminal.text import styled
 from mindllm.verify.verification import Verification, configurations, quiet, verify_run
 
 if TYPE_CHECKING:  # they import MindSpore
-    from mindllm.verify.check import Options
+    from mindllm.verify.outcome import Options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def _how(options: argparse.Namespace) -> Options:
     """How to check, by the options."""
     quiet()
     from mindllm.compiled.rank.compile_ranks import cache_directory
-    from mindllm.verify.check import Options
+    from mindllm.verify.outcome import Options
 
     cache = None if options.no_cache else options.cache or cache_directory()
     return Options(

@@ -13,8 +13,8 @@ from mindllm.files import atomic_open
 from mindllm.process.host_memory import gibibytes
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
-from mindllm.verify.check import Outcome
 from mindllm.verify.compare import Comparison, TensorError
+from mindllm.verify.outcome import Outcome
 
 if TYPE_CHECKING:
     from mindllm.results import Part

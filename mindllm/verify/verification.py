@@ -16,7 +16,7 @@ from mindllm.terminal.progress import Progress, unwatched
 
 if TYPE_CHECKING:  # they import MindSpore
     from mindllm.results import Part
-    from mindllm.verify.check import Options, Outcome
+    from mindllm.verify.outcome import Options, Outcome
 
 BASE = "base"
 ERRORS_ONLY = "3"
@@ -84,7 +84,8 @@ def verify_run(
     """
     several(config)
     quiet()
-    from mindllm.verify.check import check, refused
+    from mindllm.verify.check import check
+    from mindllm.verify.outcome import refused
 
     try:
         return Verification(name, check(config, options, progress))

@@ -27,7 +27,7 @@ from mindllm.prove.pieces import Options
 from mindllm.prove.proof import Proof
 from mindllm.prove.questions import DATA, MEMORY, QUESTIONS, STEP_TIME
 from mindllm.terminal.progress import unwatched
-from mindllm.verify.check import Outcome
+from mindllm.verify.outcome import Outcome
 from mindllm.verify.verification import Verification
 
 ROOT = Path(__file__).parents[2]

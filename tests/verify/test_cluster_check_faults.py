@@ -12,7 +12,7 @@ from mindllm.architecture.optimizer_state import SHARES
 from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node, OtherType
 from mindllm.models.experts.expert_load import PROBE
-from mindllm.verify.check import LARGE_LOGITS
+from mindllm.verify.judge import LARGE_LOGITS
 from mindllm.verify.side import CLIPPING
 from mindllm.verify.single import LOSS_SCALE
 

@@ -9,7 +9,9 @@ import pytest
 from mindllm import verify
 from mindllm.config import load_config
 from mindllm.config.recompute import RecomputeConfig
-from mindllm.verify.check import NOT_OF_PIECES, Options, _located, check
+from mindllm.verify.check import check
+from mindllm.verify.judge import NOT_OF_PIECES, _located
+from mindllm.verify.outcome import Options
 
 FORMS = sorted((Path(verify.__file__).parent / "forms").glob("*.yaml"))
 CONFIGS = {path.stem: load_config(path) for path in FORMS}

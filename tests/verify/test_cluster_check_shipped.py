@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import load_config
-from mindllm.verify.check import Options, check
+from mindllm.verify.check import check
+from mindllm.verify.outcome import Options
 from mindllm.verify.verification import configurations
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

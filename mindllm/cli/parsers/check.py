@@ -9,7 +9,7 @@ from mindllm.command import CommandParser, output_directory, output_file, positi
 from mindllm.executor.option import add_executor_option
 from mindllm.process.host_memory import add_memory_option
 
-MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.check, which takes long to import
+MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.outcome
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
 
 All ranks are compiled by MindSpore's parallel compiler with a small model in place of the real one (the mesh, micro batches,
