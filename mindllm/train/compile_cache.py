@@ -18,9 +18,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import mindspore as ms
 
 from mindllm.config import RunConfig
 from mindllm.config.compiled_keys import compiled_keys
@@ -54,6 +53,8 @@ def kept_compilation(kept: Path, most: int = 1) -> Iterator[None]:
 
     The ``most`` directories that were used last are left beside it, of those whose names begin alike up to the last hyphen.
     """
+    import mindspore as ms
+
     root = kept.parent
     directory = kept if kept.is_dir() else kept.with_name(f".{kept.name}.{os.getpid()}")
     directory.mkdir(parents=True, exist_ok=True)
@@ -97,8 +98,18 @@ def _last_use(path: Path) -> float:
 
 def step_key(config: RunConfig) -> str:
     """Returns a hash of what a compiled step depends on: the configuration (:func:`compiled_keys`), sources, versions."""
-    text = json.dumps([compiled_keys(config), ms.__version__], sort_keys=True, default=str)
+    text = json.dumps([compiled_keys(config), _mindspore_version()], sort_keys=True, default=str)
     return hashlib.sha256(text.encode() + sources_digest()).hexdigest()[:16]
+
+
+def _mindspore_version() -> str:
+    """The installed version, without the second that importing takes where it is known by its usual name."""
+    try:
+        return version("mindspore")
+    except PackageNotFoundError:
+        import mindspore as ms
+
+        return ms.__version__
 
 
 @functools.cache
