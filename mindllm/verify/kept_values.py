@@ -2,6 +2,7 @@
 
 They are kept by assignments inside the compiled step, so nothing is compiled or computed for them once more. Of layers, which are
 compiled once where they are alike, nothing can be kept so: with assignments in a router the step made no update (MindSpore 2.10).
+What routers made goes from layer to layer in place of the sum of what they add (:mod:`mindllm.verify.kept_routers`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mindspore import ops as P
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM
 from mindllm.models.weights import constant
+from mindllm.verify.kept_routers import OwnSums, RouterKeeper, RouterValues, balancing_layers
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,14 @@ class HeadValues:
 
 @dataclass(frozen=True)
 class StepValues:
-    """Of one step: the head's values, those of the reference that pairs of answers are compared with, and what layers add to
-    the mean loss of each row ``[rows]``; None where there is no such thing.
+    """Of one step: the head's values, those of the reference that pairs of answers are compared with, what layers add to the
+    mean loss of each row ``[rows]``, and what their routers made; None where there is no such thing.
     """
 
     policy: HeadValues
     reference: HeadValues | None = None
     added: np.ndarray | None = None
+    routers: RouterValues | None = None
 
 
 class Kept(nn.Cell):
@@ -90,9 +93,15 @@ class ValueKeeper:
         found = [cell for _, cell in network.cells_and_names() if isinstance(cell, CausalLM)]
         self.heads = [self._keep_head(number, lm) for number, lm in enumerate(found)]
         self.added: Kept | None = None
+        self.routers: RouterKeeper | None = None
         if found[0].adds_balance:
             self.added = Kept("kept.added", self.parts, (self.rows,))
-            found[0].balance_mul = KeepingProduct(self.added)
+            product: nn.Cell = KeepingProduct(self.added)
+            if len(found) == 1 and (layers := balancing_layers(found[0])):
+                self.routers = RouterKeeper(layers, self.rows, self.model.seq_length)
+                self.kept_routers = Kept("kept.routers", self.parts, self.routers.shape)
+                product = OwnSums(self.kept_routers, product)
+            found[0].balance_mul = product
 
     def _keep_head(self, number: int, lm: CausalLM) -> tuple[Kept, Kept]:
         tokens = self.rows * self.model.seq_length
@@ -107,7 +116,8 @@ class ValueKeeper:
         """Those of the last step."""
         heads = [HeadValues(*map(self._by_part, pair)) for pair in self.heads]
         added = None if self.added is None else self.added.values.asnumpy().reshape(-1)
-        return StepValues(heads[0], heads[1] if len(heads) > 1 else None, added)
+        routers = None if self.routers is None else self.routers.values(self.kept_routers.values.asnumpy())
+        return StepValues(heads[0], heads[1] if len(heads) > 1 else None, added, routers)
 
     def _by_part(self, kept: Kept) -> np.ndarray:
         values = kept.values.asnumpy()

@@ -27,6 +27,7 @@ from mindllm.reduced_runs.model import single_device
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
+from mindllm.verify.balance import balance_problems, share_problems
 from mindllm.verify.coded_state import AppliedGradients, in_numbers
 from mindllm.verify.compare import Comparison, compare, explained_by_moments, held_by, tolerance_of
 from mindllm.verify.kept_values import StepValues
@@ -153,18 +154,25 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     for task in work:
         results.append(device.step(task))
         applied.append(gradients.of(task, states[-1]) if gradients is not None and not task.overflows else {})
-        losses.append(_once_more(one, task, results[-1], device.values(), {**frozen, **states[-1]}))
         states.append(device.state())
+        losses.append(_once_more(one, task, results[-1], device.values(), {**frozen, **states[-2]}, states[-1]))
         counts.append(device.counts())
     return Reference(
         device, device.tables(), frozen, initial, work, results, states[1:], counts, losses, device.begins, applied
     )
 
 
-def _once_more(config: RunConfig, task: Task, result: StepResult, values: StepValues, before: Arrays) -> OnceMore:
+def _once_more(
+    config: RunConfig, task: Task, result: StepResult, values: StepValues, before: Arrays, after: Arrays
+) -> OnceMore:
     """The loss of a step, whose logits were finite, and where it updated weights some of its gradients."""
-    problems = tuple(loss_problems(config, task.batch, result.loss, result.tokens, values))
-    return OnceMore(problems, {} if task.overflows else last_gradients(config, task.batch, values, before))
+    problems = [
+        *loss_problems(config, task.batch, result.loss, result.tokens, values),
+        *balance_problems(config, values.routers, before),
+    ]
+    if values.routers is not None and not task.overflows:
+        problems += share_problems(task.batch, values.routers, after)
+    return OnceMore(tuple(problems), {} if task.overflows else last_gradients(config, task.batch, values, before))
 
 
 def train_cluster(
