@@ -33,6 +33,7 @@ from mindllm.verify.compare import Comparison, compare, explained_by_moments, he
 from mindllm.verify.kept_values import StepValues
 from mindllm.verify.loss import last_gradients, loss_problems
 from mindllm.verify.single import BEYOND_NORMS, FINAL_NORM, Arrays, SingleDevice, Task, tasks
+from mindllm.verify.slope import slope_problems
 from mindllm.verify.update import update_problems
 
 TOLERANCE = 1e-3
@@ -157,6 +158,10 @@ def train_single(config: RunConfig, steps: int) -> Reference:
         states.append(device.state())
         losses.append(_once_more(one, task, results[-1], device.values(), {**frozen, **states[-2]}, states[-1]))
         counts.append(device.counts())
+    if not work[-1].overflows:
+        before = {**frozen, **states[-2]}
+        further = slope_problems(one, device, work[-1], results[-1].global_norm, before, states[-1])
+        losses[-1] = replace(losses[-1], problems=(*losses[-1].problems, *further))
     return Reference(
         device, device.tables(), frozen, initial, work, results, states[1:], counts, losses, device.begins, applied
     )

@@ -150,7 +150,10 @@ class SingleDevice:
 
     def state(self) -> Arrays:
         """Weights and optimizer state by name."""
-        return self._arrays({**self.engine.weights, **self.engine.optimizer_state})
+        return self._arrays(self._changing())
+
+    def _changing(self) -> dict[str, Parameter]:
+        return {**self.engine.weights, **self.engine.optimizer_state}
 
     def frozen(self) -> Arrays:
         """Weights that training does not change."""
@@ -179,6 +182,19 @@ class SingleDevice:
     def values(self) -> StepValues:
         """What the last step made on its way to the loss."""
         return self.keeper.values()
+
+    def values_with(self, arrays: Mapping[str, np.ndarray], task: Task) -> StepValues:
+        """What a step that is skipped makes with other weights and optimizer state, by name, on its way to the loss. Those it
+        has now are put back.
+        """
+        held = {name: item for name, item in self._changing().items() if name in arrays}
+        begins = self._arrays(held)
+        for name, item in held.items():
+            _write(item, arrays[name])
+        self.engine.step(task.batch, task.rate, OVERFLOWING_SCALE, group_rates=task.group_rates)
+        for name, item in held.items():
+            _write(item, begins[name])
+        return self.values()
 
     def counts(self) -> Arrays:
         """What the last step counted, by the counter's name."""

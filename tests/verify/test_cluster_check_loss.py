@@ -120,6 +120,39 @@ def test_a_mean_over_another_number_of_tokens(mistaken, monkeypatch):
     assert any(problem.startswith(LOSS) for problem in found) == (mistaken is MeanOfPositions)
 
 
+class TwiceTheGradients(step.TrainStep):
+    """The loss is right, all gradients and their norm are twice as large."""
+
+    def construct(self, input_ids, labels, loss_mask, rate, scale, segment_starts=None, position_ids=None, random=None):
+        further = (segment_starts, position_ids, random)
+        summed, tokens, gradients = self.forward_backward(input_ids, labels, loss_mask, scale, *further)
+        nominal = float(input_ids.shape[0] * input_ids.shape[1])
+        updated = self.update(gradients, 2.0 * nominal / (scale * tokens), rate, summed / tokens)
+        return (summed / tokens, updated[0], updated[1], tokens)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "adapters",
+        *(
+            pytest.param(form, marks=pytest.mark.slow)
+            for form in ("bottlenecks", "adapters_with_lengths", "preferences")
+        ),
+    ],
+)
+@pytest.mark.parametrize("mistaken", [False, True])
+def test_gradients_that_are_all_twice_as_large(form, mistaken, monkeypatch):
+    """No rule of a tuner says how large they are, and clipping hides it: the loss beside the weights does not."""
+    if mistaken:
+        monkeypatch.setattr(replica, "TrainStep", TwiceTheGradients)
+    reference = train_single(reduce_model(load_config(FORMS / f"{form}.yaml")), 2)
+    found = [problem for number in range(len(reference.tasks)) for problem in loss_on_both(reference, number)]
+    assert len(found) == mistaken
+    for problem in found:
+        assert 1.9 < float(problem.removeprefix("gradients: about ").split()[0]) < 2.1
+
+
 def with_a_norm_that_is_always_reached(self, gradients, unscale, rate, loss=None, norm_limit=None, loss_limit=None):
     norm = self.global_norm(gradients) * unscale
     coefficient = unscale * (self.max_grad_norm / (norm + step.CLIP_EPSILON))
@@ -160,4 +193,4 @@ def test_another_loss_of_other_kinds(name, monkeypatch):
     reference = train_single(config, 2)
     found = [problem for number in range(len(reference.tasks)) for problem in loss_on_both(reference, number)]
     assert found
-    assert all(problem.startswith(LOSS) for problem in found)
+    assert all(problem.startswith((LOSS, "gradients: about ")) for problem in found)
