@@ -92,6 +92,23 @@ def fill_in(reading: Reading) -> None:
     reading.warnings.append(f"{KEY}: {named} is not there: {told}")
 
 
+def predicts_ahead(reading: Reading) -> bool:
+    """Whether the directory has layers that predict further tokens, or what stands in for it."""
+    named = reading.get(KEY)
+    if not isinstance(named, str) or not named:
+        return False
+    try:
+        return (is_hugging_face(named) and read_model_config(named).num_nextn_predict_layers > 0) or _ahead_of(
+            named
+        ) > 0
+    except UserError:  # it is told of later
+        return False
+
+
+def _ahead_of(directory: str) -> int:
+    return AHEAD.get(PurePath(directory).name, 0) if shipped_yaml(directory) else 0
+
+
 def expected_tokenizer(reading: Reading) -> str:
     """The tokenizer of a directory that is not there yet; empty where nothing stands in for one."""
     named = reading.get(KEY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindllm.mindformers.directory import predicts_ahead
 from mindllm.mindformers.keys.experts import (
     AHEAD,
     AHEAD_FACTORS,
@@ -37,6 +38,9 @@ from mindllm.mindformers.keys.experts import (
 )
 from mindllm.mindformers.reading import Reading, path_of, shown
 
+GATHERED = (
+    "gathered here: with layers that predict ahead in several chunks MindSpore 2.10 compiles no tokens that are sent"
+)
 NO_EXPERTS = "there are no experts"
 EXPERT_PARALLEL = "parallel_config.expert_parallel"
 EXPERT_TENSOR = "parallel_config.expert_model_parallel"
@@ -119,10 +123,21 @@ def _dispatcher(reading: Reading) -> None:
             reading.idle(DISPATCHER, TRAVEL)
     elif kind not in SENDS:
         reading.refuse(DISPATCHER, f"tokens are sent by {', '.join(SENDS)}")
+    elif _predicts_ahead(reading) and reading.count(f"{MODEL}.pp_interleave_num") > 1:
+        if written:
+            reading.translate(DISPATCHER, ours, "allgather", GATHERED)
+        else:
+            reading.left_out(DISPATCHER, ours, "allgather", f"left out: {GATHERED}")
     elif written:
         reading.translate(DISPATCHER, ours, "alltoall", SENDS[kind])
     else:
         reading.left_out(DISPATCHER, ours, "alltoall", "left out: sorted tokens are sent to their experts")
+
+
+def _predicts_ahead(reading: Reading) -> bool:
+    if any(map(reading.has, AHEAD)):
+        return any(reading.count(key, 0) for key in AHEAD)
+    return predicts_ahead(reading)
 
 
 def _is_grouped(reading: Reading) -> bool:

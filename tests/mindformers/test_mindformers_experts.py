@@ -169,6 +169,17 @@ def test_sorted_tokens_are_sent_as_they_are_there(tmp_path, name, groups, writte
     assert load_config(writer(tmp_path)(tree, changes)).model.config.moe_token_dispatcher_type == travels
 
 
+@pytest.mark.parametrize(("chunks", "travels"), [(1, "alltoall"), (2, "allgather")])
+def test_what_does_not_compile_in_chunks_is_gathered(tmp_path, chunks, travels):
+    changes = {**mcore(DEEPSEEK_V3), "parallel_config.expert_parallel": 2, "model.model_config.moe_grouped_gemm": True}
+    changes |= {"parallel_config.expert_model_parallel": 1, "model.model_config.pp_interleave_num": chunks}
+    changes |= {"parallel_config.model_parallel": 1, "parallel.pipeline_config.pipeline_interleave": chunks > 1}
+    offset = [[0, 0], [0, 1]] if chunks > 1 else [0, 1]
+    changes |= {"model.model_config.num_nextn_predict_layers": 1, "model.model_config.offset": offset}
+    model = load_config(writer(tmp_path)(MCORE, changes)).model.config
+    assert (model.num_nextn_predict_layers, model.moe_token_dispatcher_type) == (1, travels)
+
+
 def test_another_way_to_send_tokens_is_refused(tmp_path):
     tree, changes = with_grouped_products("qwen3_moe", model_parallel=1, expert_parallel=2)
     changes["model.model_config.moe_token_dispatcher_type"] = "flex"
