@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import mindspore
 import pytest
 from tiny import tiny_config
 
@@ -112,7 +113,7 @@ def test_what_graphs_depend_on_is_in_their_name(tmp_path, monkeypatch):
 
 
 def test_the_cache_is_bounded_and_finished_or_absent(tmp_path, monkeypatch):
-    monkeypatch.setattr(compile_cache.ms, "set_context", lambda **keys: None)
+    monkeypatch.setattr(mindspore, "set_context", lambda **keys: None)
     for number in range(4):
         with compile_cache.kept_compilation(tmp_path / f"graph-{number}", most=2):
             pass
