@@ -22,6 +22,12 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
+def parameters_in_words(number: int) -> str:
+    """How many parameters a model has: ``6.74 billion parameters``, of a small one ``9.19 million parameters``."""
+    size, word = (number / 1e9, "billion") if number >= 1e8 else (number / 1e6, "million")
+    return f"{size:,.2f} {word} parameters"
+
+
 def file_size(size: float) -> str:
     """Bytes of files in words: ``42.1 GB``, ``35.9 MB``."""
     return f"{size / GB:,.1f} GB" if size >= GB / 10 else f"{size / MB:,.1f} MB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindllm.units import GIB, MIB, device_memory, gigabytes, missing_memory
+from mindllm.units import GIB, MIB, device_memory, gigabytes, missing_memory, parameters_in_words
 
 
 def test_figures_of_a_table_have_the_same_decimals():
@@ -36,3 +36,16 @@ def test_a_small_shortage_beside_a_large_peak_is_not_zero():
 def test_differences_have_a_sign_but_zero_has_no_minus():
     assert [gigabytes([3 * GIB]).signed(size) for size in (3 * MIB, -GIB)] == ["+0.00", "-1.00"]
     assert [gigabytes([3 * GIB])(size) for size in (-MIB, -GIB)] == ["0.00", "-1.00"]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (6_738_415_616, "6.74 billion parameters"),
+        (134_515_008, "0.13 billion parameters"),
+        (9_185_536, "9.19 million parameters"),
+        (27_040, "0.03 million parameters"),
+    ],
+)
+def test_small_models_are_no_zero_billions(number, said):
+    assert parameters_in_words(number) == said

@@ -12,14 +12,14 @@ from mindllm.prove.checks.checkpoints import answered
 from mindllm.prove.questions import CONFIGURATION, MEMORY, STEP_TIME
 from mindllm.timing.device import read_device
 from mindllm.timing.prediction import StepPrediction, predict
-from mindllm.units import GIB, counted
+from mindllm.units import GIB, counted, parameters_in_words
 
 
 def configuration(config: RunConfig) -> Answer:
     """Return the answer that loading a configuration has given: it is sound."""
     name = config.trainer.model_name or config.model.config.type
     devices = counted(config.parallel_config.device_num, "device")
-    says = f"{name}, {config.model.config.parameter_count() / 1e9:,.2f} billion parameters on {devices}"
+    says = f"{name}, {parameters_in_words(config.model.config.parameter_count())} on {devices}"
     return Answer(CONFIGURATION, Standing.PROVED, says)
 
 

@@ -20,7 +20,7 @@ from mindllm.prove.pieces import PIECES, Options, Piece
 from mindllm.prove.proof import Proof, Run, in_order
 from mindllm.prove.questions import CHECKPOINTS, CONFIGURATION, QUESTIONS
 from mindllm.timing.shipped import DEFAULT
-from mindllm.units import counted
+from mindllm.units import counted, parameters_in_words
 
 Answered = Callable[[Answer], None]
 Executor = Callable[[RunConfig, list[Piece], Options, Told], Iterator[Done]]
@@ -127,8 +127,8 @@ def _words(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Model, strategy and batch as people say them."""
     model, sizes, runner = config.model.config, config.parallel_config, config.runner_config
     label = config.trainer.model_name or model.type
-    size = model.parameter_count() / 1e9
-    yield "model", f"{label}: {size:,.2f} billion parameters, {model.layer_count} layers of {model.hidden_size:,}"
+    size = parameters_in_words(model.parameter_count())
+    yield "model", f"{label}: {size}, {model.layer_count} layers of {model.hidden_size:,}"
     axes = ", ".join(f"{axis.key} {sizes.size(axis)}" for axis in (*NAMED_AXES, EXPERTS) if sizes.size(axis) > 1)
     yield "strategy", axes or "one device"
     yield "devices", f"{sizes.device_num:,} ({config.context.device_target})"
