@@ -7,10 +7,15 @@ import itertools
 from functools import cache
 
 import numpy as np
+import pytest
 
+from mindllm.errors import UserError
 from mindllm.planning.plan import Plan, plan_costs, zero_bubble_costs
 from mindllm.planning.problem import make_problem
+from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import chains
+from mindllm.planning.solve import Infeasible, solve, work_bound
+from mindllm.planning.yaml_plan import read_yaml_plan, write_plan
 from mindllm.planning.zero_bubble.operation_order import fits, walk
 
 NAMES = ("none", "full", "select", "both", "comm", "k5", "k6", "k7")
@@ -203,3 +208,25 @@ def least_of_all_orders(problem, plan):
     fitting = [[order for order in every_order(problem.micro_batches) if fits(costs, s, order)] for s in stages]
     lines = (walk(costs, orders) for orders in itertools.product(*fitting))
     return min(max(line.ends) for line in lines if line is not None)
+
+
+def hold_a_plan_to_what_it_says(problem, seconds, orders, rounding=0.0):
+    """The plan of a problem beside the independent judge, its bound and the even split; what is written of it reads back.
+
+    ``orders``: of a plan's evaluation the order of its operations. ``rounding``: of two sums of work, a part of them.
+    """
+    try:
+        solution = solve(problem, seconds)
+    except Infeasible:
+        assert lightest_split(problem).missing_mb > 0
+        return
+    except UserError:
+        return  # where others have the machine no plan may be found in that time
+    best = solution.best
+    step, peaks = judged(problem, best.plan, orders(best))
+    assert step == pytest.approx(best.step_time, rel=1e-12)
+    assert peaks == pytest.approx(best.peak_mb.tolist(), rel=1e-12)
+    assert best.fits
+    assert work_bound(problem) * (1 - rounding) <= solution.lower_bound <= best.step_time
+    assert solution.even is None or best.step_time <= solution.even.step_time
+    assert read_yaml_plan(problem, write_plan(problem, best.plan)) == best.plan

@@ -4,17 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import every_plan, judged, random_problem
+from planning_problems import every_plan, hold_a_plan_to_what_it_says, random_problem
 
 from mindllm.errors import UserError
 from mindllm.planning.plan import Plan, evaluate, orders_of
 from mindllm.planning.problem import make_problem
-from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.several_chunks.path_program import PathProgram
-from mindllm.planning.solve import Infeasible, solve, work_bound
-from mindllm.planning.yaml_plan import read_yaml_plan, write_plan
+from mindllm.planning.solve import solve
+from mindllm.planning.yaml_plan import write_plan
 from mindllm.schedules.orders import timetable
 
 
@@ -54,21 +53,7 @@ def test_plans_hold_what_they_say(seed, stages, more, layers, layer_kinds, delay
     problem = folded(
         seed, 2 * stages + layers, stages, 2 * stages + more, layer_kinds=layer_kinds, delay=delay, working=working
     )
-    try:
-        solution = solve(problem, 0.4)
-    except Infeasible:
-        assert lightest_split(problem).missing_mb > 0
-        return
-    except UserError:
-        return  # where others have the machine no plan may be found in that time
-    best = solution.best
-    step, peaks = judged(problem, best.plan, orders_of(problem))
-    assert step == pytest.approx(best.step_time, rel=1e-12)
-    assert peaks == pytest.approx(best.peak_mb.tolist(), rel=1e-12)
-    assert best.fits
-    assert work_bound(problem) <= solution.lower_bound <= best.step_time
-    assert solution.even is None or best.step_time <= solution.even.step_time
-    assert read_yaml_plan(problem, write_plan(problem, best.plan)) == best.plan
+    hold_a_plan_to_what_it_says(problem, 0.4, lambda best: orders_of(problem))
 
 
 @settings(max_examples=25, deadline=None)
