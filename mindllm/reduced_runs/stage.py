@@ -95,7 +95,8 @@ def reduce_to_stage(config: RunConfig, like: Stage, point: Point) -> tuple[RunCo
     alone = like.place == ONLY
     changes |= {"parallel_config.seq_split_num": 1} if alone else {}
     changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
-    changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, stages)
+    fewest = stages * (2 if v_shape else 1)  # that the schedule takes
+    changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, fewest)
     return override_config(config, changes), number * config.parallel_config.stage_device_num
 
 
