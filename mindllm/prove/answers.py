@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -116,6 +116,30 @@ class Answer:
             proved_on=tree["proved_on"],
             pages=tuple(Page(**page) for page in tree.get("pages", ())),
         )
+
+
+WORST_FIRST = (Standing.REFUTED, Standing.NOT_PROVED, Standing.EXPECTED, Standing.PROVED)
+
+
+def merged(parts: Sequence[Answer]) -> Answer:
+    """Return one answer to a question that several pieces of work answer, each a part of it: it stands as the worst of them."""
+    first, *others = parts
+    if not others:
+        return first
+    worst = min((part.standing for part in parts), key=WORST_FIRST.index)
+    days = [part.proved_on for part in parts]
+    return Answer(
+        first.question,
+        worst,
+        "; ".join(dict.fromkeys(part.says for part in parts if part.standing is worst)),
+        tuple(finding for part in parts for finding in part.findings),
+        tuple(line for part in parts for line in part.evidence),
+        tuple(table for part in parts for table in part.tables),
+        {name: value for part in parts for name, value in part.figures.items()},
+        max(part.seconds for part in parts),
+        min(days) if all(days) else "",
+        tuple(page for part in parts for page in part.pages),
+    )
 
 
 def located(config: RunConfig, finding: Finding) -> Finding:

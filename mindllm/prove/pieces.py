@@ -72,7 +72,7 @@ class Piece:
 
     Attributes:
         name: what progress calls it.
-        questions: which it answers, in this order.
+        questions: which it answers, in this order; of one that several pieces have, each answers a part.
         module: where its ``answers(config, options, progress)`` is; imported in the process that does the work alone.
         neutral: dotted keys that its answers do not depend on; None: they depend on files, too, and are never kept.
         options: names of the options that they depend on.
@@ -106,7 +106,7 @@ PIECES = (
     Piece("step time", (STEP_TIME,), f"{ROOM}.step_time", OF_NO_GRAPH, ("device", "search")),
     Piece("stages", (MEMORY,), f"{ROOM}.stages", OF_NO_GRAPH, ("advice",)),
     Piece("ranks", (PARITY, CONFORMANCE, CHECKPOINTS), f"{ROOM}.ranks", OF_NO_GRAPH, ("every_rank",)),
-    Piece("graphs", (RECOMPUTATION, COMMUNICATION), f"{ROOM}.graphs", OF_NO_GRAPH, ("device",)),
+    Piece("graphs", (RECOMPUTATION, COMMUNICATION, CONFORMANCE), f"{ROOM}.graphs", OF_NO_GRAPH, ("device",)),
 )
 """In the order in which they are begun: what is known soonest and fails most often comes first."""
 

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import chain
 
 from mindllm.axes import EXPERTS, NAMED_AXES
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.prove import kept
-from mindllm.prove.answers import Answer, Standing, located, of_error
+from mindllm.prove.answers import Answer, Standing, located, merged, of_error
 from mindllm.prove.checks.checkpoints import with_sizes
 from mindllm.prove.expected import configuration, expected
 from mindllm.prove.found import hash_of, versions_here
@@ -97,21 +98,28 @@ def refused(name: str, error: UserError, allowed: Collection[str] = ()) -> Proof
 
 
 def _proved(config: RunConfig, options: Options, use_kept: bool, executor: Executor, told: Told) -> Iterator[Answer]:
-    """Yield answers that are kept, then those of pieces as they end, which are kept from then on."""
+    """Yield answers that are kept, then those of pieces as they end, which are kept from then on.
+
+    What several pieces answer comes when all of them have, in the order of the pieces.
+    """
     keys = {piece.name: piece.key(config, options) for piece in PIECES}
-    left = []
-    for piece in PIECES:
+    known = {
+        piece.name: kept.kept(key) if use_kept and (key := keys[piece.name]) is not None else () for piece in PIECES
+    }
+    parts: dict[str, dict[str, Answer]] = {}
+    for piece, answers in chain(
+        ((piece, known[piece.name]) for piece in PIECES if known[piece.name]),
+        executor(config, [piece for piece in PIECES if not known[piece.name]], options, told),
+    ):
         key = keys[piece.name]
-        known = kept.kept(key) if key and use_kept else ()
-        if known:
-            yield from known
-        else:
-            left.append(piece)
-    for piece, answers in executor(config, left, options, told):
-        key = keys[piece.name]
-        if key and all(answer.standing is Standing.PROVED for answer in answers):
+        if key and not known[piece.name] and all(answer.standing is Standing.PROVED for answer in answers):
             kept.keep(key, answers)
-        yield from answers
+        for answer in answers:
+            of_question = parts.setdefault(answer.question, {})
+            of_question[piece.name] = answer
+            answering = [one.name for one in PIECES if answer.question in one.questions]
+            if len(of_question) == len(answering):
+                yield merged([of_question[name] for name in answering])
 
 
 def _with_places(config: RunConfig, answer: Answer) -> Answer:

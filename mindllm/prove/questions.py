@@ -49,7 +49,7 @@ QUESTIONS = {
         Question(
             CONFORMANCE,
             "Do the graphs conform to the YAML?",
-            "layers, chunks, recomputation, sharded state, messages and strategies in the compiled graphs",
+            "layers, chunks, recomputation, sharded state, messages, strategies and dtypes in the compiled graphs",
             "check",
         ),
         Question(

@@ -234,3 +234,38 @@ def test_sequence_parallel_that_was_dropped(compiled):
 def test_another_size_of_tensor_parallelism(compiled):
     found = violated(asked(compiled("tp2"), "tp2", tp=1, dp=2))
     assert "shardings" in found
+
+
+@pytest.mark.compiles("all", "composed")
+@pytest.mark.parametrize(
+    ("name", "key", "value", "said"),
+    [
+        ("all", "compute_dtype", "bfloat16", "MatMul of model.layers.*.attention.wq is in float16, not in bfloat16"),
+        (
+            "all",
+            "layernorm_compute_type",
+            "float16",
+            "RmsNorm of model.layers.*.ffn_norm is in float32, not in float16",
+        ),
+        ("all", "rotary_dtype", "float16", "Add of model.layers.*.attention.rotary is in float32, not in float16"),
+        ("all", "fp32_residual_connection", True, "Add of model.layers.* is in float16, not in float32"),
+        ("all", "fp32_residual_connection", True, "Receive of the pipeline is in float16, not in float32"),
+        ("composed", "softmax_compute_type", "float16", "Softmax of model.layers.*.attention.attention is in float32"),
+    ],
+)
+def test_a_dtype_that_is_another_one_is_found(compiled, name, key, value, said):
+    found = violated(asked(compiled(name), name, model={key: value}))
+    assert list(found) == ["dtypes"]
+    assert said in "\n".join(found["dtypes"])
+
+
+@pytest.mark.compiles("all")
+@pytest.mark.parametrize("kind", ["", "adam_v.", "accu_grads."])
+def test_a_weight_or_its_state_in_half_precision_is_found(compiled, kind):
+    graph = compiled("all")
+    name = next(
+        name for name in graph.parameters if re.fullmatch(rf"{re.escape(kind)}model\.layers\.1\..*wq\.weight", name)
+    )
+    parameters = {**graph.parameters, name: replace(graph.parameters[name], dtype="float16")}
+    (problem,) = asked(replace(graph, parameters=parameters), "all")["dtypes"].problems
+    assert problem == f"rank 6: {name} is in float16, not in float32"

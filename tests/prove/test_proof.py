@@ -59,6 +59,25 @@ def test_all_questions_are_answered_and_formulas_come_first():
     assert {answer.question for answer in said} == set(QUESTIONS)
 
 
+@pytest.mark.parametrize("refuting", ["ranks", "graphs", ""])
+def test_a_question_of_two_pieces_is_answered_once_and_stands_as_the_worse_part(refuting):
+    """Which of them ends first is chance; the parts come in the order of the pieces."""
+
+    def do(config, pieces, options, told):
+        for piece in reversed(pieces):
+            standing = Standing.REFUTED if piece.name == refuting else Standing.PROVED
+            reasons = (Finding(f"by {piece.name}"),) * (standing is Standing.REFUTED)
+            yield piece, tuple(Answer(name, standing, f"by {piece.name}", reasons) for name in piece.questions)
+
+    said = []
+    proof = proved(cluster_run(dp=2), executor=do, answered=said.append)
+    (answer,) = [one for one in said if one.question == "conformance" and one.standing is not Standing.EXPECTED]
+    assert answer == next(one for one in proof.answers if one.question == "conformance")
+    assert answer.standing is (Standing.REFUTED if refuting else Standing.PROVED)
+    assert answer.says == (f"by {refuting}" if refuting else "by ranks; by graphs")
+    assert [finding.message for finding in answer.findings] == [f"by {refuting}"] * bool(refuting)
+
+
 def test_a_quick_proof_proves_the_configuration_alone():
     proof = proved(cluster_run(dp=2), quick=True, executor=executor([], Standing.REFUTED))
     assert not proof.complete

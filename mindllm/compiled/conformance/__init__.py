@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.compiled.conformance.communication import gradient_fusion, sequences
-from mindllm.compiled.conformance.expected import asked_plan
+from mindllm.compiled.conformance.dtypes import dtypes
+from mindllm.compiled.conformance.expected import asked_dtypes, asked_plan
 from mindllm.compiled.conformance.finding import Finding
 from mindllm.compiled.conformance.order import order
 from mindllm.compiled.conformance.placement import chunks, micro_batches, stages
@@ -42,5 +43,6 @@ def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Findin
         sizes(config, ranks),
         swaps(config, ranks),
         order(config, ranks),
+        dtypes(config, ranks) if asked_dtypes(config).is_narrow else None,
     )
     return tuple(finding for finding in found if finding is not None)

@@ -293,3 +293,51 @@ def part_of_weight(config: RunConfig, name: str, shape: tuple[int, ...]) -> tupl
     if math.prod(ways) > 1 and len(ways) != len(shape):
         return None
     return tuple(size // way for size, way in zip(shape, ways, strict=True))
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """What is asked to be computed and kept in which dtype.
+
+    Attributes:
+        products: products and activations of the model.
+        hidden: hidden states between the parts of layers, and between stages.
+        norms, softmax, rotation: inside the norms, the softmax of composed attention, and the rotation.
+        frozen: weights that are not trained.
+        exact: router, loss, trained weights and their state, which no key names.
+    """
+
+    products: str
+    hidden: str
+    norms: str
+    softmax: str
+    rotation: str
+    frozen: str
+    exact: str = "float32"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether any is another than float32."""
+        named = (self.products, self.hidden, self.norms, self.softmax, self.rotation, self.frozen)
+        return any(dtype != self.exact for dtype in named)
+
+    @property
+    def words(self) -> str:
+        """The dtype of products, and those that are others."""
+        named = {"hidden states": self.hidden, "norms": self.norms, "softmax": self.softmax, "rotation": self.rotation}
+        others = [f"{name} {dtype}" for name, dtype in named.items() if dtype != self.products]
+        return ", ".join([self.products, *others])
+
+
+def asked_dtypes(config: RunConfig) -> Dtypes:
+    """As the keys of the model say. Hidden states have the dtype of products unless ``fp32_residual_connection``."""
+    model = config.model.config
+    pet = model.pet_config
+    return Dtypes(
+        products=model.compute_dtype,
+        hidden="float32" if model.fp32_residual_connection else model.compute_dtype,
+        norms=model.layernorm_compute_type,
+        softmax=model.softmax_compute_type,
+        rotation=model.rotary_dtype,
+        frozen="float32" if pet is None else pet.frozen_dtype,
+    )

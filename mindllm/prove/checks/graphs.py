@@ -1,4 +1,5 @@
-"""What recomputation saves, and what the compiler exchanges that nobody asked for: from the graphs of stages at their widths.
+"""What recomputation saves, what the compiler exchanges that nobody asked for, and whether dtypes are those of the YAML: from the
+graphs of stages at their widths.
 
 A stage is compiled with one layer of each kind it has; as few stages are compiled as have all kinds of layers and both ends.
 """
@@ -11,7 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mindllm.architecture.layer_kind import LayerKind
+from mindllm.compiled.conformance.dtypes import dtypes
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph
+from mindllm.compiled.graph.operators import Operators
 from mindllm.compiled.inspect.page import render_page
 from mindllm.compiled.inspect.recompute import Effect, recomputation
 from mindllm.compiled.inspect.redundant import LayoutChange, layout_changes
@@ -22,9 +25,10 @@ from mindllm.dry_run.kept_graphs import kept_graph
 from mindllm.errors import UserError
 from mindllm.parallel.stages import Stage, stages_of
 from mindllm.prove.answers import Answer, Finding, Page, Standing, Table
+from mindllm.prove.checks.obeyed import obeyed
 from mindllm.prove.checks.step_time import described
 from mindllm.prove.pieces import Options
-from mindllm.prove.questions import COMMUNICATION, RECOMPUTATION
+from mindllm.prove.questions import COMMUNICATION, CONFORMANCE, RECOMPUTATION
 from mindllm.reduced_runs.stage import Point, micro_batches_of, reduce_to_stage
 from mindllm.terminal.progress import Progress
 from mindllm.timing.costs.exchanges import Group, exchange_seconds
@@ -48,7 +52,7 @@ class Compiled:
 
 
 def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
-    """Compile stages and answer both questions."""
+    """Compile stages and answer all three questions."""
     chosen = chosen_stages(stages_of(config))
     compiled = []
     try:
@@ -60,10 +64,13 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
             raise
         reason = Finding(said["message"], "", said["key"])
         yield Answer(RECOMPUTATION, Standing.REFUTED, "what is asked for cannot be recomputed", (reason,))
-        yield Answer(COMMUNICATION, Standing.NOT_PROVED, "no graph, because of recomputation", (reason,))
+        for question in (COMMUNICATION, CONFORMANCE):
+            yield Answer(question, Standing.NOT_PROVED, "no graph, because of recomputation", (reason,))
         return
     yield _recomputation(compiled)
     yield replace(_communication(config, compiled, options), pages=(_page(config, compiled[0]),))
+    found = dtypes(config, [Operators(one.graph) for one in compiled])
+    yield obeyed([found], "in the dtypes of the run", "so are dtypes")
 
 
 def chosen_stages(stages: Sequence[Stage]) -> list[Stage]:
@@ -88,9 +95,14 @@ def _page(config: RunConfig, one: Compiled) -> Page:
 
 def _compiled(config: RunConfig, stage: Stage) -> Compiled:
     """The graph of a stage, kept as those are that the planner compiles."""
-    few = Point((1,) * len(stage.runs), 1, 2 if config.parallel_config.pipeline_stage > 1 else 1)
-    small, rank = reduce_to_stage(config, stage, few)
+    small, rank = with_each_kind(config, stage)
     return Compiled(stage, small, kept_graph(small, rank))
+
+
+def with_each_kind(config: RunConfig, stage: Stage) -> tuple[RunConfig, int]:
+    """Return a run with a layer of each kind of a stage and as few micro-batches as can be, and the stage's first rank."""
+    few = Point((1,) * len(stage.runs), 1, 2 if config.parallel_config.pipeline_stage > 1 else 1)
+    return reduce_to_stage(config, stage, few)
 
 
 def _recomputation(compiled: Sequence[Compiled]) -> Answer:

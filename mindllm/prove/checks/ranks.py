@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.config import RunConfig
-from mindllm.prove.answers import Answer, Finding, Standing, Table
+from mindllm.prove.answers import Answer, Finding, Standing
+from mindllm.prove.checks.obeyed import obeyed
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import CHECKPOINTS, CONFORMANCE, PARITY
 from mindllm.terminal.progress import Progress
@@ -80,12 +81,4 @@ def _conformance(found: Verification) -> Answer:
     asked = found.outcome.asked_for
     if not asked:
         return Answer(CONFORMANCE, Standing.NOT_PROVED, "there are no graphs to look at")
-    rows = tuple(
-        (finding.what, finding.asked, finding.found, "" if finding.holds else "not obeyed") for finding in asked
-    )
-    table = Table("what the YAML asks for", ("", "asked for", "in the compiled graphs", " "), rows)
-    findings = tuple(Finding(f"{item.what}: {problem}") for item in asked for problem in item.problems)
-    if findings:
-        says = f"not as the YAML asks: {', '.join(item.what for item in asked if not item.holds)}"
-        return Answer(CONFORMANCE, Standing.REFUTED, says, findings, tables=(table,))
-    return Answer(CONFORMANCE, Standing.PROVED, f"{len(asked)} kinds of things are as the YAML asks", tables=(table,))
+    return obeyed(asked, "what the YAML asks for", f"{len(asked)} kinds of things are as the YAML asks")

@@ -1,0 +1,94 @@
+"""Whether operators compute in the dtypes that the YAML names, and weights and their state are kept in those they should have.
+
+A dtype changes memory and rounding and no other number. In fp32, in which ranks are executed beside a single device, a key of it
+is not seen; graphs that are compiled in the dtypes of the run have it (:mod:`mindllm.prove.checks.graphs`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from mindllm.architecture.optimizer_state import CODES, is_state, updated_weights
+from mindllm.compiled.conformance.expected import Dtypes, asked_dtypes, rows_of_rank
+from mindllm.compiled.conformance.finding import Finding, Mistake, together
+from mindllm.compiled.execute.state import ACCUMULATORS
+from mindllm.compiled.graph.compiled_graph import Node
+from mindllm.compiled.graph.operators import UPDATE, Operators, without_numbers
+from mindllm.config import RunConfig
+
+FLOATING = ("float32", "bfloat16", "float16")
+PRODUCTS = ("MatMul", "BatchMatMul", "GroupedMatmul", "MatMulExt", "BatchMatMulExt")
+NORMS = ("RmsNorm", "LayerNorm", "LayerNormExt")
+ROTATION = ("Mul", "Add", "Neg")
+ACTIVATIONS = ("SiLU", "GeLU", "GeluExt", "ReLU", "Swiglu")
+SCORES, ATTENTION = "Softmax", "FlashAttentionScore"
+SENT, TAG = ("Send", "Receive"), "sr_tag"
+IN_FP32 = re.compile(r"(^|\.)(router|cross_entropy|pairs|prediction_losses)(\.|$)")
+"""Cells all of whose numbers are in fp32, whatever is asked for: they choose experts, or are the loss."""
+ROTATED, IN_ATTENTION = re.compile(r"(^|[._])rotary$"), re.compile(r"(^|\.)attention\.attention$")
+OF_LAYER = re.compile(r"(^|\.)layers\.\d+$")
+OF_CODES = "held"  # the cell that makes a matrix out of codes
+
+
+def dtypes(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
+    """What operators of the model compute in, what stages send each other, and what weights and their state are kept in."""
+    asked, states = asked_dtypes(config), _states(config)
+    mistakes, count = [], 0
+    for rank in ranks:
+        for what, found, wanted in (*_computed(rank, asked, states), *_kept(rank, asked)):
+            count += 1
+            if found != wanted:
+                mistakes.append(Mistake(rank.graph.rank, f"{what} is in {found}, not in {wanted}"))
+    told = f"{count - len(mistakes)} of {count}" if mistakes else f"all {count} operators and tensors"
+    return Finding("dtypes", asked.words, told, together(dict.fromkeys(mistakes)))
+
+
+def _states(config: RunConfig) -> frozenset[tuple[int, ...]]:
+    """Shapes of hidden states between the parts of layers, and of those of both models of pairs, which are sent together."""
+    rows, hidden = rows_of_rank(config).between, config.model.config.hidden_size
+    return frozenset({(rows, hidden), (rows, 2 * hidden)})
+
+
+def _computed(rank: Operators, asked: Dtypes, states: Collection[tuple[int, ...]]) -> Iterator[tuple[str, str, str]]:
+    """What an operator is, the dtype of its result, and the one asked for. ``states``: shapes of hidden states."""
+    of_weights = {node.attributes.get(TAG) for node in rank.nodes if node.op in SENT and rank.parameter(node.inputs[0])}
+    for node in rank.nodes:
+        found = node.dtypes[-1] if node.op == ATTENTION else node.dtypes[0] if node.dtypes else ""
+        is_of_weight = node.op in SENT and node.attributes.get(TAG) in of_weights  # or of its gradient, on the way back
+        if found not in FLOATING or is_of_weight or rank.phase(node) == UPDATE:
+            continue
+        place = rank.place(node)
+        if (wanted := _wanted(node, place, asked, states)) is not None:
+            yield f"{node.op} of {without_numbers(place) or 'the pipeline'}", found, wanted
+
+
+def _wanted(node: Node, place: str, asked: Dtypes, states: Collection[tuple[int, ...]]) -> str | None:
+    """The dtype of an operator's result; None where nothing is asked of it."""
+    if IN_FP32.search(place) and node.op in (*PRODUCTS, SCORES, "Exp", "Log", "Sigmoid", "ReduceSum", "ReduceMax"):
+        return asked.exact
+    if node.op in SENT:
+        return asked.hidden if node.shapes[0] in states else None
+    if node.op in NORMS:
+        return asked.norms
+    if ROTATED.search(place):
+        return asked.rotation if node.op in ROTATION else None
+    if node.op == SCORES and IN_ATTENTION.search(place):
+        return asked.softmax
+    if node.op == "Add" and OF_LAYER.search(place) and node.shapes[0] in states:
+        return asked.hidden
+    is_computed = node.op in (*PRODUCTS, *ACTIVATIONS, ATTENTION) and OF_CODES not in place.split(".")
+    return asked.products if is_computed else None
+
+
+def _kept(rank: Operators, asked: Dtypes) -> Iterator[tuple[str, str, str]]:
+    """Trained weights, what they are updated by, and weights that are frozen: name, dtype, and the one asked for."""
+    parameters = rank.graph.parameters
+    trained = frozenset(updated_weights(parameters))
+    for name, parameter in parameters.items():
+        if name.startswith(tuple(f"{kind}." for kind in CODES)):
+            yield name, parameter.dtype, "uint8"
+        elif name in trained or name.startswith(ACCUMULATORS) or is_state(name):
+            yield name, parameter.dtype, asked.exact
+        elif name.endswith("weight") and parameter.dtype in FLOATING:
+            yield name, parameter.dtype, asked.frozen
