@@ -1,4 +1,5 @@
-"""What routers add to the loss once more, in float64 from their logits: `aux_loss_types`, `aux_loss_factors`, `z_loss_factor`.
+"""What routers add to the loss once more, in float64 from their logits: `aux_loss_types`, `aux_loss_factors`, `z_loss_factor`;
+and what the tokens of experts make of their biases.
 
 Keys are read here by themselves, not asked of what builds the model. With N experts of which a token t of T chooses K, its scores
 s, and its choices c (1 or 0): P = mean of s over tokens, f = N / K times the mean of c over tokens. A sequence adds
@@ -27,6 +28,9 @@ from mindllm.verify.kept_values import RouterValues
 ROUTER = re.compile(r"model\.layers\.(\d+)\.feed_forward\.router\.weight")
 OF_ROUTER = "model.layers.{}.feed_forward.router."
 BIAS, SHARES = "bias", "balance.shares"
+COUNTER = "layers.{}.feed_forward.load.probe"
+NEAR_THE_MEAN = 2e-3
+"""Relative: loads that differ by less are alike, as a step takes them."""
 TOLERANCE = 1e-5
 """Of what a router adds, which means of some hundred fp32 numbers make."""
 OTHER_CHOICES = 0.01
@@ -78,6 +82,36 @@ def share_problems(
         error = float(np.max(np.abs(after[name] - wanted)))
         if not error <= TOLERANCE:
             yield f"{name} (aux_loss_types global): off by {error:.2e} from the part of the choices that fell on an expert"
+
+
+def bias_problems(
+    config: RunConfig,
+    counted: Mapping[str, np.ndarray],
+    before: Mapping[str, np.ndarray],
+    after: Mapping[str, np.ndarray],
+) -> Iterator[str]:
+    """Yield where the bias of a router is not ``topk_bias_update_rate`` more for experts with fewer tokens than the mean, less
+    for those with more (Wang et al., 2024, algorithm 1). Next to the mean nothing is asked.
+
+    Args:
+        config: the run.
+        counted: what the step counted, by name: of each layer the tokens of its experts, and what was dropped.
+        before: weights before the step, by name.
+        after: the same behind it.
+    """
+    rate = config.model.config.topk_bias_update_rate
+    for layer in _routers(after):
+        name = f"{OF_ROUTER.format(layer)}{BIAS}"
+        counter = next((one for one in counted if one.endswith(COUNTER.format(layer))), None)
+        if name not in after or counter is None:
+            continue
+        load = counted[counter][:-1].astype(np.float64)
+        away = load.mean() - load
+        decided = np.abs(away) > NEAR_THE_MEAN * load.mean()
+        change = after[name].astype(np.float64) - before[name]
+        error = float(np.max(np.abs(change - rate * np.sign(away))[decided], initial=0.0))
+        if not error <= TOLERANCE * (rate + float(np.max(np.abs(before[name]), initial=0.0))):
+            yield f"{name} (topk_bias_update_rate {rate:g}): off by {error:.2e} from what the tokens of its experts make of it"
 
 
 def _routers(weights: Mapping[str, np.ndarray]) -> list[int]:

@@ -27,7 +27,7 @@ from mindllm.reduced_runs.model import single_device
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
-from mindllm.verify.balance import balance_problems, share_problems
+from mindllm.verify.balance import balance_problems, bias_problems, share_problems
 from mindllm.verify.coded_state import AppliedGradients, in_numbers
 from mindllm.verify.compare import Comparison, compare, explained_by_moments, held_by, tolerance_of
 from mindllm.verify.kept_values import StepValues
@@ -156,8 +156,9 @@ def train_single(config: RunConfig, steps: int) -> Reference:
         results.append(device.step(task))
         applied.append(gradients.of(task, states[-1]) if gradients is not None and not task.overflows else {})
         states.append(device.state())
-        losses.append(_once_more(one, task, results[-1], device.values(), {**frozen, **states[-2]}, states[-1]))
         counts.append(device.counts())
+        around = ({**frozen, **states[-2]}, states[-1])
+        losses.append(_once_more(one, task, results[-1], device.values(), counts[-1], *around))
     if not work[-1].overflows:
         before = {**frozen, **states[-2]}
         further = slope_problems(one, device, work[-1], results[-1].global_norm, before, states[-1])
@@ -168,7 +169,13 @@ def train_single(config: RunConfig, steps: int) -> Reference:
 
 
 def _once_more(
-    config: RunConfig, task: Task, result: StepResult, values: StepValues, before: Arrays, after: Arrays
+    config: RunConfig,
+    task: Task,
+    result: StepResult,
+    values: StepValues,
+    counted: Arrays,
+    before: Arrays,
+    after: Arrays,
 ) -> OnceMore:
     """The loss of a step, whose logits were finite, and where it updated weights some of its gradients."""
     problems = [
@@ -177,6 +184,8 @@ def _once_more(
     ]
     if values.routers is not None and not task.overflows:
         problems += share_problems(task.batch, values.routers, after)
+    if not task.overflows:
+        problems += bias_problems(config, counted, before, after)
     return OnceMore(tuple(problems), {} if task.overflows else last_gradients(config, task.batch, values, before))
 
 

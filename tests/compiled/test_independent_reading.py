@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_cluster import cluster_run
 from test_asked_for import ALL, asked, changed, violated
 
 from mindllm import verify
@@ -154,6 +156,52 @@ def test_a_weight_that_is_cut_otherwise(compiled, weight):
     found = violated(asked(replace(graph, parameters=parameters), "tp2"))["sizes"]
     assert len(found) == 1
     assert found[0].startswith(f"rank 0: {name} is cut to ")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "part"),
+    [
+        ("attention.wq.lora_a", (8, 64), (8, 64)),
+        ("attention.wq.lora_b", (64, 8), (32, 8)),
+        ("attention.wq.lora_magnitude", (64,), (32,)),
+        ("attention.wo.lora_a", (8, 64), (8, 32)),
+        ("attention.wo.lora_b", (64, 8), (64, 8)),
+        ("attention.wkv_down.lora_b", (24, 8), (24, 8)),
+        ("feed_forward.w1.codes", (96, 4, 8), (48, 4, 8)),
+        ("feed_forward.w2.scales", (64, 6), (64, 3)),
+        ("feed_forward.w1.lora_e", (8,), (8,)),
+        ("attention.alibi_bias", (1, 4, 1, 32), None),
+    ],
+)
+def test_parts_of_adapters_and_codes_are_those_of_their_projection(name, shape, part):
+    assert part_of_weight(cluster_run(dp=2, tp=2), f"model.layers.0.{name}", shape) == part
+
+
+@pytest.mark.compiles("tp2 sequence")
+def test_hidden_states_that_are_gathered_where_nobody_needs_them(compiled):
+    graph = compiled("tp2 sequence")
+    gathers = lambda node: node.op == "AllGather" and "layers.1.attention.w" in node.path and not node.backward  # noqa: E731
+    scope = next(node.scope for node in graph.nodes() if gathers(node))
+    elsewhere = re.sub(r"w[qkv]-Linear", "rotary-RotaryEmbedding", scope)
+    functions = tuple(
+        replace(one, nodes=tuple(replace(node, scope=elsewhere) if gathers(node) else node for node in one.nodes))
+        for one in graph.functions
+    )
+    found = violated(asked(replace(graph, functions=functions), "tp2 sequence"))["sizes"]
+    place = "attention.rotary of layer 1, where nothing is to be exchanged"
+    assert f"rank 1: AllGather of [64, 64] stands at {place}" in found
+
+
+@pytest.mark.compiles("all")
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"runner_config": {"batch_size": 4}}, "Receive is of [32, 64], not of 64 rows"),
+        ({"model": {"loss_chunks": 2}}, "lm_head is of 64 rows, not 32"),
+    ],
+)
+def test_rows_of_messages_and_logits(compiled, changes, text):
+    assert f"rank 6: {text}" in violated(asked(compiled("all"), "all", **changes))["sizes"]
 
 
 @pytest.mark.compiles("dp2")

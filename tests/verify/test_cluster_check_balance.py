@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, ops
 from small_cluster import cluster_run
 
 from mindllm import verify
@@ -14,7 +15,7 @@ from mindllm.config import load_config, override_config
 from mindllm.models.experts import router as routers
 from mindllm.reduced_runs.model import reduce_model
 from mindllm.train import expert_loads
-from mindllm.verify.balance import balance_problems, share_problems
+from mindllm.verify.balance import balance_problems, bias_problems, share_problems
 from mindllm.verify.kept_routers import RouterValues
 from mindllm.verify.side import loss_on_both, train_single
 
@@ -194,3 +195,26 @@ def test_a_whole_step_that_tells_the_next_one_other_choices(monkeypatch):
     monkeypatch.setattr(expert_loads.PartsOfAll, "construct", others_choices)
     found = problems_of_single_device(aux_loss_types=["global"], aux_loss_factors=[0.5])
     assert any("balance.shares (aux_loss_types global): off by " in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("rate", "loads", "said"),
+    [
+        (1e-3, (1.0, 2.0, 3.0, 6.0), ""),
+        (1e-3, (3.0, 3.0, 3.0, 3.0), ""),
+        (-1e-3, (1.0, 2.0, 3.0, 6.0), "off by 2.00e-03"),
+        (2e-3, (1.0, 2.0, 3.0, 6.0), "off by 1.00e-03"),
+        (0.0, (1.0, 2.0, 3.0, 6.0), "off by 1.00e-03"),
+    ],
+)
+def test_what_the_tokens_of_experts_make_of_their_bias(rate, loads, said):
+    """By the step's own cell, with the YAML's rate and with others."""
+    config = load_config(FORMS / "biases_over_stages.yaml", {"model.model_config.topk_bias_update_rate": 1e-3})
+    name, before = f"{LAYER}bias", np.array([0.01, -0.02, 0.0, 0.005], np.float32)
+    bias = Parameter(Tensor(before), name=name)
+    expert_loads.TowardsMean(rate)(bias, Tensor(loads, ms.float32))
+    counted = {"load.model.layers.1.feed_forward.load.probe": np.array([*loads, 0.0], np.float32)}
+    after = {f"{LAYER}weight": before, name: bias.asnumpy()}
+    found = list(bias_problems(config, counted, {name: before}, after))
+    assert len(found) == bool(said)
+    assert all(said in problem and "topk_bias_update_rate 0.001" in problem for problem in found)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from mindllm.architecture.optimizer_state import CODES, is_state, updated_weights
 from mindllm.compiled.conformance.expected import Dtypes, asked_dtypes, rows_of_rank
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
+from mindllm.compiled.conformance.placement import messages
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import UPDATE, Operators, without_numbers
@@ -23,7 +24,6 @@ NORMS = ("RmsNorm", "LayerNorm", "LayerNormExt")
 ROTATION = ("Mul", "Add", "Neg")
 ACTIVATIONS = ("SiLU", "GeLU", "GeluExt", "ReLU", "Swiglu")
 SCORES, ATTENTION = "Softmax", "FlashAttentionScore"
-SENT, TAG = ("Send", "Receive"), "sr_tag"
 IN_FP32 = re.compile(r"(^|\.)(router|cross_entropy|pairs|prediction_losses)(\.|$)")
 """Cells all of whose numbers are in fp32, whatever is asked for: they choose experts, or are the loss."""
 ROTATED, IN_ATTENTION = re.compile(r"(^|[._])rotary$"), re.compile(r"(^|\.)attention\.attention$")
@@ -52,23 +52,22 @@ def _states(config: RunConfig) -> frozenset[tuple[int, ...]]:
 
 def _computed(rank: Operators, asked: Dtypes, states: Collection[tuple[int, ...]]) -> Iterator[tuple[str, str, str]]:
     """What an operator is, the dtype of its result, and the one asked for. ``states``: shapes of hidden states."""
-    of_weights = {node.attributes.get(TAG) for node in rank.nodes if node.op in SENT and rank.parameter(node.inputs[0])}
+    for node in messages(rank):
+        if node.shapes[0] in states:
+            yield f"{node.op} of the pipeline", node.dtypes[0], asked.hidden
     for node in rank.nodes:
         found = node.dtypes[-1] if node.op == ATTENTION else node.dtypes[0] if node.dtypes else ""
-        is_of_weight = node.op in SENT and node.attributes.get(TAG) in of_weights  # or of its gradient, on the way back
-        if found not in FLOATING or is_of_weight or rank.phase(node) == UPDATE:
+        if found not in FLOATING or rank.phase(node) == UPDATE:
             continue
         place = rank.place(node)
         if (wanted := _wanted(node, place, asked, states)) is not None:
-            yield f"{node.op} of {without_numbers(place) or 'the pipeline'}", found, wanted
+            yield f"{node.op} of {without_numbers(place)}", found, wanted
 
 
 def _wanted(node: Node, place: str, asked: Dtypes, states: Collection[tuple[int, ...]]) -> str | None:
     """The dtype of an operator's result; None where nothing is asked of it."""
     if IN_FP32.search(place) and node.op in (*PRODUCTS, SCORES, "Exp", "Log", "Sigmoid", "ReduceSum", "ReduceMax"):
         return asked.exact
-    if node.op in SENT:
-        return asked.hidden if node.shapes[0] in states else None
     if node.op in NORMS:
         return asked.norms
     if ROTATED.search(place):

@@ -184,6 +184,15 @@ def rows_of_rank(config: RunConfig) -> Rows:
     return Rows(inside, inside // sizes.model_parallel if sizes.use_seq_parallel else inside)
 
 
+def rows_of_head(config: RunConfig) -> int:
+    """Rows of logits that a rank has at a time: those of a slice of the loss; where the head is the whole embedding, those of a
+    tensor-parallel rank alone.
+    """
+    sizes, model = config.parallel_config, config.model.config
+    is_whole = model.tie_word_embeddings and sizes.vocab_emb_dp
+    return rows_of_rank(config).inside // (sizes.model_parallel if is_whole else 1) // model.loss_chunks
+
+
 def gathered_elements(config: RunConfig) -> int:
     """Elements that a rank has of hidden states when each part of a layer begins, put together from the tensor-parallel ranks in
     one run of the layer: all rows where sequence parallelism has cut them, else none, for they are whole.
@@ -264,29 +273,37 @@ def neighbours(config: RunConfig, rank: int) -> tuple[int, ...]:
 BY_ROWS = ("wq", "wk", "wv", "wq_up_plain", "wq_up_rotary", "wq_plain", "wq_rotary", "wk_plain", "w1", "w3")
 BY_COLUMNS = ("wo", "w2")
 EXPERTS = "experts"
+CUT: dict[str, tuple[int | None, int | None]] = {
+    **dict.fromkeys(("weight", "codes", "scales", "zeros"), (0, 1)),
+    "bias": (0, None),
+    "lora_a": (None, 1),
+    **dict.fromkeys(("lora_b", "lora_magnitude"), (0, None)),
+    "lora_e": (None, None),
+}
+"""By what a projection has: the dimension that is cut where the projection is cut by rows, and where it is by columns."""
 
 
 def part_of_weight(config: RunConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape of what tensor and expert parallelism leave a rank of a weight; None where it is not known here.
 
-    Projections into heads and into the width of a feed-forward are cut by rows, those out of them by columns, tables of the
-    vocabulary by rows, and routed experts by expert and then as a feed-forward; all else is whole.
+    Projections into heads and into the width of a feed-forward are cut by rows, those out of them by columns, and so are codes
+    and adapters in their places; tables of the vocabulary by rows, and routed experts by expert and then as a feed-forward; all
+    else is whole.
     """
     sizes = config.parallel_config
     *cells, own = name.split(".")
     cell = cells[-1] if cells else ""
     if EXPERTS in cells:
         inner = sizes.model_parallel if sizes.expert_model_parallel is None else sizes.expert_model_parallel
-        cut = 2 if cell in BY_COLUMNS else 1
-        ways = [sizes.expert_parallel, *(inner if place == cut else 1 for place in range(1, len(shape)))]
+        inner_cut = 2 if cell in BY_COLUMNS else 1
+        ways = [sizes.expert_parallel, *(inner if place == inner_cut else 1 for place in range(1, len(shape)))]
     elif name.startswith(("lm_head.", "model.tok_embeddings.")):
         is_whole = sizes.vocab_emb_dp and (cell == "tok_embeddings" or config.model.config.tie_word_embeddings)
         ways = [1 if is_whole else sizes.model_parallel, *[1] * (len(shape) - 1)]
-    elif own == "weight" and cell in BY_COLUMNS:
-        ways = [1, sizes.model_parallel]
-    elif own in ("weight", "bias") and cell in BY_ROWS:
-        ways = [sizes.model_parallel, *[1] * (len(shape) - 1)]
-    elif own in ("weight", "bias") or name.endswith("router.bias"):
+    elif own in CUT and cell in (*BY_ROWS, *BY_COLUMNS):
+        cut = CUT[own][cell in BY_COLUMNS]
+        ways = [sizes.model_parallel if place == cut else 1 for place in range(len(shape))]
+    elif own in CUT:
         ways = [1] * len(shape)
     else:
         return None

@@ -21,6 +21,10 @@ ATTENTION = "attention.attention"  # the cell of scores and what they weigh, in 
 SCORED = ("FlashAttentionScore", "Softmax")
 """What reads or makes the scores of a layer; dimension 1 of its first output counts heads, dimension 2 the queries' positions."""
 QUERIES = 2
+SENT, TAG = (
+    ("Send", "Receive"),
+    "sr_tag",
+)  # by its tag the compiler knows a message and the one that brings its gradient
 
 
 def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
@@ -36,6 +40,13 @@ def attention_scores(rank: Operators) -> Iterator[tuple[Node, int]]:
     for node, layer, place in forward_operators(rank):
         if node.op in SCORED and place.startswith(ATTENTION) and len(node.shapes[0]) == 4:
             yield node, layer
+
+
+def messages(rank: Operators) -> Iterator[Node]:
+    """What a stage sends and receives, there and back, but for weights that it shares with another one, and their gradients."""
+    found = [node for node in rank.nodes if node.op in SENT and node.shapes]
+    of_weights = {node.attributes.get(TAG) for node in found if rank.parameter(node.inputs[0])}
+    yield from (node for node in found if node.attributes.get(TAG) not in of_weights)
 
 
 def positions_of_rank(config: RunConfig) -> int:

@@ -10,29 +10,34 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from mindllm.architecture.optimizer_state import updated_weights
+from mindllm.architecture.optimizer_state import is_state
 from mindllm.compiled.conformance.expected import (
     Rows,
     exchanged_with_experts,
     gathered_elements,
     neighbours,
     part_of_weight,
+    rows_of_head,
     rows_of_rank,
     runs_of_a_layer,
 )
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
-from mindllm.compiled.conformance.placement import forward_operators
-from mindllm.compiled.graph.compiled_graph import IN_LENGTHS, Node
+from mindllm.compiled.conformance.placement import SENT, forward_operators, messages
+from mindllm.compiled.execute.state import ACCUMULATORS
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, IN_LENGTHS, Node
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layout import mesh_of
 
 NORMS = ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm", "norm_out")
 """Cells between the parts of a layer, and behind the last one: each reads or makes hidden states."""
+HEAD = "lm_head"
 INTO, OUT_OF = ("attention.wq", "feed_forward.w1"), ("attention.wo", "feed_forward.w2")
 """Projections with which the parts of a layer begin and end."""
 SUMS, GATHER, EXCHANGE = ("AllReduce", "ReduceScatter"), "AllGather", "AlltoAll"
 OF_EXPERTS = "feed_forward.experts"
+PROJECTION = re.compile(r"(attention|feed_forward|feed_forward\.shared)\.w\w+(\.|$)")
+"""Cells in layers in whose place a rank exchanges, whatever it shares: what comes out of a projection, or goes into it."""
 BEGINS = re.compile(r"(attention|feed_forward|feed_forward\.shared)\.(?:w[13qkv]|w[qk]v?_\w+)(?:\.|$)")
 """Projections of hidden states, behind the part of a layer that begins with them."""
 
@@ -50,6 +55,8 @@ def sizes(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
             *_rows(config, rank, rows),
             *_sums(config, rank, rows),
             *_gathers(config, rank),
+            *_messages(config, rank, rows),
+            *_needless(config, rank),
             *_exchanges_of_experts(config, rank),
             *_sent_tokens(config, rank),
         )
@@ -60,10 +67,9 @@ def sizes(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
 
 
 def _weights(config: RunConfig, rank: Operators) -> Iterator[str]:
-    """Trained weights whose part on the rank, before an optimizer cuts it, is another one."""
-    for name in updated_weights(rank.graph.parameters):
-        weight = rank.graph.parameters.get(name)
-        if weight is None or weight.layout is None:
+    """Weights, trained or not, whose part on the rank, before an optimizer cuts it, is another one."""
+    for name, weight in rank.graph.parameters.items():
+        if weight.layout is None or is_state(name) or name.startswith(ACCUMULATORS):
             continue
         wanted = part_of_weight(config, name, weight.layout.full_shape)
         if wanted is not None and weight.layout.slice_shape != wanted:
@@ -82,6 +88,8 @@ def _rows(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
             wanted = rows.between
         elif node.instance == "matmul" and place.endswith((*INTO, *OUT_OF)):
             wanted = rows.inside
+        elif node.instance == "matmul" and cell == HEAD:
+            wanted = rows_of_head(config)
         else:
             continue
         found = math.prod(node.shapes[0][:-1])
@@ -126,6 +134,33 @@ def _gathers(config: RunConfig, rank: Operators) -> Iterator[str]:
     for (layer, part), elements in sorted(found.items()):
         if elements != wanted:
             yield f"before the products of {part} in layer {layer} {elements} elements are gathered in a step, not {wanted}"
+
+
+def _messages(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
+    """Hidden states that go from stage to stage, those of both models of pairs together, in other rows than layers have them."""
+    widths = (config.model.config.hidden_size, 2 * config.model.config.hidden_size)
+    for node in messages(rank):
+        shape = node.shapes[0]
+        if len(shape) == 2 and shape[1] in widths and shape[0] != rows.between:
+            yield f"{node.op} is of {list(shape)}, not of {rows.between} rows"
+
+
+def _needless(config: RunConfig, rank: Operators) -> Iterator[str]:
+    """Exchanges in layers where nothing has to be exchanged: it is at projections, with experts in the whole feed-forward, and
+    where ranks share sequences in the whole of attention. Weights that the optimizer cut are gathered anywhere.
+
+    Rows in parts one after another (``fine_grain_interleave``) lose their cells here, and are left out.
+    """
+    model = config.model.config
+    if model.fine_grain_interleave > 1:
+        return
+    parts = ("attention",) * (config.parallel_config.context_parallel > 1) + ("feed_forward",) * (model.expert_num > 1)
+    for node, layer, place in forward_operators(rank):
+        if node.op not in COLLECTIVES - {*SENT} or len(node.ranks or ()) < 2 or rank.parameter(node.inputs[0]):
+            continue
+        if not PROJECTION.match(place) and not place.startswith(parts):
+            shape = list(node.shapes[0])
+            yield f"{node.op} of {shape} stands at {place or 'the end'} of layer {layer}, where nothing is to be exchanged"
 
 
 def _exchanges_of_experts(config: RunConfig, rank: Operators) -> Iterator[str]:
