@@ -65,6 +65,10 @@ class Gigabytes:
         return f"{round(size * self.unit / GIB, self.decimals) + 0.0:+,.{self.decimals}f}"
 
 
+TENTHS_OF_GB = Gigabytes(1, 1)
+"""Memory of devices in a sentence, where a hundredth of a GB is more than is known: ``41.4``, ``<0.1``."""
+
+
 def gigabytes(sizes: Iterable[float], unit: int = 1) -> Gigabytes:
     """Return how these sizes, of ``unit`` bytes, read beside each other: two decimals, or three where none reaches 1 GB."""
     return Gigabytes(unit, 2 if max(map(abs, sizes), default=0.0) * unit >= GIB else 3)

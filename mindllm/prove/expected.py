@@ -12,7 +12,7 @@ from mindllm.prove.checks.checkpoints import answered
 from mindllm.prove.questions import CONFIGURATION, MEMORY, STEP_TIME
 from mindllm.timing.device import read_device
 from mindllm.timing.prediction import StepPrediction, predict
-from mindllm.units import GIB, counted, parameters_in_words
+from mindllm.units import GIB, TENTHS_OF_GB, counted, parameters_in_words
 
 
 def configuration(config: RunConfig) -> Answer:
@@ -40,7 +40,7 @@ def _of_a_device(config: RunConfig, device: str) -> Iterator[Answer]:
             yield Answer(question, Standing.EXPECTED, "no formula: it has something that is not modelled", (reason,))
     else:
         room = predicted.memory
-        stage = f"stage {room.stage} takes {max(room.stages) / GIB:.1f} of {room.limit / GIB:.4g} GB"
+        stage = f"stage {room.stage} takes {TENTHS_OF_GB(max(room.stages))} of {room.limit / GIB:.4g} GB"
         stages = [{"stage": number, "peak": size} for number, size in enumerate(room.stages)]
         figures = {"peak": max(room.stages), "limit": room.limit, "fits": room.fits, "stages": stages}
         yield Answer(MEMORY, Standing.EXPECTED, stage if room.fits else f"does not fit: it {room}", figures=figures)

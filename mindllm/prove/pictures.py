@@ -15,7 +15,7 @@ from mindllm.planning.reports.picture import COLOURS, Window, windows_of
 from mindllm.schedules.operations import NAMES
 from mindllm.schedules.simulate import Timeline
 from mindllm.timing.pass_times import PassTimes
-from mindllm.units import GIB
+from mindllm.units import GIB, TENTHS_OF_GB
 
 MEMORY = {
     "weights": "#3b6fb6",
@@ -65,7 +65,7 @@ def memory_bars(figures: Mapping[str, Any]) -> str:
     """Return the memory of every stage beside the limit; empty where it is not known."""
     limit = figures.get("limit", 0)
     rows = [
-        Bar(f"stage {stage['stage']}", _filled_by(stage), f"{stage['peak'] / GIB:.1f} GB", stage["peak"] > limit)
+        Bar(f"stage {stage['stage']}", _filled_by(stage), f"{TENTHS_OF_GB(stage['peak'])} GB", stage["peak"] > limit)
         for stage in figures.get("stages", ())
     ]
     return (

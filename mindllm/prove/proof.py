@@ -12,6 +12,7 @@ from mindllm.prove.questions import QUESTIONS
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, texts
 from mindllm.terminal.text import styled
+from mindllm.units import GIB, TENTHS_OF_GB
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -112,7 +113,7 @@ class Proof(Result):
         """Yield what a run that is ready may expect."""
         memory, step = (self.answer(name).figures for name in ("memory", "step_time"))
         if "peak" in memory:
-            yield f"fits {memory['peak'] / 2**30:.1f} of {memory['limit'] / 2**30:.4g} GB"
+            yield f"fits {TENTHS_OF_GB(memory['peak'])} of {memory['limit'] / GIB:.4g} GB"
         if "seconds" in step:
             yield f"{step['seconds']:.3g} s a step expected"
         if self.allowed:

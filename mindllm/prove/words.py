@@ -11,7 +11,7 @@ from typing import Any
 from mindllm.prove.answers import Answer, Standing
 from mindllm.prove.proof import Proof, Verdict
 from mindllm.prove.questions import MEMORY, PARITY, QUESTIONS, STEP_TIME
-from mindllm.units import GB, GIB
+from mindllm.units import GB, GIB, TENTHS_OF_GB
 
 EXTRAPOLATED, NOT_COUNTED = "extrapolated", "not counted: "
 STOPPED = "The proof was stopped before its end"
@@ -46,7 +46,7 @@ def _ready(proof: Proof) -> str:
 def _best(proof: Proof) -> Iterator[str]:
     memory, step = proof.answer(MEMORY).figures, proof.answer(STEP_TIME).figures
     if "peak" in memory:
-        yield f"the fullest stage takes {memory['peak'] / GIB:.1f} of {memory['limit'] / GIB:.4g} GB"
+        yield f"the fullest stage takes {TENTHS_OF_GB(memory['peak'])} of {memory['limit'] / GIB:.4g} GB"
     if "seconds" in step:
         yield f"a step is expected to take {_seconds(step, 3)}"
 
@@ -110,7 +110,7 @@ def _of_memory(answer: Answer) -> Iterator[Glance]:
         return
     fullest = max(figures.get("stages", ()), key=lambda stage: stage["peak"], default={"stage": 0})["stage"]
     about = f"of {figures['limit'] / GIB:.4g} GB, on stage {fullest}{_expected(answer)}"
-    yield Glance("Memory", f"{figures['peak'] / GIB:.1f} GB", about, figures["peak"] > figures["limit"])
+    yield Glance("Memory", f"{TENTHS_OF_GB(figures['peak'])} GB", about, figures["peak"] > figures["limit"])
 
 
 def _of_step(answer: Answer) -> Iterator[Glance]:

@@ -15,7 +15,7 @@ from mindllm.prove.answers import Answer, Finding, Page, Standing, Table
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import MEMORY
 from mindllm.terminal.progress import Progress
-from mindllm.units import GIB, Gigabytes, gigabytes, missing_memory
+from mindllm.units import GIB, TENTHS_OF_GB, Gigabytes, gigabytes, missing_memory
 
 COLUMNS = ("stage", "layers", "recomputation", "used GB", "fragments GB", "workspace ≈ GB", "peak GB", "room GB")
 LIMIT = "context.max_device_memory"
@@ -54,9 +54,7 @@ def judged(found: DryRun, advice: str) -> Answer:
         standing, verb = (Standing.NOT_PROVED, "may need") if tight or found.estimated else (Standing.PROVED, "takes")
     if found.estimated:
         findings += (Finding("figures are estimates from compiled graphs: MindSpore's dry run does not work here"),)
-    says = (
-        f"stage {fullest.number} {verb} {fullest.peak / GIB:.1f} of {found.limit / GIB:.4g} GB, the most of {len(rows)}"
-    )
+    says = f"stage {fullest.number} {verb} {TENTHS_OF_GB(fullest.peak)} of {found.limit / GIB:.4g} GB, the most of {len(rows)}"
     gb = gigabytes(row.peak for row in rows)
     table = Table("memory of every stage", COLUMNS, tuple(row.cells(found.limit, gb) for row in rows))
     figures = {"limit": found.limit, "peak": fullest.peak, "stages": [row.tree() for row in rows]}
