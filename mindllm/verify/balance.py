@@ -39,7 +39,8 @@ Z_LOSS = "z_loss_factor"
 
 
 def balance_problems(config: RunConfig, values: RouterValues | None, before: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield where a router adds something else to the loss than the YAML asks for, or tokens choose other experts.
+    """Yield where a router adds something else to the loss than the YAML asks for, or tokens choose other experts, or these count
+    with other weights.
 
     Args:
         config: the run on one device.
@@ -57,6 +58,7 @@ def balance_problems(config: RunConfig, values: RouterValues | None, before: Map
         bias, shares = (before.get(f"{OF_ROUTER.format(layer)}{name}") for name in (BIAS, SHARES))
         logits, choices = values.logits[:, number].astype(np.float64), values.choices[:, number].astype(np.float64)
         yield from _choice_problems(model, layer, logits, choices, bias)
+        yield from _weight_problems(model, layer, logits, choices, values.weights[:, number].astype(np.float64))
         terms = dict(_terms(model, logits, choices, shares))
         yield from _added_problems(layer, values.added[:, number].astype(np.float64), terms)
 
@@ -210,6 +212,20 @@ def _choice_problems(
     other = np.any(_best(ranked, model.num_experts_chosen) != (choices > 0), axis=-1)
     if np.mean(other) > OTHER_CHOICES:
         yield f"{np.sum(other)} of {other.size} tokens chose other experts in layer {layer} than those with the best scores"
+
+
+def _weight_problems(
+    model: ModelConfig, layer: int, logits: np.ndarray, choices: np.ndarray, weights: np.ndarray
+) -> Iterator[str]:
+    """Experts count by their scores, without a bias, divided by the sum of the chosen ones if that is asked for, and scaled."""
+    wanted = _scores(model, logits) * choices
+    if model.norm_topk_prob and model.num_experts_chosen > 1:
+        wanted = wanted / wanted.sum(-1, keepdims=True)
+    wanted = wanted * model.routed_scaling_factor
+    error = float(np.max(np.abs(weights - wanted)))
+    if not error <= TOLERANCE * np.max(wanted):
+        keys = "norm_topk_prob, routed_scaling_factor"
+        yield f"experts of layer {layer} count with other weights than their scores give: off by {error:.2e} ({keys})"
 
 
 def _best(values: np.ndarray, count: int) -> np.ndarray:

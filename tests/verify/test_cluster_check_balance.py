@@ -47,10 +47,12 @@ def made_by(form, mistake=None):
     if mistake is not None:
         mistake(router)
     x = random.normal(0, 1, (ROWS * LENGTH, hidden)).astype(np.float32)
-    _, _, mask, added = router(Tensor(x), ROWS)
+    chosen, of_chosen, mask, added = (item.asnumpy() for item in router(Tensor(x), ROWS))
     logits = (x @ weights[f"{LAYER}weight"].T).reshape(1, 1, ROWS, LENGTH, -1)
-    added = np.broadcast_to(added.asnumpy(), ROWS).reshape(1, 1, ROWS)
-    return config, RouterValues(added, logits, mask.asnumpy().reshape(logits.shape)), weights
+    added = np.broadcast_to(added, ROWS).reshape(1, 1, ROWS)
+    count = np.zeros_like(mask)
+    np.put_along_axis(count, chosen, of_chosen, -1)
+    return config, RouterValues(added, logits, mask.reshape(logits.shape), count.reshape(logits.shape)), weights
 
 
 @pytest.mark.parametrize("form", [EVERY, GLOBAL, SOFTMAX, "balance_of_micro_batches", "prediction_layers"])
@@ -146,6 +148,20 @@ def test_a_router_that_adds_something_else(name):
 def test_a_router_that_chooses_others(form, mistake):
     (found,) = balance_problems(*made_by(form, mistake))
     assert "tokens chose other experts in layer 1 than those with the best scores" in found
+
+
+@pytest.mark.parametrize(
+    ("form", "mistake"),
+    [
+        (SOFTMAX, lambda router: setattr(router, "renormalises", False)),
+        (EVERY, lambda router: setattr(router, "scale", 1.5 * router.scale)),
+        (EVERY, lambda router: setattr(router, "divide", first)),
+    ],
+    ids=["not divided", "another scale", "not divided by the sum"],
+)
+def test_experts_that_count_with_other_weights(form, mistake):
+    (found,) = balance_problems(*made_by(form, mistake))
+    assert found.startswith("experts of layer 1 count with other weights than their scores give: off by ")
 
 
 def test_a_loss_that_nobody_adds_or_asks_for():
