@@ -283,3 +283,9 @@ def test_what_a_rank_has_by_the_numbers_of_the_yaml():
     experts = cluster_run(**CASES["experts"][1])
     assert gathered_elements(experts) == 0
     assert exchanged_with_experts(experts) == 2 * 4 * 16 * 64  # sequences, experts, places, channels
+
+
+@pytest.mark.compiles("tp2 sequence")
+def test_rows_that_are_not_taken_in_parts(compiled):
+    found = violated(asked(compiled("tp2 sequence"), "tp2 sequence", model={"fine_grain_interleave": 2}))["sizes"]
+    assert "rank 1: model.layers.1.feed_forward.w2 is of 64 rows, not 32" in found

@@ -45,9 +45,9 @@ def dtypes(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
 
 
 def _states(config: RunConfig) -> frozenset[tuple[int, ...]]:
-    """Shapes of hidden states between the parts of layers, and of those of both models of pairs, which are sent together."""
-    rows, hidden = rows_of_rank(config).between, config.model.config.hidden_size
-    return frozenset({(rows, hidden), (rows, 2 * hidden)})
+    """Shapes of hidden states around the parts of layers, and of those of both models of pairs, which are sent together."""
+    rows, hidden = rows_of_rank(config), config.model.config.hidden_size
+    return frozenset((count, width) for count in (rows.between, rows.inside) for width in (hidden, 2 * hidden))
 
 
 def _computed(rank: Operators, asked: Dtypes, states: Collection[tuple[int, ...]]) -> Iterator[tuple[str, str, str]]:

@@ -31,7 +31,7 @@ from mindllm.parallel.layout import mesh_of
 
 NORMS = ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm", "norm_out")
 """Cells between the parts of a layer, and behind the last one: each reads or makes hidden states."""
-HEAD = "lm_head"
+HEAD, ATTENTION = "lm_head", "attention"
 INTO, OUT_OF = ("attention.wq", "feed_forward.w1"), ("attention.wo", "feed_forward.w2")
 """Projections with which the parts of a layer begin and end."""
 SUMS, GATHER, EXCHANGE = ("AllReduce", "ReduceScatter"), "AllGather", "AlltoAll"
@@ -77,24 +77,27 @@ def _weights(config: RunConfig, rank: Operators) -> Iterator[str]:
 
 
 def _rows(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
-    """Norms, and products that begin or end a part of a layer, of other rows."""
-    parts = {1, config.model.config.fine_grain_interleave}  # of the rows, one after another
+    """Norms, and products that begin or end a part of a layer, of other rows.
+
+    Feed-forwards take them in the parts of ``fine_grain_interleave``, one after another; around attention some are whole.
+    """
+    parts = config.model.config.fine_grain_interleave
     for node in rank.nodes:
         place = rank.place(node)
         if rank.phase(node) != FORWARD or place.startswith(REFERENCE) or not node.shapes:
             continue
         cell = place.rpartition(".")[2]
         if node.instance == "norm" and cell in NORMS:
-            wanted = rows.between
+            wanted = {rows.between, rows.between // parts}
         elif node.instance == "matmul" and place.endswith((*INTO, *OUT_OF)):
-            wanted = rows.inside
+            wanted = {rows.inside // parts} | ({rows.inside} if ATTENTION in place.split(".") else set())
         elif node.instance == "matmul" and cell == HEAD:
-            wanted = rows_of_head(config)
+            wanted = {rows_of_head(config)}
         else:
             continue
         found = math.prod(node.shapes[0][:-1])
-        if found not in {wanted // part for part in parts}:
-            yield f"{place} is of {found} rows, not {wanted}"
+        if found not in wanted:
+            yield f"{place} is of {found} rows, not {max(wanted)}"
 
 
 def _sums(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
@@ -138,11 +141,13 @@ def _gathers(config: RunConfig, rank: Operators) -> Iterator[str]:
 
 def _messages(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
     """Hidden states that go from stage to stage, those of both models of pairs together, in other rows than layers have them."""
-    widths = (config.model.config.hidden_size, 2 * config.model.config.hidden_size)
+    model = config.model.config
+    widths = (model.hidden_size, 2 * model.hidden_size)
+    wanted = rows.between if model.fine_grain_interleave == 1 else rows.inside  # parts are joined where they are whole
     for node in messages(rank):
         shape = node.shapes[0]
-        if len(shape) == 2 and shape[1] in widths and shape[0] != rows.between:
-            yield f"{node.op} is of {list(shape)}, not of {rows.between} rows"
+        if len(shape) == 2 and shape[1] in widths and shape[0] != wanted:
+            yield f"{node.op} is of {list(shape)}, not of {wanted} rows"
 
 
 def _needless(config: RunConfig, rank: Operators) -> Iterator[str]:
@@ -154,7 +159,7 @@ def _needless(config: RunConfig, rank: Operators) -> Iterator[str]:
     model = config.model.config
     if model.fine_grain_interleave > 1:
         return
-    parts = ("attention",) * (config.parallel_config.context_parallel > 1) + ("feed_forward",) * (model.expert_num > 1)
+    parts = (ATTENTION,) * (config.parallel_config.context_parallel > 1) + ("feed_forward",) * (model.expert_num > 1)
     for node, layer, place in forward_operators(rank):
         if node.op not in COLLECTIVES - {*SENT} or len(node.ranks or ()) < 2 or rank.parameter(node.inputs[0]):
             continue
