@@ -43,9 +43,7 @@ class MonitorConfig(Section):
     update_ratio_format: Sinks = Field(
         default=("tensorboard",), description="Norm of what the step added to the weights, relative to theirs."
     )
-    max_attention_logit_format: Sinks = Field(
-        default=None, description="Largest attention logit of each layer; not of the fused kernel of Ascend."
-    )
+    max_attention_logit_format: Sinks = Field(default=None, description="Largest attention logit of each layer.")
     layers_per_group: PositiveInt = Field(
         default=1, description="Decoder layers whose parts (attention, feed_forward, norms) are one group."
     )

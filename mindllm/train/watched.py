@@ -15,13 +15,13 @@ from mindspore import ops as P
 
 from mindllm.config import RunConfig
 from mindllm.config.monitor import GRADIENT, LOGIT, UPDATE, WEIGHT
-from mindllm.models.attention.largest_logit import LARGEST, LOWEST
-from mindllm.models.weights import constant
+from mindllm.models.attention.largest_logit import LOWEST, largest_logits
 from mindllm.train.optimizers.adamw import AdamW, LastUpdate
 
 OF_WEIGHTS = (GRADIENT, WEIGHT, UPDATE)
 OF_STEP = "step."  # before the names of what a step has kept of the layers
 
+zeros_like = ops.auto_generate.ZerosLikeExt()  # other zeros are folded into constants, of which no device has its part
 sum_by_rows = ops.MultitypeFuncGraph("sum_by_rows")
 sum_in_place = ops.MultitypeFuncGraph("sum_in_place")
 
@@ -113,7 +113,7 @@ keep_and_clear = ops.MultitypeFuncGraph("keep_and_clear")
 @keep_and_clear.register("Tensor", "Tensor")
 def _keep_and_clear(kept, largest):
     done = ops.assign(kept, largest)
-    return ops.assign(largest, ops.depend(Tensor(LOWEST, ms.float32), done))
+    return ops.assign(largest, zeros_like(ops.depend(largest, done)) + LOWEST)
 
 
 class LogitsOfStep(nn.Cell):
@@ -121,15 +121,16 @@ class LogitsOfStep(nn.Cell):
 
     def __init__(self, model: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
-        found = [item for item in model.get_parameters() if item.name.endswith(LARGEST)]
-        self.largest = ParameterTuple(found)
-        self.kept = ParameterTuple([constant(OF_STEP + item.name, np.array(LOWEST, np.float32)) for item in found])
+        self.largest = ParameterTuple(largest_logits(model))
+        self.kept = self.largest.clone(prefix=OF_STEP[:-1])
+        for item in self.kept:
+            item.is_constant = True
         self.map = ops.HyperMap()
 
     def forget(self) -> None:
         """Begins anew, between two steps."""
         for item in self.largest:
-            item.copy_(Tensor(LOWEST, ms.float32))
+            item.copy_(Tensor(np.full(item.shape, LOWEST, np.float32)))
 
     def construct(self, after: Tensor) -> Tensor:
         return ops.depend(after, self.map(keep_and_clear, self.kept, self.largest))
@@ -137,7 +138,7 @@ class LogitsOfStep(nn.Cell):
 
 def logits_of(values: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The largest logits among a rank's parameters, by the number of their layer; a layer of another stage has none."""
-    kept = {name: float(value) for name, value in values.items() if name.startswith(OF_STEP)}
+    kept = {name: float(np.max(value)) for name, value in values.items() if name.startswith(OF_STEP)}
     return {str(name.split(".layers.")[1].split(".")[0]): value for name, value in kept.items() if value > LOWEST / 2}
 
 

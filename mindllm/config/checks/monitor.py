@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mindllm.architecture.optimizer_state import CODE_BITS, MUON
 from mindllm.architecture.tuners import ADALORA, GALORE, LISA
 from mindllm.config.checks import Finding
-from mindllm.config.monitor import KEYS, LOGIT, UPDATE
+from mindllm.config.monitor import KEYS, UPDATE
 from mindllm.config.run import RunConfig
 
 SECTION = "monitor_config"
@@ -31,15 +31,3 @@ def check_monitor(config: RunConfig) -> Iterator[Finding]:
             (SECTION, KEYS[UPDATE]),
             f"is found from the moments of AdamW, and {otherwise} updates otherwise; write null",
         )
-    if LOGIT in watched:
-        yield from _no_logits(config)
-
-
-def _no_logits(config: RunConfig) -> Iterator[Finding]:
-    key = (SECTION, KEYS[LOGIT])
-    model, on_device = config.model.config, config.context.device_target != "CPU"
-    fused = model.use_flash_attention is not False and all(
-        spec.attention.can_be_fused for spec in model.architecture.specifications()
-    )
-    if on_device and fused:
-        yield key, "the fused kernel gives no logits; write null, or model.model_config.use_flash_attention: false"

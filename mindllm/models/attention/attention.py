@@ -46,7 +46,7 @@ class ComposedAttention(nn.Cell):
             self.add_bias = P.Add()
         self.watched = kernels.watches_logits
         if self.watched:
-            self.largest = LargestLogit()
+            self.largest = LargestLogit(spec.num_heads)
         self.capped = spec.soft_cap is not None
         if spec.soft_cap is not None:
             self.soft_cap = SoftCap(spec.soft_cap)
@@ -107,7 +107,7 @@ class ComposedAttention(nn.Cell):
         mask = self.cast(mask, self.softmax_dtype)
         scores = self.add(scores, self.repeated(mask, scores.shape) if self.repeats and mask.ndim == 2 else mask)
         if self.watched:
-            scores = self.largest(scores)
+            scores = self.largest(scores, scores)
         weights = self.cast(self.normalised(scores), self.output_dtype)
         if self.drops:
             weights = self.reshape(weights, (batch, self.num_heads, rows, columns))
@@ -271,7 +271,7 @@ class Attention(nn.Cell):
 def attention_core(spec: AnyAttention, kernels: Kernels, seq_length: int) -> nn.Cell:
     """Causal attention of heads, in the form the device is good at."""
     if kernels.balanced:
-        return BalancedFlashAttention(spec, kernels.sequence_ranks, seq_length)
+        return BalancedFlashAttention(spec, kernels, seq_length)
     if kernels.flash_attention:
-        return FlashAttention(spec, kernels.document_masks, seq_length)
+        return FlashAttention(spec, kernels, seq_length)
     return (CausalAttention if kernels.cpu else ComposedAttention)(spec, kernels, seq_length)

@@ -7,25 +7,35 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec
+from mindllm.models.attention.largest_logit import LargestLogit
+from mindllm.models.kernels import Kernels
 
 # Values of sparse_mode.
 WHOLE_MASK = 0
 CAUSAL_BY_COMPRESSED_MASK = 2  # the mask is 2048 x 2048 whatever the length, the upper triangle is skipped
 BAND_BY_COMPRESSED_MASK = 4  # the same, and keys further back than pre_tokens are skipped too
 
+LARGEST_OF_ROWS, CONTEXT = 0, 3
+"""Outputs of the operator: the largest scaled and masked score of each query, fp32 ``[batch, heads, seq, 8]`` with eight equal
+numbers, and what the queries attend to.
+"""
+
 
 class FlashAttention(nn.Cell):
     """The fused kernel: shapes of :class:`mindllm.models.attention.attention.ComposedAttention`, uint8 mask with 1 = masked."""
 
-    def __init__(self, spec: AttentionSpec | LatentAttentionSpec, document_masks: bool, seq_length: int) -> None:
+    def __init__(self, spec: AttentionSpec | LatentAttentionSpec, kernels: Kernels, seq_length: int) -> None:
         super().__init__()
-        self.masks_of_rows = document_masks
+        self.masks_of_rows = kernels.document_masks
         mode, band = CAUSAL_BY_COMPRESSED_MASK, {}
-        if document_masks:
+        if kernels.document_masks:
             mode = WHOLE_MASK
         elif spec.window is not None and spec.window < seq_length:
             mode, band = BAND_BY_COMPRESSED_MASK, {"pre_tokens": spec.window - 1, "next_tokens": 0}
         self.flash_attention = flash_attention_score(spec, mode, **band)
+        self.watched = kernels.watches_logits
+        if self.watched:
+            self.largest = LargestLogit(spec.num_heads)
 
     def construct(
         self,
@@ -36,7 +46,8 @@ class FlashAttention(nn.Cell):
         bias: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor:
-        return self.flash_attention(query, key, value, None, None, None, mask, None)[3]
+        found = self.flash_attention(query, key, value, None, None, None, mask, None)
+        return self.largest(found[CONTEXT], found[LARGEST_OF_ROWS]) if self.watched else found[CONTEXT]
 
 
 class BalancedFlashAttention(nn.Cell):
@@ -50,10 +61,10 @@ class BalancedFlashAttention(nn.Cell):
 
     masks_of_rows = False
 
-    def __init__(self, spec: AttentionSpec | LatentAttentionSpec, ranks: int, seq_length: int) -> None:
+    def __init__(self, spec: AttentionSpec | LatentAttentionSpec, kernels: Kernels, seq_length: int) -> None:
         super().__init__()
-        self.ranks = ranks
-        self.piece = seq_length // (2 * ranks)
+        self.ranks = kernels.sequence_ranks
+        self.piece = seq_length // (2 * self.ranks)
         self.split_query = P.Split(axis=3, output_num=2)
         self.split_key = P.Split(axis=3, output_num=2)
         self.split_value = P.Split(axis=3, output_num=2)
@@ -64,6 +75,9 @@ class BalancedFlashAttention(nn.Cell):
         self.early = flash_attention_score(spec, CAUSAL_BY_COMPRESSED_MASK)
         diagonal = seq_length // 2  # a band is counted from the last query and key
         self.late = flash_attention_score(spec, BAND_BY_COMPRESSED_MASK, pre_tokens=diagonal, next_tokens=seq_length)
+        self.watched = kernels.watches_logits
+        if self.watched:
+            self.largest = LargestLogit(spec.num_heads)
 
     def construct(
         self,
@@ -80,8 +94,12 @@ class BalancedFlashAttention(nn.Cell):
         early_keys, early_values = self.half(early_keys), self.half(early_values)
         keys = self.join_keys((self.half(late_keys), early_keys))
         values = self.join_values((self.half(late_values), early_values))
-        first = self.early(self.half(early), early_keys, early_values, None, None, None, mask, None)[3]
-        second = self.late(self.half(late), keys, values, None, None, None, mask, None)[3]
+        of_early = self.early(self.half(early), early_keys, early_values, None, None, None, mask, None)
+        of_late = self.late(self.half(late), keys, values, None, None, None, mask, None)
+        first, second = of_early[CONTEXT], of_late[CONTEXT]
+        if self.watched:
+            first = self.largest(first, of_early[LARGEST_OF_ROWS])
+            second = self.largest(second, of_late[LARGEST_OF_ROWS])
         return self.reshape(self.join((self.in_halves(first), self.in_halves(second))), query.shape)
 
     def in_pieces(self, x: Tensor) -> Tensor:

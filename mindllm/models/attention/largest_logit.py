@@ -1,13 +1,14 @@
-"""The largest attention logit since it was last asked for: one number of a layer, kept beside it while it computes.
+"""The largest attention logit of each head since it was last asked for, kept beside a layer while it computes.
 
 A maximum over micro-batches and replicas is no sum, so no gradient can carry it; it is a parameter that the forward pass raises.
+On several devices each keeps that of its own rows and heads: who needs it of all of them exchanges it once per step.
 """
 
 from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 
 from mindllm.models.weights import constant
@@ -17,16 +18,24 @@ LOWEST = -3e38  # before there was any; the mask adds a finite number, too
 
 
 class LargestLogit(nn.Cell):
-    """Masked scores ``[batch, heads, q, k]`` as they are; behind them the largest one that was seen is up to date."""
+    """``(passed, scores)`` -> ``passed`` as it is; behind it the largest score that each head has seen is up to date.
 
-    def __init__(self) -> None:
+    Scores are masked: ``[batch, heads, q, k]``, or the largest of each query, ``[batch, heads, q, any number]``.
+    """
+
+    def __init__(self, heads: int) -> None:
         super().__init__()
-        self.largest_logit = constant(LARGEST, np.array(LOWEST, np.float32))
+        self.largest_logit = constant(LARGEST, np.full(heads, LOWEST, np.float32))
         self.reduce_max = P.ReduceMax()
         self.maximum = P.Maximum()
         self.cast = P.Cast()
         self.assign = P.Assign()
 
-    def construct(self, scores: Tensor) -> Tensor:
-        found = self.cast(self.reduce_max(P.stop_gradient(scores), (0, 1, 2, 3)), ms.float32)
-        return P.depend(scores, self.assign(self.largest_logit, self.maximum(self.largest_logit, found)))
+    def construct(self, passed: Tensor, scores: Tensor) -> Tensor:
+        found = self.cast(self.reduce_max(P.stop_gradient(scores), (0, 2, 3)), ms.float32)
+        return P.depend(passed, self.assign(self.largest_logit, self.maximum(self.largest_logit, found)))
+
+
+def largest_logits(model: nn.Cell) -> list[Parameter]:
+    """Those of all layers that keep them, by their names."""
+    return [item for item in model.get_parameters() if item.name.endswith(LARGEST)]

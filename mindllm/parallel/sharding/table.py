@@ -24,7 +24,8 @@ class Sharding:
     """Layouts of an operator's tensor inputs and, where the compiler must be told, of its output.
 
     ``named``: they are given to the compiler by the names of axes, for integers cannot express copies along an outer axis. With
-    that of the output the operator computes on its parts as they are, and exchanges nothing: no sum may be over split dimensions.
+    that of the output the operator computes on its parts as they are, and exchanges nothing: a sum over split dimensions would be
+    that of a part alone, which only maxima that are exchanged later may be.
     """
 
     inputs: tuple[Layout, ...]
