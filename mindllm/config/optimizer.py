@@ -59,6 +59,12 @@ class OptimizerConfig(Section):
         description="In it: `a, b, c` of every Newton-Schulz step, which maps a singular value `s` to `a s + b s³ + c s⁵`; the "
         "last ones are repeated.",
     )
+    qk_clip_threshold: float | None = Field(
+        default=None,
+        gt=0,
+        description="In it: largest attention logit. Behind the update, rows of query and key weights are scaled back of heads "
+        "whose largest logit of the step was above it (QK-clip, Kimi K2: 100); null: none are.",
+    )
     state_bits: Literal[8, 32] = Field(
         default=32,
         description="`type: AdamW`: bits of a number of its moments. 8: blocks of codes of dynamic quantization, with a scale "

@@ -82,7 +82,7 @@ def _ends_of_stages(config: RunConfig) -> frozenset[int]:
 def replica_kernels(config: RunConfig, fuses: bool = True) -> Kernels:
     """The operators of a whole model on one device, which reads the columns the batches of the run have."""
     kernels = Kernels.choose(config.model.config, config.context.device_target, fuses)
-    watches = LOGIT in config.monitor_config.watched()
+    watches = LOGIT in config.monitor_config.watched() or config.optimizer.qk_clip_threshold is not None
     return replace(kernels, document_masks=config.uses_position_ids, watches_logits=watches)
 
 

@@ -40,9 +40,9 @@ def mark_ranks(operator: Primitive, ranks: Sequence[int]) -> None:
     operator.add_prim_attr(RANKS_OF_GROUP, list(ranks))
 
 
-def in_group(kind: type[Primitive], ranks: Sequence[int]) -> Primitive:
-    """An operator of this kind that exchanges with these ranks, the own one among them."""
-    operator = kind(group=group_of(ranks))
+def in_group(kind: type[Primitive], ranks: Sequence[int], **options: str) -> Primitive:
+    """An operator of this kind, with these options, that exchanges with these ranks, the own one among them."""
+    operator = kind(group=group_of(ranks), **options)
     mark_ranks(operator, ranks)
     return operator
 

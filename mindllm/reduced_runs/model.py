@@ -38,6 +38,7 @@ KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
 SMALLEST_DECAY = 0.1
 LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
+LARGEST_LOGIT = 0.1  # less than that of most heads of the small model, so that QK-clip is seen
 MOST_IN_SMALL_BLOCK = 16  # numbers of a block of moments in codes
 
 
@@ -50,8 +51,8 @@ def reduce_model(
     """Return the configuration that is checked in place of ``config``, on its own mesh or a smaller one.
 
     It computes in fp32 unless ``real_dtype``, whatever the YAML says; Adam's epsilon is large, so that gradients next to
-    zero, whose sign is a matter of rounding, do not become whole updates; and every step is clipped, if the YAML clips. Of more
-    than ``accumulation_steps`` so many are left.
+    zero, whose sign is a matter of rounding, do not become whole updates; every step is clipped, if the YAML clips, and so are
+    logits of heads. Of more than ``accumulation_steps`` so many are left.
 
     Raises:
         UserError: the configuration has contradictory lists of recomputation.
@@ -157,6 +158,7 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
     """Settings of the update: clipping that takes place if there is any; small norms are whole if the real ones are."""
     key = "parallel.parallel_optimizer_config.parallel_optimizer_threshold"
     threshold = config.parallel.parallel_optimizer_config.parallel_optimizer_threshold
+    logit = config.optimizer.qk_clip_threshold
     norms_are_whole = config.model.config.hidden_size * BYTES < threshold * KILOBYTE
     smallest_norm = sizes["hidden_size"] * BYTES // KILOBYTE + 1
     return {
@@ -167,6 +169,7 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
             for group in config.optimizer.weight_decay_groups
         ],
         **({"optimizer.state_block_size": _small_block(config, sizes)} if config.optimizer.block else {}),
+        **({} if logit is None else {"optimizer.qk_clip_threshold": min(logit, LARGEST_LOGIT)}),
         "runner_wrapper.max_grad_norm": min(config.runner_wrapper.max_grad_norm, LARGEST_NORM),
         **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
     }

@@ -14,6 +14,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.architecture.experts import ExpertsSpec
 from mindllm.config import RunConfig
+from mindllm.models.attention.largest_logit import largest_logits
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.models.weights import shares_of
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
@@ -241,7 +242,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     pet = config.model.config.pet_config
     exchanges = config.optimizer.needs_cuts or (pet is not None and pet.tuner.whole_gradients)
     cuts = weight_cuts(parallel.model, config) if exchanges else None
-    optimizer = make_optimizer(owned, config, cuts, rank, shares_of(parallel.network))
+    optimizer = make_optimizer(owned, config, cuts, rank, shares_of(parallel.network), largest_logits(parallel.network))
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,

@@ -138,8 +138,18 @@ class LogitsOfStep(nn.Cell):
 
 def logits_of(values: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The largest logits among a rank's parameters, by the number of their layer; a layer of another stage has none."""
-    kept = {name: float(np.max(value)) for name, value in values.items() if name.startswith(OF_STEP)}
-    return {str(name.split(".layers.")[1].split(".")[0]): value for name, value in kept.items() if value > LOWEST / 2}
+    return {
+        layer: largest
+        for layer, value in logits_of_heads(values).items()
+        if (largest := float(np.max(value))) > LOWEST / 2
+    }
+
+
+def logits_of_heads(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same of each head, ``[heads]``; of a layer of another stage as they begin."""
+    return {
+        name.split(".layers.")[1].split(".")[0]: value for name, value in values.items() if name.startswith(OF_STEP)
+    }
 
 
 class Watch(nn.Cell):
@@ -164,16 +174,17 @@ class Watch(nn.Cell):
 
 
 def make_watch(config: RunConfig, model: nn.Cell, optimizer: nn.Cell, whole: bool) -> Watch | None:
-    """What the figures of the run need of a step of ``model``; None where nothing is watched.
+    """What the figures of the run need of a step of ``model``, and qk-clip of the logits; None where nothing is watched.
 
     ``whole``: its weights are on this device; else the columns of the sums are the weights of all devices.
     """
     figures = config.monitor_config.watched()
     kinds = sums_of(figures)
-    if not figures:
+    keeps_logits = LOGIT in figures or config.optimizer.qk_clip_threshold is not None
+    if not figures and not keeps_logits:
         return None
     sums = WatchedSums(kinds, optimizer, None if whole else column_names(config)) if kinds else None
-    return Watch(sums, LogitsOfStep(model) if LOGIT in figures else None)
+    return Watch(sums, LogitsOfStep(model) if keeps_logits else None)
 
 
 def sums_of(figures: Sequence[str]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from mindllm.verify.kept_values import StepValues
 from mindllm.verify.loss import last_gradients, loss_problems
 from mindllm.verify.single import BEYOND_NORMS, FINAL_NORM, Arrays, SingleDevice, Task, tasks
 from mindllm.verify.slope import slope_problems
-from mindllm.verify.update import update_problems
+from mindllm.verify.update import head_factors, update_problems
 
 TOLERANCE = 1e-3
 """Of a decay, which is a number such as 0.1; rounding of fp32 changes it by about 1e-5."""
@@ -49,16 +49,24 @@ ON_BOTH = "(on a single device, too)"
 class Updates:
     """One optimizer step of a single device: weights and state ``before`` and ``after`` it, at the learning rate of each.
 
-    Weights whose moments are projected (GaLore) are left out: their update does not follow from moments alone.
+    Weights whose moments are projected (GaLore) are left out: their update does not follow from moments alone. So are those
+    that QK-clip has ``scaled``.
     """
 
     def __init__(
-        self, optimizer: OptimizerConfig, rate_of: Callable[[str], float], before: Arrays, after: Arrays
+        self,
+        optimizer: OptimizerConfig,
+        rate_of: Callable[[str], float],
+        before: Arrays,
+        after: Arrays,
+        scaled: Collection[str] = (),
     ) -> None:
         self.epsilon, self.rate_of, self.corrects = optimizer.eps, rate_of, optimizer.bias_correction
         moments = {name: after.get(f"{MOMENT_PREFIXES[0]}{name}") for name in before}
         weights = [
-            name for name, moment in moments.items() if moment is not None and moment.shape == before[name].shape
+            name
+            for name, moment in moments.items()
+            if moment is not None and moment.shape == before[name].shape and name not in scaled
         ]
         self.decays = {name: self.decay(name, before, after) for name in weights}
 
@@ -110,7 +118,7 @@ class OnceMore:
 class Reference:
     """A single device's training: its tables, weights that stay, state before it; after every step result, state, counts
     and what its logits say. ``begins``: weights when a run begins. ``applied``: of moments in codes the gradients of every step.
-    ``device``: the one that has trained, with its compiled step.
+    ``largest``: attention logits of every step by layer. ``device``: the one that has trained, with its compiled step.
     """
 
     device: SingleDevice = field(repr=False)
@@ -124,6 +132,7 @@ class Reference:
     losses: list[OnceMore] = field(default_factory=list)
     begins: Arrays = field(default_factory=dict)
     applied: list[Arrays] = field(default_factory=list)
+    largest: list[Arrays] = field(default_factory=list)
 
     def updates(self, step: int) -> int:
         """Updates that are done behind step number ``step``."""
@@ -152,11 +161,13 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     results, states, counts, losses = [], [initial], [], []
     gradients = AppliedGradients(one) if one.optimizer.block else None
     applied: list[Arrays] = []
+    largest: list[Arrays] = []
     for task in work:
         results.append(device.step(task))
         applied.append(gradients.of(task, states[-1]) if gradients is not None and not task.overflows else {})
         states.append(device.state())
         counts.append(device.counts())
+        largest.append(device.largest_logits())
         around = ({**frozen, **states[-2]}, states[-1])
         losses.append(_once_more(one, task, results[-1], device.values(), counts[-1], *around))
     if not work[-1].overflows:
@@ -164,7 +175,18 @@ def train_single(config: RunConfig, steps: int) -> Reference:
         further = slope_problems(one, device, work[-1], results[-1].global_norm, before, states[-1])
         losses[-1] = replace(losses[-1], problems=(*losses[-1].problems, *further))
     return Reference(
-        device, device.tables(), frozen, initial, work, results, states[1:], counts, losses, device.begins, applied
+        device,
+        device.tables(),
+        frozen,
+        initial,
+        work,
+        results,
+        states[1:],
+        counts,
+        losses,
+        device.begins,
+        applied,
+        largest,
     )
 
 
@@ -205,7 +227,8 @@ def train_cluster(
         comparison = replace(comparison, further=tuple(loss_on_both(reference, number)))
         if not task.overflows:
             rate_of = partial(task.rate_of, config)
-            updates = Updates(config.optimizer, rate_of, reference.before(number), reference.states[number])
+            scaled = head_factors(config, reference.largest[number]) if reference.largest else {}
+            updates = Updates(config.optimizer, rate_of, reference.before(number), reference.states[number], scaled)
             further = (
                 *comparison.further,
                 *updates.decay_errors(cluster, weights),
@@ -313,7 +336,8 @@ def own_problems(config: RunConfig, reference: Reference, step: int) -> Iterator
     rate_of, before, after = partial(task.rate_of, config), reference.before(step), reference.states[step]
     known = reference.losses[step].gradients if reference.losses else {}
     applied = reference.applied[step] if reference.applied else {}
-    for problem in update_problems(config, done, rate_of, norm, before, after, known, task.clips, applied):
+    largest = reference.largest[step] if reference.largest else {}
+    for problem in update_problems(config, done, rate_of, norm, before, after, known, task.clips, applied, largest):
         yield f"{problem} {ON_BOTH}"
 
 

@@ -200,6 +200,10 @@ class SingleDevice:
         """What the last step counted, by the counter's name."""
         return {name: np.array(counted) for name, counted in self.engine.counts().items()}
 
+    def largest_logits(self) -> Arrays:
+        """The largest attention logits of the last step, ``[heads]`` by layer, where layers keep them."""
+        return {name: np.array(logits) for name, logits in self.engine.largest_logits().items()}
+
     @staticmethod
     def _arrays(parameters: Mapping) -> Arrays:
         return {name: parameter.asnumpy().copy() for name, parameter in parameters.items()}

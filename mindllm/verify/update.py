@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from mindllm.architecture.optimizer_state import CODES, MOMENT_PREFIXES, MUON_MOMENT, SCALES, updated_weights
+from mindllm.architecture.query_key_rows import query_key_rows
 from mindllm.config import RunConfig
 from mindllm.train.optimizers.dynamic_map import decoded, steps_beside
 from mindllm.verify.coded_state import SIGNED
@@ -41,8 +42,9 @@ def update_problems(
     known: Mapping[str, np.ndarray] = MappingProxyType({}),
     clips: bool = True,
     applied: Mapping[str, np.ndarray] = MappingProxyType({}),
+    largest: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """Yield where an update is not that of AdamW, or of Muon, with the YAML's clipping, betas, epsilon and decays.
+    """Yield where an update is not that of AdamW, or of Muon, with the YAML's clipping, betas, epsilon and decays, and QK-clip.
 
     Args:
         config: the run; that of adapters and other tuners has updates of its own, and is not looked at.
@@ -54,6 +56,7 @@ def update_problems(
         known: gradients of some weights by name, before clipping, that were computed another way.
         clips: whether the step clips where the run does.
         applied: gradients of all weights by name, behind clipping, which moments in codes do not tell.
+        largest: attention logits of the step, ``[heads]`` by layer, where QK-clip scales heads by them.
     """
     if config.model.config.pet_config is not None:
         return
@@ -69,8 +72,23 @@ def update_problems(
     for name, gradient in known.items():
         if name in parts:
             yield from _gradient_problems(name, parts[name].gradient, gradient * clipped, allowed)
+    rows = head_factors(config, largest)
     for name, part in parts.items():
+        part.kept_of_rows = rows.get(name, part.kept_of_rows)
         yield from part.problems(name, updates, rate_of(name))
+
+
+def head_factors(config: RunConfig, largest: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What QK-clip multiplies the rows of weights by, float64 ``[rows]`` by name."""
+    threshold, architecture = config.optimizer.qk_clip_threshold, config.model.config.architecture
+    if threshold is None:
+        return {}
+    shapes, found = architecture.trained_shapes(), {}
+    for name, rows in query_key_rows(architecture).items():
+        logits = np.asarray(largest[name.split(".")[2]], np.float64).reshape(rows.groups, -1).max(1)
+        factor = (threshold / np.maximum(logits, threshold)) ** rows.power
+        found[name] = np.repeat(factor, shapes[name][0] // rows.groups)
+    return found
 
 
 def _gradient_problems(name: str, found: np.ndarray, wanted: np.ndarray, tolerance: float) -> Iterator[str]:
@@ -90,7 +108,9 @@ def _part(
 
 
 class _Part:
-    """One weight with its moments before and after the step, in float64."""
+    """One weight with its moments before and after the step, in float64. ``kept_of_rows``: by which QK-clip multiplies rows."""
+
+    kept_of_rows = np.ones(1)
 
     def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping) -> None:
         self.optimizer = config.optimizer
@@ -109,7 +129,7 @@ class _Part:
         decay = self.optimizer.decay_of(name, self.old[0].ndim)
         root = np.sqrt(self.new[2] / left2) + self.optimizer.eps
         change = rate * (self.new[1] / left1 / root + decay * self.old[0])
-        error = _largest(self.old[0] - change - self.new[0])
+        error = _largest(_by_rows(self.old[0] - change, self.kept_of_rows) - self.new[0])
         if not error <= TOLERANCE * _largest(change) + ROUNDING * _largest(self.old[0]):
             yield f"{name}: off by {error:.2e} from AdamW's update with a decay of {decay:g}"
 
@@ -145,6 +165,8 @@ def _decoded(state: Mapping, name: str, number: int) -> np.ndarray:
 class _OrthogonalPart:
     """One matrix with its momentum, updated by Muon. Its singular values are mapped one by one, as Newton-Schulz steps do."""
 
+    kept_of_rows = np.ones(1)
+
     def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping) -> None:
         self.optimizer = config.optimizer
         momentum = f"{MUON_MOMENT}.{name}"
@@ -162,9 +184,13 @@ class _OrthogonalPart:
         step = optimizer.matched_adamw_rms * np.sqrt(max(self.old.shape)) * (left * values) @ right
         decay = optimizer.decay_of(name, self.old.ndim)
         change = rate * (step + decay * self.old)
-        error = _largest(self.old - change - self.new)
+        error = _largest(_by_rows(self.old - change, self.kept_of_rows) - self.new)
         if not error <= ORTHOGONAL_TOLERANCE * _largest(change) + ROUNDING * _largest(self.old):
             yield f"{name}: off by {error:.2e} from Muon's update with a decay of {decay:g}"
+
+
+def _by_rows(weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    return weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
 
 
 def _largest(array: np.ndarray) -> float:

@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Iterator
 
+from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.optimizer_state import ADAMW, CODE_BITS, MUON, weight_of_cut_blocks
+from mindllm.architecture.query_key_rows import query_key_rows, why_not_linear
 from mindllm.architecture.tuners import FULL_TUNING, GALORE, LISA
 from mindllm.config.checks import MODEL, Finding
 from mindllm.config.checks.context_parallel import check_context_parallel
@@ -206,19 +208,33 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
     elif optimizer.state_block_size != OptimizerConfig.model_fields["state_block_size"].default:
         yield ("optimizer", "state_block_size"), "is a key of state_bits: 8 (value of that: 32); leave it out"
     if optimizer.type != MUON:
-        for key in ("momentum", "nesterov", "matched_adamw_rms", "ns_steps", "ns_coefficients"):
+        for key in ("momentum", "nesterov", "matched_adamw_rms", "ns_steps", "ns_coefficients", "qk_clip_threshold"):
             if getattr(optimizer, key) != OptimizerConfig.model_fields[key].default:
                 yield ("optimizer", key), f"is a key of type Muon (type here: {optimizer.type}); leave it out"
         return
     if len(optimizer.ns_coefficients) > optimizer.ns_steps:
         message = f"has {len(optimizer.ns_coefficients)} entries for {optimizer.ns_steps} steps"
         yield ("optimizer", "ns_coefficients"), f"{message}; write a larger ns_steps"
-    if model.expert_num > 1:
+    if any(isinstance(spec.feed_forward, ExpertsSpec) for spec in model.architecture.specifications()):
         message = "routed experts, weights of three dimensions, are not made orthogonal yet (value Muon)"
         yield ("optimizer", "type"), f"{message}; write AdamW"
     if model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
         message = f"pet_type {model.pet_config.pet_type} has an update of its own, or adapters (value Muon)"
         yield ("optimizer", "type"), f"{message}; write AdamW, or pet_type: full"
+    if optimizer.qk_clip_threshold is not None:
+        yield from _qk_clip(config)
+
+
+def _qk_clip(config: RunConfig) -> Iterator[Finding]:
+    """Attention whose logits cannot be scaled back by weights that are trained."""
+    key, architecture = ("optimizer", "qk_clip_threshold"), config.model.config.architecture
+    value = f"value {config.optimizer.qk_clip_threshold:g}"
+    reasons = dict.fromkeys(why_not_linear(spec.attention) for spec in architecture.specifications())
+    if reason := next(filter(None, reasons), ""):
+        yield key, f"{reason} ({value}); leave it out"
+    trained = architecture.trained_shapes()
+    if frozen := next((name for name in query_key_rows(architecture) if name not in trained), ""):
+        yield key, f"{frozen} is frozen, and is not scaled ({value}); train it, or leave the threshold out"
 
 
 def _moments_of_8_bits(config: RunConfig) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from mindllm.config import RunConfig
 from mindllm.config.monitor import LOGIT
 from mindllm.finetune.preference import PreferenceLoss
 from mindllm.finetune.unpaired import UnpairedLosses
+from mindllm.models.attention.largest_logit import largest_logits
 from mindllm.models.causal_lm import for_evaluation
 from mindllm.models.weights import (
     HostCopy,
@@ -38,7 +39,7 @@ from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.optimizers.build import Optimizer, make_optimizer
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ApplyGradients, ForwardBackward, TrainStep
-from mindllm.train.watched import Watch, logits_of, make_watch
+from mindllm.train.watched import Watch, logits_of, logits_of_heads, make_watch
 
 LIMITS = 2  # of norm and loss
 
@@ -100,7 +101,13 @@ class ReplicaEngine(Engine):
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
-        self.optimizer = make_optimizer(self.model.trainable_params(), self.config, shares=shares_of(self.model))
+        self.optimizer = make_optimizer(
+            self.model.trainable_params(),
+            self.config,
+            shares=shares_of(self.model),
+            largest=largest_logits(self.model),
+            process=(self.ranks.rank, self.ranks.count),
+        )
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._watch = make_watch(self.config, self.model, self.optimizer, whole=True)
@@ -207,9 +214,15 @@ class ReplicaEngine(Engine):
         found: dict[str, Mapping[str, float]] = {}
         if watch.sums is not None:
             found |= by_weight(watch.sums.kinds, watch.sums.names, self._sums[0].asnumpy())
-        if watch.logits is not None:
+        if watch.logits is not None and LOGIT in self.config.monitor_config.watched():
             found[LOGIT] = largest_of(logits_of({item.name: item.asnumpy() for item in watch.logits.kept}), self.ranks)
         return found
+
+    def largest_logits(self) -> dict[str, np.ndarray]:
+        """The largest attention logits of the last step on this process, ``[heads]`` by layer, where layers keep them."""
+        if self._watch is None or self._watch.logits is None:
+            return {}
+        return logits_of_heads({item.name: item.asnumpy() for item in self._watch.logits.kept})
 
     def counts(self) -> Mapping[str, np.ndarray]:
         if not isinstance(self.optimizer, AdamW) or not self.optimizer.counts:

@@ -12,7 +12,7 @@ from mindllm.config import RunConfig
 from mindllm.config.tuning import PetConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.parallel.layout import mesh_of
+from mindllm.parallel.layout import Mesh, mesh_of
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.adalora import AdaLoraRankAllocator, OrthogonalPenalty
 from mindllm.train.optimizers.adamw import AdamW
@@ -20,6 +20,7 @@ from mindllm.train.optimizers.adamw_8bit import AdamW8bit
 from mindllm.train.optimizers.galore import GaLoreAdamW
 from mindllm.train.optimizers.lisa import LAYER, LisaAdamW
 from mindllm.train.optimizers.muon import MuonAdamW
+from mindllm.train.optimizers.qk_clip import make_qk_clip
 
 Optimizer = AdamW | AdamW8bit | GaLoreAdamW | LisaAdamW | MuonAdamW
 
@@ -30,8 +31,12 @@ def make_optimizer(
     cuts: Mapping[str, WeightCut] | None = None,
     rank: int = 0,
     shares: Sequence[Parameter] = (),
+    largest: Sequence[Parameter] = (),
+    process: tuple[int, int] = (0, 1),
 ) -> Optimizer:
     """Updates ``parameters`` as the sections of the optimizer and of the tuning say, and sets ``shares``, which balance experts.
+    ``largest``: the largest attention logits that layers keep, for QK-clip. ``process``: this one among those that have
+    the whole model each, and their number.
 
     ``cuts`` over the devices of a stage, by name, as global ``rank`` sees them; None: each has the whole model.
     """
@@ -40,7 +45,11 @@ def make_optimizer(
         return make(parameters, config, pet, cuts, rank)
     rates = config.grouped_lr_schedule
     if config.optimizer.type == MUON:
-        return MuonAdamW(parameters, config.optimizer, cuts, rank, _elsewhere(parameters, config, rank), rates)
+        elsewhere = _elsewhere(parameters, config, rank)
+        mesh = Mesh() if cuts is None else mesh_of(config)
+        own, processes = process if cuts is None else (rank, 1)
+        clip = make_qk_clip(parameters, largest, config, cuts, own, elsewhere, mesh, processes)
+        return MuonAdamW(parameters, config.optimizer, cuts, rank, elsewhere, rates, clip)
     if config.optimizer.state_bits == CODE_BITS:
         elsewhere = _elsewhere(parameters, config, rank)
         return AdamW8bit(parameters, config.optimizer, cuts, rank, elsewhere, rates, config.error)

@@ -24,9 +24,11 @@ from mindllm.models.experts.grouped_experts import first_of
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.optimizers.galore import by_stage
+from mindllm.train.optimizers.qk_clip import QkClip
 from mindllm.train.part_exchange import JoinedParts
 
 TINY = 1e-7  # a matrix of zeros stays one
+NOT_CLIPPED = -1
 
 
 class OrthogonalMatrix(nn.Cell):
@@ -82,6 +84,7 @@ class MuonAdamW(nn.Cell):
         rank: this device.
         elsewhere: weights of other pipeline stages, by name, which the compiler takes out of tuples.
         groups: learning rates of groups of weights.
+        clip: scales heads whose logits have grown, behind the update of their weights; or None.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class MuonAdamW(nn.Cell):
         rank: int = 0,
         elsewhere: Collection[str] = (),
         groups: GroupedLrSchedule | None = None,
+        clip: QkClip | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.parameters = ParameterTuple(parameters)
@@ -114,22 +118,39 @@ class MuonAdamW(nn.Cell):
         self.momentum, self.nesterov = config.momentum, config.nesterov
         self.grouped = groups is not None and bool(groups.grouped)
         self.group_of = tuple(groups.group_of(item.name) if groups is not None else 0 for item in weights)
+        self.clip, clipped = clip, {number: place for place, number in enumerate(clip.weights if clip else ())}
+        self.clip_of = tuple(clipped.get(place, NOT_CLIPPED) for place in self.places)
+        biases = [number for number in clipped if number in self.others]
+        self.biases = ParameterTuple([parameters[number] for number in biases])
+        self.clip_of_biases = tuple(clipped[number] for number in biases)
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
         """One step with ``coefficient * gradients``; with groups ``rate`` is a tuple, as AdamW's."""
         done = coefficient * 1.0
+        maxima = self.clip.maxima(done) if self.clip is not None else done
         for number in self.own:
-            done = self.stepped(number, gradients[self.places[number]], coefficient, rate, done)
+            done = self.stepped(number, gradients[self.places[number]], coefficient, rate, done, maxima)
         all_done: tuple[Tensor, ...] = (done,)
         for number in self.foreign:
             gradient = gradients[self.places[number]]
-            all_done = (*all_done, self.stepped(number, gradient, coefficient, rate, coefficient))
+            all_done = (*all_done, self.stepped(number, gradient, coefficient, rate, coefficient, maxima))
         of_others: tuple[Tensor, ...] = ()
         for place in self.others:
             of_others = (*of_others, gradients[place])
-        return self.plain(of_others, ops.depend(coefficient, all_done), rate)
+        done = self.plain(of_others, ops.depend(coefficient, all_done), rate)
+        for number in range(len(self.clip_of_biases)):
+            bias = ops.depend(self.biases[number], done)
+            scaled = self.clipped(self.clip_of_biases[number], bias, maxima)
+            done = ops.depend(done, ops.assign(self.biases[number], scaled))
+        return done
 
-    def stepped(self, number: int, gradient: Tensor, coefficient: Tensor, rate, done: Tensor) -> Tensor:
+    def clipped(self, place: int, weight: Tensor, maxima: Tensor) -> Tensor:
+        """A weight whose heads are scaled, number ``place`` of them, or one that is :data:`NOT_CLIPPED`."""
+        if self.clip is None or place == NOT_CLIPPED:
+            return weight
+        return self.clip.scaled(place, weight, maxima)
+
+    def stepped(self, number: int, gradient: Tensor, coefficient: Tensor, rate, done: Tensor, maxima: Tensor) -> Tensor:
         """One step of a matrix, which begins when ``done`` is there; a value that is there when it ends.
 
         One after the other: each has squares and whole matrices of its own. Operators run as early as their inputs allow, so
@@ -143,5 +164,6 @@ class MuonAdamW(nn.Cell):
         step = self.matrices[number](weight, direction)
         own_rate = ops.depend(rate[self.group_of[number]] if self.grouped else rate, step)
         moved = weight - (own_rate * self.decays[number]) * weight - (own_rate * self.scales[number]) * step
+        moved = self.clipped(self.clip_of[number], moved, maxima)
         done = ops.depend(coefficient, ops.assign(before, moment))
         return ops.depend(done, ops.assign(weight, moved))
