@@ -168,7 +168,8 @@ def _optimizer(config: RunConfig) -> dict[str, Any]:
         "momentum": ours.momentum,
         "nesterov": ours.nesterov,
         "matched_adamw_rms": ours.matched_adamw_rms,
-        "qk_clip_enabled": False,
+        "qk_clip_enabled": ours.qk_clip_threshold is not None,
+        **({} if ours.qk_clip_threshold is None else {"qk_clip_threshold": ours.qk_clip_threshold}),
     }
 
 

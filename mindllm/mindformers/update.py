@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindllm.errors import nearest
+from mindllm.mindformers.experts import is_latent
 from mindllm.mindformers.groups import translate_groups
 from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.keys.update import WATCHERS
@@ -24,10 +25,10 @@ OF_MUON = (
     "qk_clip_enabled",
     "qk_clip_threshold",
 )
-CLIPS, THRESHOLD = "optimizer.qk_clip_enabled", "optimizer.qk_clip_threshold"
-NO_CLIP = (
-    "MindFormers' Muon also scales queries and keys whose logits pass qk_clip_threshold (100 unless it is written), and takes "
-    "their matrices apart into what is rotated and what is not; write --optimizer.qk_clip_enabled=false for Muon without both"
+CLIPS, THRESHOLD, THEIR_THRESHOLD = "optimizer.qk_clip_enabled", "optimizer.qk_clip_threshold", 100.0
+NO_HEADS = (
+    "MindFormers scales heads of latent attention alone, of other models it clips none; mindllm's own YAML has "
+    "optimizer.qk_clip_threshold for both"
 )
 CORRECTED = ("AdamW", "FusedAdamW")
 UNCORRECTED = (
@@ -95,16 +96,9 @@ def _optimizer(reading: Reading) -> None:
 
 
 def _muon(reading: Reading) -> None:
-    """Muon, whose AdamW has keys of its own; without qk-clip, which theirs always does."""
-    if reading.get(CLIPS, True) is False:
-        reading.use("optimizer.type")
-        reading.idle(CLIPS, "off")
-    else:
-        reading.refuse("optimizer.type", NO_CLIP)
-        if reading.has(CLIPS):
-            reading.refuse(CLIPS, NO_CLIP)
-    if reading.has(THRESHOLD):
-        reading.idle(THRESHOLD, "a part of qk-clip")
+    """Muon, whose AdamW has keys of its own."""
+    reading.use("optimizer.type")
+    _qk_clip(reading)
     for theirs, ours, usual in (("adamw_betas", "betas", [0.95, 0.95]), ("adamw_eps", "eps", 1e-8)):
         if reading.get(f"optimizer.{theirs}") is not None:
             reading.translate(f"optimizer.{theirs}", f"optimizer.{ours}")
@@ -114,6 +108,24 @@ def _muon(reading: Reading) -> None:
         if reading.has(f"optimizer.{key}"):
             reading.use(f"optimizer.{key}")
     _own_rate(reading)
+
+
+def _qk_clip(reading: Reading) -> None:
+    """QK-clip, which theirs does unless it is told otherwise; one key says it here, and null is none."""
+    clips, given = reading.get(CLIPS, True), reading.has(THRESHOLD)
+    if clips is False or not is_latent(reading):
+        reason = "off" if clips is False else NO_HEADS
+        for key in (CLIPS, THRESHOLD):
+            if reading.has(key):
+                reading.idle(key, reason)
+        return
+    threshold = reading.get(THRESHOLD, THEIR_THRESHOLD)
+    if given:
+        reading.translate(THRESHOLD, THRESHOLD, threshold)
+    else:
+        reading.left_out(THRESHOLD, THRESHOLD, threshold, "left out: the default of MindFormers")
+    if reading.has(CLIPS):
+        reading.translate(CLIPS, THRESHOLD, threshold)
 
 
 def _own_rate(reading: Reading) -> None:

@@ -213,7 +213,6 @@ def test_lists_of_recomputation_beside_swapping_are_refused(load):
         ("parallel_config", {"context_parallel": 2, "context_parallel_algo": "hybrid_cp"}, "write ulysses_cp"),
         (f"{MODEL}.pet_config", {"pet_type": "lora", "pre_seq_len": 8}, "adapters other than LoRA"),
         (f"{MODEL}.res_dtype", "float16", "--model.model_config.res_dtype=bfloat16"),
-        ("optimizer.type", "Muon", "--optimizer.qk_clip_enabled=false"),
         ("lr_schedule.type", "MegatronLR", "not here yet"),
         ("train_dataset_task.type", "MultiTurnDataset", "not here yet"),
         ("train_dataset.data_loader.type", "ToolAlpacaDataLoader", "not here yet"),
@@ -229,6 +228,33 @@ def test_what_would_change_the_result_is_refused(load, key, value, words):
     message = str(caught.value)
     assert words in message
     assert "theirs.yaml:" in message
+
+
+LATENT = {f"{MODEL}.kv_lora_rank": 512}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "model", "threshold"),
+    [
+        ({}, LATENT, 100.0),
+        ({"qk_clip_enabled": True}, LATENT, 100.0),
+        ({"qk_clip_enabled": True, "qk_clip_threshold": 50}, LATENT, 50),
+        ({"qk_clip_threshold": 50}, LATENT, 50),
+        ({"qk_clip_enabled": False, "qk_clip_threshold": 50}, LATENT, None),
+        (
+            {"qk_clip_enabled": True},
+            {},
+            None,
+        ),  # MindFormers' apply_qk_clip_scaling gives back nothing for other attention
+    ],
+)
+def test_qk_clip_is_that_of_latent_attention(optimizer, model, threshold):
+    tree = changed(LEGACY, {"optimizer": {"type": "Muon", **optimizer}, **model})
+    conversion = convert(Document(tree), ())
+    assert conversion.document.data["optimizer"].get("qk_clip_threshold") == threshold
+    for key in optimizer:
+        (entry,) = [entry for entry in conversion.entries if entry.key == f"optimizer.{key}"]
+        assert (entry.outcome is Outcome.WITHOUT_EFFECT) == (threshold is None)
 
 
 NAMES = sorted(

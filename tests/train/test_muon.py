@@ -152,7 +152,7 @@ def test_what_muon_cannot_do_is_refused(changes, words):
         override_config(small(), changes)
 
 
-def test_muon_of_mindformers_is_read_without_its_clipping(tmp_path):
+def test_muon_of_mindformers_is_read(tmp_path):
     theirs = {
         "type": "Muon",
         "adamw_betas": [0.9, 0.95],

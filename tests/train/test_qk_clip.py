@@ -18,7 +18,7 @@ LATENT = {  # the dense layers alone
     "model.model_config.rms_norm_eps": 1e-6,
     "model.model_config.expert_num": 8,
     "model.model_config.num_experts_chosen": 2,
-    "model.model_config.moe_layer_freq": [0, 0],
+    "model.model_config.first_k_dense_replace": 2,
     "model.model_config.moe_intermediate_size": 32,
     "model.model_config.moe_shared_expert_intermediate_size": 32,
     "model.model_config.use_gating_sigmoid": True,

@@ -33,9 +33,9 @@ def _layers(config: RunConfig) -> Iterator[Finding]:
     if not isinstance(listed, int) and len(listed) not in (model.num_layers, model.placed_layers):
         message = f"must hold {model.num_layers} entries, one for each layer (num_layers), not {len(listed)}"
         yield (*MODEL, "moe_layer_freq"), message
-    elif isinstance(listed, int) and not any(
-        expert_layers(model)
-    ):  # a list says it: small runs of dense layers have one
+    elif (
+        isinstance(listed, int) and model.kv_lora_rank is None and not any(expert_layers(model))
+    ):  # a list says it: small runs of dense layers have one; so does the family with latent attention, which names experts
         first = model.first_k_dense_replace
         yield (*MODEL, "first_k_dense_replace"), f"no layer has experts (value {first}); write expert_num: 1"
     biased = next((key for key in ("mlp_has_bias", "mlp_proj_has_bias") if getattr(model, key)), None)

@@ -36,9 +36,9 @@ UPDATE: Table = {
     "optimizer.ns_coefficients": refused(
         "MindFormers' graphs have the coefficients of Jordan et al., whatever a YAML says"
     ),
-    "optimizer.qk_clip_enabled": decided(),
-    "optimizer.qk_clip_threshold": decided(),
-    "optimizer.micro_batch_num": idle("it scales the largest logits of qk-clip, which is not here"),
+    "optimizer.qk_clip_enabled": decided("optimizer.qk_clip_threshold, or null"),
+    "optimizer.qk_clip_threshold": decided("optimizer.qk_clip_threshold"),
+    "optimizer.micro_batch_num": idle("the largest logit is that of all micro-batches whatever their number"),
     "lr_schedule.type": decided("lr_schedule.type"),
     "lr_schedule.learning_rate": used(),
     "lr_schedule.lr_end": decided("lr_schedule.lr_end"),
