@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import ROOT, read_lines, run, trajectory
+
+from mindllm.train.checkpoint import load_checkpoint
 
 # Loss scales high enough to overflow at first, gradients long enough to be clipped.
 HARD = (
@@ -298,3 +301,16 @@ def test_a_wrong_number_of_processes_is_refused(config_file, tmp_path):
     printed = end(process, expect=2)
     assert "describes 4 devices, but 2 processes were started" in printed
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_scale_the_heads_that_one_does(config_file, tmp_path):
+    """Each has its own largest logits, and both scale by the larger one."""
+    clipped = ("--optimizer.type=Muon", "--optimizer.ns_steps=1", "--optimizer.qk_clip_threshold=0.05")
+    until = ("--runner_config.stop_step=4", "--do_eval=false")
+    one, two = (tmp_path / name for name in ("one", "two"))
+    run(config_file, one, *clipped, *until, "--batch_size=2", "--gradient_accumulation_steps=2")
+    end(launch(config_file, two, *clipped, *until))
+    weights, expected = (load_checkpoint(output / "checkpoint" / "llm-4").weights for output in (two, one))
+    for name, weight in expected.items():
+        np.testing.assert_allclose(weights[name], weight, rtol=1e-4, atol=1e-6, err_msg=name)

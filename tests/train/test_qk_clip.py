@@ -10,6 +10,7 @@ from mindllm.config import load_config, override_config
 from mindllm.errors import UserError
 from mindllm.reduced_runs.model import single_device
 from mindllm.train.engine import ReplicaEngine
+from mindllm.verify.update import update_problems
 
 FORMS = Path(verify.__file__).parent / "forms"
 RATE = 1e-2
@@ -169,13 +170,22 @@ def test_heads_above_the_threshold_are_scaled_behind_the_update(changes):
         factor = factors(largest, threshold, plain.config.model.config.architecture.layers[0].attention.num_kv_heads)
         assert np.any(factor < 1 - 1e-2)
         assert np.any(factor == 1)
-        assert plain.step(columns, RATE, 1.0) == clipped.step(columns, RATE, 1.0)
+        result = clipped.step(columns, RATE, 1.0)
+        assert plain.step(columns, RATE, 1.0) == result
         found = state(clipped)
         for name, value in state(plain).items():
             is_state = name.startswith(("muon_m.", "adam_")) or "power" in name
             expected = value if is_state else scaled(name, value, factor)
             np.testing.assert_allclose(found[name], expected, rtol=2e-5, atol=1e-7, err_msg=name)
         plain.load_state(found)
+        for louder, wrong in ((1.0, False), (1.5, True)):  # as the check asks of a single device
+            logits = {layer: louder * value for layer, value in clipped.largest_logits().items()}
+            norm = result.global_norm
+            problems = list(
+                update_problems(clipped.config, step + 1, lambda _: RATE, norm, before, found, largest=logits)
+            )
+            assert bool(problems) == wrong
+            assert all(".attention.wq" in problem or ".attention.wk" in problem for problem in problems)
 
 
 @pytest.mark.parametrize(
