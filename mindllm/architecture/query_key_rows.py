@@ -32,11 +32,12 @@ def query_key_rows(architecture: Architecture) -> dict[str, QueryKeyRows]:
     return {
         f"model.layers.{number}.attention.{name}": rows
         for number, layer in enumerate(architecture.layers)
-        for name, rows in _of_attention(layer.attention).items()
+        for name, rows in rows_of_attention(layer.attention).items()
     }
 
 
-def _of_attention(spec: AttentionSpec | LatentAttentionSpec) -> Mapping[str, QueryKeyRows]:
+def rows_of_attention(spec: AttentionSpec | LatentAttentionSpec) -> Mapping[str, QueryKeyRows]:
+    """Of one attention, by the names inside."""
     half = QueryKeyRows(spec.num_kv_heads, HALF)
     if isinstance(spec, AttentionSpec):
         return {name: half for name in ("wq.weight", "wk.weight", "wq.bias", "wk.bias") if name in spec.weights()}

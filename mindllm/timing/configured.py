@@ -75,7 +75,8 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
     )  # fmt: skip
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()
-    rule = UpdateRule(update.type, update.ns_steps, update.nesterov, update.block)
+    scales_heads = update.qk_clip_threshold is not None
+    rule = UpdateRule(update.type, update.ns_steps, update.nesterov, update.block, scales_heads)
     compared = config.is_preference_tuning and config.preference.has_reference
     return Workload(
         model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved, rule,

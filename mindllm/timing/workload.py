@@ -177,12 +177,14 @@ class UpdateRule:
         ns_steps: Newton-Schulz steps of Muon.
         nesterov: whether its momentum has Nesterov's form.
         block: numbers of a block of AdamW's moments in codes of 8 bits; 0: they are fp32.
+        scales_heads: whether QK-clip scales queries and keys behind it.
     """
 
     type: str = ADAMW
     ns_steps: int = 5
     nesterov: bool = True
     block: int = 0
+    scales_heads: bool = False
 
 
 BY_ADAMW = UpdateRule()

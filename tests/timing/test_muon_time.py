@@ -101,6 +101,15 @@ def test_a_compiled_rank_has_these_products_and_exchanges(changes):
     assert moved[1] == pytest.approx(moved[0], rel=1e-3)
 
 
+def test_weights_whose_heads_are_scaled_are_read_and_written_once_more():
+    """Query and key of one layer, of 64 and 32 rows of 64, in four parts."""
+    plain, clipped = (
+        modelled_update(load_config(FORM, options)) for options in ([], ["--optimizer.qk_clip_threshold=100"])
+    )
+    assert clipped.pop("bytes") - plain.pop("bytes") == 2 * FP32_BYTES * (64 + 32) * 64 / 4
+    assert clipped == plain
+
+
 def test_the_whole_update_is_done_on_every_device_and_is_part_of_the_step():
     alone, shared = (workload_of(cluster_run(**run)) for run in (ALONE, SHARED))
     flops = [sum(one.flops for part in step_work(run).updates[0].beside for one in part.work if hasattr(one, "flops"))

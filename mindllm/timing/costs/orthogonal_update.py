@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.optimizer_state import MUON
+from mindllm.architecture.query_key_rows import rows_of_attention
 from mindllm.timing.costs.tuned_update import Matrix, Seldom, each, single_product, trained_matrices
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES, Axis, Exchange, Operator, Work, elementwise
 from mindllm.timing.workload import Strategy, UpdateRule, Workload
@@ -32,7 +33,9 @@ def orthogonal_size(spec: LayerSpec, strategy: Strategy, rule: UpdateRule) -> fl
 def orthogonal_update(spec: LayerSpec, workload: Workload) -> tuple[Seldom, ...]:
     """The update of a layer's matrices, once per step."""
     rule = workload.update
-    work = tuple(one for matrix in _matrices(spec, workload.strategy, rule) for one in _update(matrix, rule))
+    scaled = frozenset(f"attention.{name}" for name in rows_of_attention(spec.attention)) if rule.scales_heads else ()
+    matrices = _matrices(spec, workload.strategy, rule)
+    work = tuple(one for matrix in matrices for one in _update(matrix, rule, matrix.name in scaled))
     return (Seldom(1.0, work),) if work else ()
 
 
@@ -60,8 +63,8 @@ def _matrices(spec: LayerSpec, strategy: Strategy, rule: UpdateRule) -> Iterator
     return trained_matrices(spec, strategy) if rule.type == MUON else iter(())
 
 
-def _update(one: Matrix, rule: UpdateRule) -> Work:
-    """One matrix: momentum, the whole matrix, its Newton-Schulz steps, the weight."""
+def _update(one: Matrix, rule: UpdateRule, scaled: bool) -> Work:
+    """One matrix: momentum, the whole matrix, its Newton-Schulz steps, the weight, whose heads may be scaled."""
     return (
         elementwise(f"{one.name}.norm", (FP32_BYTES + HALF_BYTES) * one.size, 1.0),  # and its copy in half precision
         *each(f"{one.name}.momentum", one.size, MOMENTUM + (NESTEROV if rule.nesterov else ())),
@@ -70,6 +73,7 @@ def _update(one: Matrix, rule: UpdateRule) -> Work:
         *each(f"{one.name}.length", 1.0, SCALARS),
         *(tuple(_step(one)) * rule.ns_steps),
         *each(f"{one.name}.moved", one.size, (2, *MOVED) if one.is_cut else MOVED),
+        *each(f"{one.name}.heads", one.size, (2,) if scaled else ()),
     )
 
 
