@@ -87,10 +87,10 @@ def modelled_update(config):
     "changes",
     [
         (),
-        pytest.param((NO_SHARDS,), marks=pytest.mark.slow),
+        pytest.param((NO_SHARDS, "optimizer.qk_clip_threshold=100"), marks=pytest.mark.slow),
         pytest.param((*ONE_RANK, "optimizer.ns_steps=3", "optimizer.nesterov=false"), marks=pytest.mark.slow),
     ],
-    ids=["tensor parallel ranks and shards", "tensor parallel ranks", "shards"],
+    ids=["tensor parallel ranks and shards", "tensor parallel ranks that scale heads", "shards"],
 )
 def test_a_compiled_rank_has_these_products_and_exchanges(changes):
     """To the operation and to the byte; what is read and written beside that but for single numbers."""

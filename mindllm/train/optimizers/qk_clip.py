@@ -52,25 +52,36 @@ class ScaledHeads(nn.Cell):
         own = np.arange(cut.part_shape[0]) + cut.first(0, rank)
         group = own // (cut.shape[0] // rows.groups)
         self.group = Tensor((group % self.groups).astype(np.int32))
-        self.layer, self.threshold, self.dimensions = Tensor(layer, ms.int32), threshold, len(cut.shape)
+        self.layer, self.dimensions = Tensor(layer, ms.int32), len(cut.shape)
         self.shared = shared
-        self.gather, self.reduce_max, self.maximum = P.Gather(), P.ReduceMax(), P.Maximum()
+        self.layer_row, self.gather, self.reshape = P.Gather(), P.Gather(), P.Reshape()
+        self.reduce_max, self.maximum, self.divide = P.ReduceMax(), P.Maximum(), P.RealDiv()
+        self.sqrt, self.by_rows = P.Sqrt(), P.Mul()
+        self.least = Tensor(threshold, ms.float32)
         # The compiler traces operators with whole tensors first; this is opened when all tensors are a device's parts.
         self.is_cut = not cut.is_whole or shared is not None
-        self.of_parts = P.Morph(self.scaled, first_of, first_of)
+        self.of_parts = P.Morph(self.own_part, first_of, first_of)
 
     def construct(self, weight: Tensor, maxima: Tensor) -> Tensor:
         """``maxima``: fp32 ``[layers, heads]`` of this device's heads."""
         return self.of_parts(weight, maxima) if self.is_cut else self.scaled(weight, maxima)
 
+    def own_part(self, weight: Tensor, maxima: Tensor) -> Tensor:
+        """Operators of what is opened itself would have no scope in the graph; those of what it calls have."""
+        return self.scaled(weight, maxima)
+
     def scaled(self, weight: Tensor, maxima: Tensor) -> Tensor:
-        largest = self.gather(maxima, self.layer, 0)
+        largest = self.layer_row(maxima, self.layer, 0)
         if self.shared is not None:
             largest = self.shared(largest)
-        of_groups = self.reduce_max(ops.reshape(largest, (self.groups, -1)), 1)
-        factor = self.threshold / self.maximum(of_groups, Tensor(self.threshold, ms.float32))
-        factor = self.gather(ops.sqrt(factor) if self.is_half else factor, self.group, 0)
-        return weight * (ops.reshape(factor, (-1, 1)) if self.dimensions > 1 else factor)
+        of_groups = self.reduce_max(self.reshape(largest, (self.groups, -1)), 1)
+        factor = self.divide(self.least, self.maximum(of_groups, self.least))
+        if self.is_half:
+            factor = self.sqrt(factor)
+        factor = self.gather(factor, self.group, 0)
+        if self.dimensions > 1:
+            factor = self.reshape(factor, (-1, 1))
+        return self.by_rows(weight, factor)
 
 
 class MaximumOverRanks(nn.Cell):
