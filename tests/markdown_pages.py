@@ -21,13 +21,16 @@ class Block:
     language: str
     text: str
 
+    def lines(self) -> list[str]:
+        """Return the lines without those that only go on with the one before."""
+        return self.text.replace("\\\n", " ").splitlines()
+
     def commands(self) -> list[list[str]]:
         """Return the words of each command, without comments and a ``> file`` at its end.
 
         Of a block of bash these are all lines, otherwise those behind ``$``.
         """
-        text = self.text.replace("\\\n", " ")
-        lines = text.splitlines()
+        lines = self.lines()
         if self.language != "bash":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
         every = [words for line in lines if (words := shlex.split(line, comments=True))]
