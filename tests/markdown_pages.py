@@ -16,10 +16,11 @@ HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language (empty for what a command printed) and its text."""
+    """A fenced block: its language (empty for what a command printed), its text, and how many headings stand before it."""
 
     language: str
     text: str
+    headings: int = 0
 
     def lines(self) -> list[str]:
         """Return the lines without those that only go on with the one before."""
@@ -33,18 +34,27 @@ class Block:
         lines = self.lines()
         if self.language != "bash":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
-        every = [words for line in lines if (words := shlex.split(line, comments=True))]
-        return [words[:-2] if words[-2:-1] == [">"] else words for words in every]
+        return [found for line in lines if (found := words(line))]
+
+
+def words(line: str) -> list[str]:
+    """Return the words of a command, without a comment and a ``> file`` at its end."""
+    found = shlex.split(line, comments=True)
+    return found[:-2] if found[-2:-1] == [">"] else found
 
 
 def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page in their order."""
-    return [Block(language, text) for language, text in FENCE.findall(page.read_text(encoding="utf-8"))]
+    whole = page.read_text(encoding="utf-8")
+    return [
+        Block(found[1], found[2], len(HEADING.findall(FENCE.sub("", whole[: found.start()]))))
+        for found in FENCE.finditer(whole)
+    ]
 
 
 def commands(page: Path) -> list[list[str]]:
     """Return the commands of all blocks."""
-    return [words for block in blocks(page) for words in block.commands()]
+    return [found for block in blocks(page) for found in block.commands()]
 
 
 def dead_links(page: Path) -> Iterator[str]:

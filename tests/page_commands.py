@@ -12,16 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from markdown_pages import ROOT, blocks
+from markdown_pages import ROOT, Block, blocks
 
 from mindllm.command import run_command
 from mindllm.main import main
 
 LEFT_OUT = "…"
-CLOCK = re.compile(
-    r"…|^ *\d+\.\d s\b|\bin \d+\.\d s\b|\b\d{4}-\d\d-\d\d\b"
-)  # what is left out, seconds of the clock, days
-LINKED = ("examples", "configs", "scripts", "research", "run_llm.py", "README.md", "mindllm/verify/forms")
+NOT_HELD = re.compile(
+    r"…|^ *\d+\.\d s\b|\bin \d+\.\d s\b"  # what is left out, seconds of the clock,
+    r"|\b\d{4}-\d\d-\d\d\b|\b\d\.\de-(?:0[5-9]|1\d)\b(?: \(.*\)$)?"  # days, errors of rounding and their places
+)
+LINKED = (
+    "examples",
+    "configs",
+    "scripts",
+    "research",
+    "run_llm.py",
+    "README.md",
+    "mindllm/verify/forms",
+    "tests/ground_truth",
+)
 Ran = tuple[int, str]  # exit code, and everything that was said
 
 
@@ -36,27 +46,29 @@ class Step:
 def steps(page: Path) -> Iterator[Step]:
     """Yield the steps of a page.
 
-    A block of bash is one; the block behind it, where it has no language and no commands of its own, is what it prints.
+    A block of bash is one; the block behind it, in the same section and without a language or commands, is what it prints.
     Elsewhere a line behind ``$`` is a command, and lines up to the next one are what it prints.
     """
-    last: list[str] = []
-    for block in blocks(page):
-        if block.language == "bash":
-            if last:
-                yield Step(last, [])
-            last = [line for line in block.lines() if shlex.split(line, comments=True)]
-            continue
+    every = [*blocks(page), Block("end", "")]
+    for before, block, after in zip([Block("end", ""), *every], every, every[1:], strict=False):
         shown = [line for line in block.lines() if line != LEFT_OUT]
-        if not block.language and not any(line.startswith("$ ") for line in shown):
-            yield Step(last, shown)
-        else:
-            if last:
-                yield Step(last, [])
-            if not block.language:
-                yield from _calls(shown)
-        last = []
-    if last:
-        yield Step(last, [])
+        if block.language == "bash":
+            commands = [line for line in block.lines() if shlex.split(line, comments=True)]
+            yield Step(
+                commands,
+                [] if not _is_printed_by(block, after) else [line for line in after.lines() if line != LEFT_OUT],
+            )
+        elif not block.language and any(line.startswith("$ ") for line in shown):
+            yield from _calls(shown)
+        elif not block.language and not _is_printed_by(before, block):
+            yield Step([], shown)
+
+
+def _is_printed_by(block: Block, after: Block) -> bool:
+    """Whether a block without commands shows what the block of bash before it prints."""
+    if block.language != "bash" or after.language or block.headings != after.headings:
+        return False
+    return not any(line.startswith("$ ") for line in after.lines())
 
 
 def _calls(lines: list[str]) -> Iterator[Step]:
@@ -114,7 +126,7 @@ def plain(text: str, figures: bool = True) -> str:
 def missing(shown: list[str], said: str, figures: bool = True) -> list[str]:
     """Return the lines shown of which a part was not said."""
     printed = plain(said, figures)
-    parts = {line: [plain(part, figures).strip() for part in CLOCK.split(line)] for line in shown}
+    parts = {line: [plain(part, figures).strip() for part in NOT_HELD.split(line)] for line in shown}
     return [line for line, those in parts.items() if not all(part in printed for part in those)]
 
 

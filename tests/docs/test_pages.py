@@ -6,7 +6,8 @@ import re
 from itertools import pairwise
 
 import pytest
-from markdown_pages import ROOT, blocks, commands, dead_links
+from markdown_pages import ROOT, blocks, commands, dead_links, words
+from page_commands import steps
 
 from mindllm.cli.registry import VERBS
 from mindllm.config.reading.schema import walk
@@ -75,10 +76,13 @@ def test_every_verb_is_one_of_ours(page):
 
 
 def calls():
-    """Return every call of mindllm in README and below docs/, once; not those that the page of errors shows to be wrong."""
+    """Return every call of mindllm in README and below docs/, once; not those that a page shows to be wrong."""
     pages = [page for page in PAGES if page.name != "errors.md" and page not in CHINESE]
-    found = [words for page in pages for words in commands(page) if words[0] == "mindllm" and words[1] != "completion"]
-    return sorted({tuple(words[1:]) for words in found})
+    every = [
+        step for page in pages for step in steps(page) if not step.shown[:1] or not step.shown[0].startswith("error: ")
+    ]
+    found = [words(command) for step in every for command in step.commands]
+    return sorted({tuple(call[1:]) for call in found if call[0] == "mindllm" and call[1] != "completion"})
 
 
 def is_key(word):
