@@ -5,6 +5,8 @@ import re
 import tempfile
 
 import pytest
+from markdown_pages import ROOT
+from page_commands import missing, steps
 from small_cluster import cluster_run
 
 from mindllm.compiled.rank import worker_process
@@ -46,6 +48,8 @@ BAD_SHARDINGS = {
     ),
 }
 
+SHOWN = next(step.shown for step in steps(ROOT / "docs/compiled_graph.md") if step.shown)
+
 
 @pytest.fixture
 def worker_fault(tmp_path, monkeypatch):
@@ -79,6 +83,8 @@ def test_a_sharding_the_compiler_refuses(operator, worker_fault):
         assert re.search(pattern, text), text
     assert "Traceback" not in text
     assert "Function Call Stack" not in text
+    if f"the sharding of model.layers.0.{operator} (" in SHOWN[0]:
+        assert missing(SHOWN, f"error: {text}") == [], text
 
 
 def test_a_layout_the_mesh_cannot_hold(worker_fault):

@@ -195,16 +195,17 @@ def fine_tuning() -> None:
     write("lora.yaml", block_of("fine_tuning", "yaml"))
 
 
-def corpus() -> None:
-    """Make the corpus of the quickstart, of a part of its files."""
-    from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+def corpus(prefix: str = "data/stdlib/corpus", tokenizer: str = "data/stdlib/tokenizer.json", size: int = 4096) -> None:
+    """Make a corpus of the sources of mindllm and a tokenizer of its own, where a shipped run looks for them."""
+    paths = sorted((ROOT / "mindllm").rglob("*.py"))
+    rows("texts.jsonl", len(paths), lambda number: {"text": paths[number].read_text(encoding="utf-8")})
+    options = ["--train-tokenizer", str(size), "--tokenizer", tokenizer, "--output-prefix", prefix]
+    subprocess.run(["bin/mindllm", "data", "texts.jsonl", *options], check=True, capture_output=True)
 
-    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "mindllm").rglob("*.py"))[:400]]
-    Path("data/stdlib").mkdir(parents=True)
-    save_tokenizer(train_byte_level_bpe(texts, 4096), Path("data/stdlib/tokenizer.json"))
-    rows("texts.jsonl", len(texts), lambda number: {"text": texts[number]})
-    command = ["bin/mindllm", "data", "texts.jsonl", "--tokenizer", "data/stdlib/tokenizer.json"]
-    subprocess.run([*command, "--output-prefix", "data/stdlib/corpus"], check=True, capture_output=True)
+
+def clusters() -> None:
+    corpus()
+    corpus("data/pretrain/corpus", "data/llama2/tokenizer.model", 2048)
 
 
 def weights() -> None:

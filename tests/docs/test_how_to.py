@@ -15,7 +15,7 @@ import how_to_files as files
 import pytest
 import yaml
 from markdown_pages import ROOT
-from page_commands import Ran, Step, follow, in_a_shell, steps
+from page_commands import Ran, Step, follow, in_a_shell, missing, steps
 
 from mindllm.cli.registry import VERBS
 
@@ -116,7 +116,7 @@ HOW_TO = {
     ),
     "several_processes": Page(slow_files=files.corpus, slow=("msrun_launcher",)),
     "clusters": Page(
-        slow_files=files.corpus,
+        slow_files=files.clusters,
         slow=("pretrain_llama2_tiny", "MS_SIM", "dry_run.sh", "mindllm check", "preflight.sh", "configure"),
         not_here={
             "preflight.sh configs/llama2/pretrain_llama2_13b.yaml 16": NODES,
@@ -125,7 +125,8 @@ HOW_TO = {
             "sbatch job.sh": NODES,
             "kubectl": NODES,
         },
-        codes={"preflight.sh": 1},
+        codes={"preflight.sh": 3},
+        estimated=("preflight.sh",),
     ),
     "accept": Page(not_here={"source": DEVICES, "--devices 8": DEVICES}, slow=("--claims",)),
     "dashboard": Page(
@@ -275,3 +276,19 @@ def test_all_commands_print_what_the_page_shows(page, files_of):
     """What stands twice on a page is run once."""
     files_of(page, slow=True)
     follow_page(page, cache(in_a_shell), only_quick=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_python_of_a_compiled_graph_gives_what_the_page_says(place):
+    """A comment is what the expression before it gives, beside it or on the line above."""
+    names: dict[str, object] = {}
+    exec(files.block_of("compiled_graph", "python", 0), names)
+    lines = files.block_of("compiled_graph", "python", 1).replace("\n# ", "  # ").splitlines()
+    told = [line.partition("  # ") for line in lines]
+    for code, _, value in told:
+        if not value:
+            exec(code, names)
+        else:
+            assert missing([value], repr(eval(code, names))) == [], code
+    assert sum(bool(value) for _, _, value in told) == 4
