@@ -7,148 +7,25 @@ from __future__ import annotations
 
 import re
 import shlex
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import cache
 
-import how_to_files as files
 import pytest
 import yaml
-from markdown_pages import ROOT
+from how_to_files import block_of
+from how_to_pages import HOW_TO, OWN_TEST
+from markdown_pages import FENCE, ROOT, blocks
 from page_commands import Ran, Step, follow, in_a_shell, missing, steps
+from test_pages import OURS, is_key
 
+from mindllm.cli.parsers.time import CALIBRATE, calibrate_parser
 from mindllm.cli.registry import VERBS
-
-OWN_TEST = {"python": "tests/api/test_python_page.py"}
-NETWORK, NODES, DEVICES = "needs a network", "needs several nodes", "needs Ascend devices"
-TINY_CPU = "trains for minutes: tests/end_to_end/test_experts_on_a_laptop.py"
-MINDFORMERS = "needs MindFormers 1.8, whose environment takes 3 GB (scripts/mindformers.sh)"
-
-
-@dataclass(frozen=True)
-class Page:
-    """How a page is followed; commands are named by a part of them.
-
-    Attributes:
-        files: writes what the commands find in their directory.
-        slow_files: the same for those of ``slow`` alone.
-        serves: a directory that a hub on this machine has.
-        slow: commands that take seconds, or have MindSpore compile.
-        not_here: why a command does not run here.
-        codes: exit codes that are not 0.
-        estimated: commands whose figures depend on the machine, or on how far a search comes in its seconds.
-        others: commands that run on another program than the page's: of what they print, headings of tables are held.
-        told: outputs that no command of the page prints, by a part of their first line, and where they are from.
-    """
-
-    files: Callable[[], None] = lambda: None
-    slow_files: Callable[[], None] = lambda: None
-    serves: str = ""
-    slow: tuple[str, ...] = ()
-    not_here: dict[str, str] = field(default_factory=dict)
-    codes: dict[str, int] = field(default_factory=dict)
-    estimated: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    told: dict[str, str] = field(default_factory=dict)
-
-    def names(self) -> Iterator[str]:
-        """Yield every part of a command that an entry names."""
-        yield from (*self.slow, *self.not_here, *self.codes, *self.estimated, *self.others)
-
-    def code(self, command: str) -> int:
-        return next((code for part, code in self.codes.items() if part in command), 0)
-
-
-HOW_TO = {
-    "proving": Page(
-        files.proving,
-        slow=("prove run.yaml", "_13b_16p", "runs/a.yaml", "--against"),
-        not_here={"pip install": NETWORK, "RAY_ADDRESS": f"{NODES}: tests/executor has a Ray of three on this one"},
-        codes={"--quick": 1},
-        told={"proved 2026": "said where a run starts: tests/prove/test_found.py"},
-    ),
-    "cluster_check": Page(
-        files.cluster_check,
-        slow=("mindllm check",),
-        not_here={"--table proven.md": "takes hours"},
-        told={
-            "1.448292 on a single device": "planted, as in tests/verify/test_cluster_check_faults.py",
-            "no rank can go on": "planted, as in tests/compiled/test_execute_lockstep.py",
-        },
-    ),
-    "dry_run": Page(),
-    "compiled_graph": Page(told={"refuses the sharding": "planted, as in tests/compiled/test_compiler_refusals.py"}),
-    "mindformers_yaml": Page(files.mindformers_yaml, slow=("pretrain_llama2_7b",), codes={"--model.": 2}),
-    "any_program": Page(
-        files.any_program,
-        slow=("mindllm offline", "mindllm check --program cluster", "mindllm plan"),
-        not_here={".venv-mindformers": MINDFORMERS, "eval": MINDFORMERS, "train.py": MINDFORMERS},
-        codes={"loss_over_devices": 3},
-        others=("inspect comm", "mindllm plan", "mindllm time"),
-    ),
-    "planning_a_run": Page(files.planning, slow=("mindllm plan",)),
-    "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --formula", "--simulated")),
-    "step_time": Page(files.step_time, slow=("mindllm search", "replay.py")),
-    "profiles": Page(files.profiles, not_here={"mindllm train": DEVICES}),
-    "recipes": Page(
-        files.recipes,
-        slow=("finetune", "chat"),
-        not_here={"mindllm pretrain": "trains a model of 0.5 billion parameters"},
-    ),
-    "data": Page(),
-    "fine_tuning": Page(files.fine_tuning, slow=("run_llm.py", "weights adapter", "weights merge")),
-    "optimizers": Page(),
-    "experts": Page(
-        not_here={
-            "quickstart.sh": "installs into .venv",
-            "pretrain_mixtral_tiny": TINY_CPU,
-            "loss-curve": TINY_CPU,
-        },
-        slow=("dry-run", "mindllm check"),
-        told={
-            "largest load": "of a run of 400 steps; its form: tests/train/test_expert_loads.py",
-            "mtp_loss": "of a run of 400 steps; the loss: tests/models/test_prediction.py",
-        },
-    ),
-    "long_context": Page(
-        slow=("dry-run", "check", "inspect"),
-        told={"rank 0: 0 1 2 3": "the order itself: tests/models/test_balanced_attention.py"},
-    ),
-    "several_processes": Page(slow_files=files.corpus, slow=("msrun_launcher",)),
-    "clusters": Page(
-        slow_files=files.clusters,
-        slow=("pretrain_llama2_tiny", "MS_SIM", "dry_run.sh", "mindllm check", "preflight.sh", "configure"),
-        not_here={
-            "preflight.sh configs/llama2/pretrain_llama2_13b.yaml 16": NODES,
-            '--restart 3 "run_llm.py': DEVICES,
-            "srun": NODES,
-            "sbatch job.sh": NODES,
-            "kubectl": NODES,
-        },
-        codes={"preflight.sh": 3},
-        estimated=("preflight.sh",),
-    ),
-    "accept": Page(not_here={"source": DEVICES, "--devices 8": DEVICES}, slow=("--claims",)),
-    "dashboard": Page(
-        not_here={"mindinsight.sh": f"{NETWORK}, and ends with Ctrl-C: tests/end_to_end/test_mindinsight.py"}
-    ),
-    "weights": Page(
-        files.weights,
-        serves="models/llama",
-        slow=("run_llm.py", "mindllm generate", "mindllm finetune", "weights merge"),
-        not_here={"pip install": NETWORK},
-    ),
-    "quantization": Page(files.quantization, slow=("lora.yaml", "weights")),
-    "generation": Page(files.generation, slow=("run_llm.py",)),
-    "evaluation": Page(files.evaluation, slow=("mindllm evaluate",)),
-    "editor": Page(),
-}
-
 
 PARTS = [(page, part) for page, table in HOW_TO.items() for part in table.names()]
 NOT_HERE = [(page, part) for page, table in HOW_TO.items() for part in table.not_here]
 HEADINGS = re.compile(r"^[^\d:]*\w  +\w[^\d:]*$")  # the first line of a table
-OPTIONS_OF = {"mindllm": None, "run_llm.py": "train", "toolkit.offline": "offline"}
+NAMES = {"mindllm": [], "run_llm.py": ["train"], "toolkit.offline": ["offline"]}  # of programs, and the verbs they are
 
 
 def steps_of(page: str) -> list[Step]:
@@ -183,17 +60,18 @@ def follow_page(page: str, run: Callable[[str], Ran], only_quick: bool) -> None:
         assert dict(zip(step.commands, codes, strict=True)) == {name: table.code(name) for name in step.commands}
 
 
-def words_of_mindllm(command: str) -> list[str]:
-    """Return a verb and its options, of whatever a command calls mindllm by; empty where it calls something else."""
+def calls_of(command: str) -> Iterator[list[str]]:
+    """Yield verb and options of each call of mindllm in a command: its own, and those in quotes that it hands on."""
     words = shlex.split(command, comments=True)
-    words = [
-        more for word in words for more in (shlex.split(word) if word.startswith(("run_llm.py ", "$(")) else [word])
-    ]
-    for name, verb in OPTIONS_OF.items():
+    for name, verb in NAMES.items():
         if name in words:
-            rest = words[words.index(name) + 1 :]
-            return [verb, *rest] if verb else rest
-    return []
+            yield [*verb, *words[words.index(name) + 1 :]]
+    for word in words:
+        first, *rest = shlex.split(word.removeprefix("$(").removesuffix(")"))
+        if rest and (first in VERBS or first in NAMES):
+            yield [first, *rest] if first in VERBS else [*NAMES[first], *rest]
+        elif rest and first == "python":
+            yield from calls_of(shlex.join([first, *rest]))
 
 
 def nav_of(name: str, node: object) -> Iterator[str]:
@@ -217,11 +95,7 @@ def test_every_page_of_the_section_is_followed():
 
 @pytest.mark.parametrize(("page", "part"), PARTS)
 def test_the_table_names_commands_of_the_page(page, part):
-    assert has_part(commands_of(page), part)
-
-
-def has_part(commands: list[str], part: str) -> bool:
-    return any(part in command for command in commands)
+    assert any(part in command for command in commands_of(page))
 
 
 @pytest.mark.parametrize("page", HOW_TO)
@@ -230,7 +104,7 @@ def test_what_no_command_prints_is_said_to_be_so(page):
     alone = [step.shown[0] for step in steps_of(page) if step.shown and not step.commands]
     told = HOW_TO[page].told
     assert [line for line in alone if not has(line, told)] == []
-    assert [part for part in told if not has_part(alone, part)] == []
+    assert [part for part in told if not any(part in line for line in alone)] == []
     named = [word for why in told.values() for word in why.split() if word.startswith("tests/")]
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
@@ -238,12 +112,53 @@ def test_what_no_command_prints_is_said_to_be_so(page):
 @pytest.mark.parametrize(("page", "part"), NOT_HERE)
 def test_what_cannot_run_here_is_read_by_the_parser_of_its_command(page, part, place):
     for command in commands_of(page):
-        if part in command and (words := words_of_mindllm(command)):
-            verb, *options = words
+        if part not in command:
+            continue
+        for verb, *options in calls_of(command):
             _, rest = VERBS[verb].parser().parse_known_args(options)
             assert VERBS[verb].takes_keys or not rest, command
-            for word in (*options, *command.replace('"', " ").split()):
-                assert not word.startswith(("configs/", "scripts/")) or (place / word).exists(), command
+            assert [word for word in rest if word.startswith("--") and not is_key(word)] == [], command
+        for word in command.replace('"', " ").split():
+            assert not word.startswith(("configs/", "scripts/")) or (place / word).exists(), command
+
+
+def option_strings(parser: ArgumentParser) -> Iterator[str]:
+    """Yield the options of a parser and of those below it."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action.choices, dict):
+            for below in action.choices.values():
+                yield from option_strings(below)
+
+
+def calls_in_sentences(page: str) -> list[str]:
+    text = FENCE.sub("", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    return re.findall(r"`mindllm ([a-z][^`\"]*)", text.replace("\n", " "))
+
+
+@pytest.mark.parametrize("page", [*HOW_TO, *OWN_TEST])
+def test_calls_in_sentences_have_verbs_and_options_that_there_are(page):
+    for call in calls_in_sentences(page):
+        verb, *words = re.split(r"[ |]", call)
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        parser = calibrate_parser() if words[:1] == [CALIBRATE] else VERBS[verb].parser()
+        known = set(option_strings(parser))
+        assert [option for option in options - known if not is_key(option)] == [], call
+
+
+def paths(node: object, path: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a tree; lists are values."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from paths(value, f"{path}.{key}" if path else key)
+    else:
+        yield path
+
+
+@pytest.mark.parametrize("page", HOW_TO)
+def test_keys_of_yamls_are_keys_of_a_run(page):
+    found = [yaml.safe_load(block.text) for block in blocks(ROOT / "docs" / f"{page}.md") if block.language == "yaml"]
+    assert {path for tree in found for path in paths(tree)} <= OURS | {"base"}
 
 
 @pytest.fixture
@@ -283,8 +198,8 @@ def test_all_commands_print_what_the_page_shows(page, files_of):
 def test_the_python_of_a_compiled_graph_gives_what_the_page_says(place):
     """A comment is what the expression before it gives, beside it or on the line above."""
     names: dict[str, object] = {}
-    exec(files.block_of("compiled_graph", "python", 0), names)
-    lines = files.block_of("compiled_graph", "python", 1).replace("\n# ", "  # ").splitlines()
+    exec(block_of("compiled_graph", "python", 0), names)
+    lines = block_of("compiled_graph", "python", 1).replace("\n# ", "  # ").splitlines()
     told = [line.partition("  # ") for line in lines]
     for code, _, value in told:
         if not value:
