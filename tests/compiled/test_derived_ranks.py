@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from execute_clusters import compiled_cluster
 from small_cluster import cluster_run
@@ -64,6 +65,16 @@ def test_nothing_is_derived_where_the_last_rank_is_another(planted, why):
 def test_a_number_that_is_none_of_ranks_is_not_derived():
     compiled = {rank: _with_attribute(_graph(rank), "factor", float(rank)) for rank in sample_of(MESH, 1)}
     with pytest.raises(NotDerivable, match=r"factor 16\.0 is 20\.0 elsewhere"):
+        derived(MESH, 1, compiled)
+
+
+def test_an_array_that_is_another_is_told_in_a_few_words():
+    compiled = {
+        rank: _with_attribute(_graph(rank), "table", np.full((2, 8), rank, np.int32 if rank < 20 else np.float32))
+        for rank in sample_of(MESH, 1)
+    }
+    told = r"table int32 \[2, 8\] that begins with 16 is float32 \[2, 8\] that begins with 20 elsewhere$"
+    with pytest.raises(NotDerivable, match=told):
         derived(MESH, 1, compiled)
 
 

@@ -150,12 +150,20 @@ class _Rule:
             return self._attributes(first, others, steps)
         if name in (*NAMES_OF_GROUP, RANKS_TEXT):
             return first  # follows from the ranks
-        raise NotDerivable(f"{name} {first!r:.60} is {next(o for o in others if not _equal(o, first))!r:.60} elsewhere")
+        other = next(value for value in others if not _equal(value, first))
+        raise NotDerivable(f"{name} {_told(first)} is {_told(other)} elsewhere")
 
     def _name(self, ranks: tuple[int, ...], first: str) -> str:
         """The compiler's name of a group where it was compiled on some rank; else one of our own, the same on all ranks."""
         kind = _kind(first)
         return self.names.get((ranks, kind), f"{len(ranks)}-derived-{'-'.join(map(str, ranks))}{kind}")
+
+
+def _told(value: Any) -> str:
+    """Say a value in a few words; of an array the first number."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"{value.dtype} {list(value.shape)} that begins with {value.flat[0]:.6g}"
+    return f"{value!r:.60}"
 
 
 def _names_of_groups(graphs: Iterator[CompiledGraph] | Any) -> dict[Hashable, str]:
