@@ -14,11 +14,11 @@ from markdown_pages import ROOT, blocks
 
 from mindllm.cache import user_cache
 
-CLUSTER = """\
-base: configs/llama2/pretrain_llama2_7b_8p.yaml
-trainer: {model_name: small}
+CLUSTER = f"""\
+base: {ROOT}/configs/llama2/pretrain_llama2_7b_8p.yaml
+trainer: {{model_name: small}}
 model:
-  model_config: {vocab_size: 512, hidden_size: 256, intermediate_size: 512, num_layers: 8, num_heads: 8, seq_length: 256}
+  model_config: {{vocab_size: 2048, hidden_size: 256, intermediate_size: 512, num_layers: 8, num_heads: 8, seq_length: 256}}
 """
 LEARNING = """\
 base: configs/base/pretrain.yaml
@@ -72,11 +72,25 @@ def cluster_run() -> None:
     write("run.yaml", CLUSTER)
 
 
+def tour() -> None:
+    """Write a run that recomputes norms alone."""
+    write(
+        "run.yaml",
+        CLUSTER.replace("num_layers: 8", "num_layers: 4") + "recompute_config: {select_recompute: ['.*\\.norm']}\n",
+    )
+
+
 def proving() -> None:
     cluster_run()
-    for name in ("a", "b"):
-        write(f"runs/{name}.yaml", CLUSTER)
-    write("main/run.yaml", CLUSTER)
+    for name in ("runs/a.yaml", "runs/b.yaml", "main/run.yaml"):
+        write(name, CLUSTER)
+
+
+def proved_before() -> None:
+    """Make the data of the runs, and an earlier proof."""
+    corpus("data/pretrain/corpus", "data/llama2/tokenizer.model", 2048)
+    command = ["bin/mindllm", "prove", "main/run.yaml", "--quick", "--output", "main"]
+    assert subprocess.run(command, capture_output=True).returncode == 1
 
 
 def programs(**names: str) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import how_to_files as files
 OWN_TEST = {"python": "tests/api/test_python_page.py"}
 NETWORK, NODES, DEVICES = "needs a network", "needs several nodes", "needs Ascend devices"
 TINY_CPU = "trains for minutes: tests/end_to_end/test_experts_on_a_laptop.py"
+TRAINED = "goes on from a training of minutes; the page of its subject is followed"
 MINDFORMERS = "needs MindFormers 1.8, whose environment takes 3 GB (scripts/mindformers.sh)"
 
 
@@ -50,6 +51,7 @@ class Page:
 HOW_TO = {
     "proving": Page(
         files.proving,
+        slow_files=files.proved_before,
         slow=("prove run.yaml", "_13b_16p", "runs/a.yaml", "--against"),
         not_here={"pip install": NETWORK, "RAY_ADDRESS": f"{NODES}: tests/executor has a Ray of three on this one"},
         codes={"--quick": 1},
@@ -76,7 +78,11 @@ HOW_TO = {
     ),
     "planning_a_run": Page(files.planning, slow=("mindllm plan",)),
     "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --formula", "--simulated")),
-    "step_time": Page(files.step_time, slow=("mindllm search", "replay.py")),
+    "step_time": Page(
+        files.step_time,
+        slow=("mindllm search", "replay.py"),
+        not_here={"--dry_run 2": "takes twenty minutes of a processor", "qwen3_moe_235b": "takes minutes of a search"},
+    ),
     "profiles": Page(files.profiles, not_here={"mindllm train": DEVICES}),
     "recipes": Page(
         files.recipes,
@@ -130,4 +136,20 @@ HOW_TO = {
     "generation": Page(files.generation, slow=("run_llm.py",)),
     "evaluation": Page(files.evaluation, slow=("mindllm evaluate",), codes={"piqa": 1}),
     "editor": Page(),
+    "tour": Page(
+        files.tour,
+        slow=("output/eight", "MS_SIM", "dry_run.sh", "inspect", "mindllm check", "--validate", "mindllm search"),
+        slow_files=files.clusters,
+        not_here={
+            "output/trial": "trains for minutes",
+            "output/llama2_tiny": TRAINED,
+            "output/llama_hf": TRAINED,
+            "finetune_llama2_tiny": TRAINED,
+            "toolkit.benchmark.sweep": TRAINED,
+            "corpus.jsonl.zst": "stands for one's own data",
+            "msrun_launcher": "trains for minutes, as on several_processes.md",
+        },
+        codes={"num_head=8": 2, "n_kv_heads=3": 2},
+        told={"== corpus": "of scripts/quickstart.sh, which installs into .venv and trains for minutes"},
+    ),
 }
