@@ -138,7 +138,7 @@ HOW_TO = {
     "editor": Page(),
     "tour": Page(
         files.tour,
-        slow=("output/eight", "MS_SIM", "dry_run.sh", "inspect", "mindllm check", "--validate", "mindllm search"),
+        slow=("output/eight", "MS_SIM", "dry_run.sh", "inspect", "mindllm check", "mindllm search"),
         slow_files=files.clusters,
         not_here={
             "output/trial": "trains for minutes",
