@@ -20,7 +20,7 @@ from mindllm.main import main
 LEFT_OUT = "…"
 NOT_HELD = re.compile(
     r"…|^ *\d+\.\d s\b|\bin \d+\.\d s\b"  # what is left out, seconds of the clock,
-    r"|\b\d{4}-\d\d-\d\d\b|\b\d\.\de-(?:0[5-9]|1\d)\b(?: \(.*\)$)?"  # days, errors of rounding and their places
+    r"|\b\d{4}-\d\d-\d\d\b|\b\d\.\d+e-(?:0[5-9]|1\d)\b(?: \(.*\)$)?"  # days, errors of rounding and their places
 )
 LINKED = (
     "examples",
