@@ -16,6 +16,7 @@ from peft.optimizers import create_loraplus_optimizer  # noqa: E402
 from test_llama_torch import LENGTH, VOCABULARY, random_batch, torch_loss  # noqa: E402
 
 from mindllm.architecture.adapters import MAGNITUDE, VALUES  # noqa: E402
+from mindllm.architecture.optimizer_state import IMPORTANCE, UNCERTAINTY  # noqa: E402
 from mindllm.config import ModelConfig, RunConfig  # noqa: E402
 from mindllm.config.optimizer import OptimizerConfig  # noqa: E402
 from mindllm.families import with_file_names  # noqa: E402
@@ -84,11 +85,12 @@ def test_five_steps_are_those_of_peft(kind, tmp_path):
 
 
 BUDGET = {"adalora_init_r": 5, "adalora_target_r": 2, "adalora_tinit": 1, "adalora_tfinal": 1}
+MEANS = {"adalora_beta1": 0.5, "adalora_beta2": 0.95}
 
 
 def test_five_steps_of_adalora_are_those_of_peft(tmp_path):
     """A step before ranks are removed, two that remove some, the last choice, and a step that keeps to it."""
-    pet = {"pet_type": "adalora", "lora_alpha": 10.0, "modules_to_save": ["norm_out"], **BUDGET}
+    pet = {"pet_type": "adalora", "lora_alpha": 10.0, "modules_to_save": ["norm_out"], **BUDGET, **MEANS}
     run = RunConfig.model_validate(
         {
             "model": {"model_config": {**FIELDS, "pet_config": pet}},
@@ -123,6 +125,8 @@ def test_five_steps_of_adalora_are_those_of_peft(tmp_path):
         opponent.step()
         theirs.base_model.update_and_allocate(count + 1)
         opponent.zero_grad()
+        if count < STEPS - 2:  # then PEFT forgets them
+            close_means(step, theirs.base_model.rankallocator)
         found = np.array([np.count_nonzero(item.asnumpy()) for item in values])
         others = [
             np.count_nonzero(item.detach().numpy()) for name, item in theirs.named_parameters() if "lora_E" in name
@@ -133,6 +137,14 @@ def test_five_steps_of_adalora_are_those_of_peft(tmp_path):
     assert kept[0] > kept[1] > kept[2] >= kept[3] == kept[4] == 2 * len(values)
     theirs.peft_config["default"].rank_pattern = None  # or files leave out the ranks that were removed
     close({item.name: item.asnumpy() for item in parameters}, read_back(theirs, config, tmp_path / "after"))
+
+
+def close_means(step, allocator):
+    """Importance of every weight of an adapter, and how it changes: means with decays of their own."""
+    state = {item.name: item.asnumpy() for item in step.get_parameters()}
+    for kind, theirs in ((IMPORTANCE, allocator.exp_avg_ipt), (UNCERTAINTY, allocator.exp_avg_unc)):
+        own = sorted(float(value.sum()) for name, value in state.items() if name.startswith(f"{kind}."))
+        assert own == pytest.approx(sorted(float(value.sum()) for value in theirs.values()), rel=1e-3)
 
 
 def beside(config, base, trained, directory):
