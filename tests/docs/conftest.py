@@ -1,10 +1,20 @@
 """Where commands of pages are run."""
 
+import os
 from pathlib import Path
 
 import pytest
 from local_hub import local_hub
 from page_commands import Ran, in_a_shell, in_this_process, make_place
+
+
+@pytest.fixture(autouse=True)
+def _own_environment():
+    """Options of commands that are read in this process are for processes they start, as variables: not for other tests."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture
