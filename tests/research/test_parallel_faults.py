@@ -107,3 +107,29 @@ def test_every_correct_variation_is_a_run(bench):
     assert len(found) == 42
     for form, _, keys in found:
         load_config(DIRECTORY / f"{form}.yaml", keys)
+
+
+def test_every_edit_of_sources_has_its_place(bench, tmp_path):
+    """What is planted is one line of the sources as they are, and the result is Python."""
+    from research.parallel_faults import sources
+
+    for number, edit in enumerate(sources.edits()):
+        root = tmp_path / str(number)
+        file = root / "mindllm" / edit.file
+        file.parent.mkdir(parents=True)
+        file.write_text((ROOT / "mindllm" / edit.file).read_text(encoding="utf-8"), encoding="utf-8")
+        sources.planted(root, edit)
+        compile(file.read_text(encoding="utf-8"), edit.file, "exec")
+        assert edit.form in FORMS
+    with pytest.raises(ValueError, match="has 0 times"):
+        sources.planted(root, edit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["codes are not split", "weights of experts are not divided", "messages of the head"])
+def test_an_edit_of_sources_is_found(what, bench):
+    from research.parallel_faults import sources
+
+    (row,) = sources.edit_rows(what, print)
+    assert row.found_by == "check"
+    assert row.located
