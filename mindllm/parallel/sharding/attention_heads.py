@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mindllm.config.parallel import ParallelConfig
 from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.table import Table, on
 
 BATCH, SEQUENCE = "dp", "cp"
 HEADS: Layout = (BATCH, "tp", SEQUENCE, None)  # [batch, heads, seq, channels]
@@ -39,6 +40,15 @@ class SplitHeads:
     def mask_of_rows(self) -> Layout:
         """Of masks ``[batch, 1, q, k]``."""
         return (BATCH, None, self.rows, None)
+
+    def largest_logits(self, at: str) -> Table:
+        """Each device keeps the maximum over its own rows of its heads, ``[heads]``, and exchanges nothing."""
+        kept: Layout = (self.heads,)
+        return {
+            f"{at}.reduce_max": on(self.queries, out=kept, named=True),
+            f"{at}.maximum": on(kept, kept, out=kept, named=True),
+            f"{at}.assign": on(kept, kept, out=kept, named=True),
+        }
 
 
 def split_heads(parallel: ParallelConfig) -> SplitHeads:

@@ -331,18 +331,8 @@ def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
 def _flash_attention(at: str, cell: FlashAttention, heads: SplitHeads) -> Table:
     """Query, key, value, and the mask: one for every row, or compressed and for all."""
     mask = heads.mask_of_rows if cell.masks_of_rows else (None, None)
-    table = {f"{at}.flash_attention": on(heads.queries, heads.keys, heads.keys, mask)}
-    return table | (_largest_logit(f"{at}.largest", heads) if cell.watched else {})
-
-
-def _largest_logit(at: str, heads: SplitHeads) -> Table:
-    """Each device keeps the maximum over its own rows of its heads, ``[heads]``, and exchanges nothing."""
-    kept: Layout = (heads.heads,)
-    return {
-        f"{at}.reduce_max": on(heads.queries, out=kept, named=True),
-        f"{at}.maximum": on(kept, kept, out=kept, named=True),
-        f"{at}.assign": on(kept, kept, out=kept, named=True),
-    }
+    largest = heads.largest_logits(f"{at}.largest") if cell.watched else {}
+    return {f"{at}.flash_attention": on(heads.queries, heads.keys, heads.keys, mask), **largest}
 
 
 def _balanced_flash_attention(at: str, cell: BalancedFlashAttention, heads: SplitHeads) -> Table:
@@ -350,9 +340,8 @@ def _balanced_flash_attention(at: str, cell: BalancedFlashAttention, heads: Spli
     pieces: Layout = (BATCH, heads.heads, heads.rows, None, None, None)
     of_keys: Layout = (BATCH, heads.heads, None, None, None, None)
     scored = on(heads.queries, heads.keys, heads.keys, (None, None))
-    of_logits = _largest_logit(f"{at}.largest", heads) if cell.watched else {}
     return {
-        **of_logits,
+        **(heads.largest_logits(f"{at}.largest") if cell.watched else {}),
         f"{at}.split_query": on(pieces),
         f"{at}.split_key": on(of_keys),
         f"{at}.split_value": on(of_keys),
@@ -376,8 +365,7 @@ def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> 
     }
     if cell.biased:
         table[f"{at}.add_bias"] = on(queries, (None, heads.heads, None, None))
-    if cell.watched:
-        table |= _largest_logit(f"{at}.largest", heads)
+    table |= heads.largest_logits(f"{at}.largest") if cell.watched else {}
     if cell.drops:
         table |= attention_dropout(f"{at}.dropout", queries)
     return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, queries) if cell.capped else {})
