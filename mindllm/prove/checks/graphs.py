@@ -70,7 +70,7 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     yield _recomputation(compiled)
     yield replace(_communication(config, compiled, options), pages=(_page(config, compiled[0]),))
     found = dtypes(config, [Operators(one.graph) for one in compiled])
-    yield obeyed([found], "in the dtypes of the run", "so are dtypes")
+    yield obeyed([found], "in the dtypes of the run", "dtypes are the YAML's")
 
 
 def chosen_stages(stages: Sequence[Stage]) -> list[Stage]:
