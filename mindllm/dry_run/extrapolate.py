@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from mindllm.dry_run.moments import Fill, Moments, Use
 from mindllm.reduced_runs.stage import Point
 
-FEWEST_LAYERS = 2
+FEWEST_LAYERS = 2  # of a stage: its first layer and its last one
 FEWEST_ALIVE = 2
 
 
@@ -136,6 +136,7 @@ def design_for(
     together: bool = False,
     deepening: int = 1,
     length: Callable[[int], int] = int,
+    alone: bool = False,
 ) -> Design | None:
     """Returns the simulations for stages at ``targets``; None where simulating the stages themselves costs no more.
 
@@ -146,15 +147,17 @@ def design_for(
         together: whether runs belong to chunks, and can only grow with one another.
         deepening: by how many stages, and micro-batches alive, pipelines can grow.
         length: stages of the pipeline that keeps so many micro-batches alive; MindSpore wants no fewer micro-batches.
+        alone: whether one layer of a run is like several, as long as other runs have the stage's first or last one.
     """
     runs = range(len(targets[0].layers))
+    fewest = max(1, FEWEST_LAYERS - (len(runs) - 1) * alone)
     counts = [[target.layers[run] for target in targets] for run in runs]
-    varied = tuple(run for run in runs if max(counts[run]) > FEWEST_LAYERS + 1)
+    varied = tuple(run for run in runs if max(counts[run]) > fewest + 1)
     if any(len(set(counts[run])) > 1 for run in runs if run not in varied):
         return None
     if together and (not varied or len({counts[run][0] for run in runs}) > 1):
         return None
-    layers = tuple(FEWEST_LAYERS if run in varied else counts[run][0] for run in runs)
+    layers = tuple(fewest if run in varied else counts[run][0] for run in runs)
     alive = [target.alive for target in targets]
     vary_alive = shorter and (max(alive) > FEWEST_ALIVE + 1 or max(alive) > min(alive))
     if not varied and not (vary_alive and max(alive) > FEWEST_ALIVE + 3 * deepening):
@@ -174,24 +177,26 @@ def design_for(
 def whole_stage(
     target: Point,
     micro_step: int = 1,
-    small: tuple[tuple[int, ...], int] | None = None,
+    small: Point | None = None,
+    small_step: int = 1,
     length: Callable[[int], int] = int,
 ) -> Design:
     """The simulations of a stage with all its layers and few micro-batches; the stage itself where that is one of them.
 
     Args:
-        small: layers, and micro-batches alive, of two simulations that tell what a micro-batch more costs; None: one layer of
-            each run, and as many alive.
+        small: two simulations, but for their micro-batches, that tell what a micro-batch more costs; None: one layer of each
+            run, and as many alive.
+        small_step: their micro-batches come in multiples of this.
         length: as of :func:`design_for`.
     """
 
-    def with_few(point: Point) -> Point:
-        passing = max(point.alive, length(point.alive) - 2)
-        return replace(point, micro_batches=_few(target.micro_batches, passing, micro_step))
+    def with_few(point: Point, step: int) -> Point:
+        passing = point.alive if point.short else max(point.alive, length(point.alive) - 2)
+        return replace(point, micro_batches=_few(target.micro_batches, passing, step))
 
-    base = with_few(target)
-    layers, alive = small or ((1,) * len(target.layers), target.alive)
-    passing = _passing_at(with_few(replace(target, layers=layers, alive=alive)), target, micro_step)
+    base = with_few(target, micro_step)
+    small, step = (small, small_step) if small else (replace(target, layers=(1,) * len(target.layers)), micro_step)
+    passing = _passing_at(with_few(small, step), target, step)
     return exact_stage(target) if base == target or not passing else Design(base, (), False, passing, None)
 
 

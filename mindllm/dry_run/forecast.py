@@ -28,6 +28,7 @@ from mindllm.reduced_runs.stage import (
     deepening,
     middle_deepening,
     pipeline_length,
+    pipeline_places,
     point_of,
     reduce_to_stage,
 )
@@ -136,6 +137,7 @@ def _designs(config: RunConfig, alike: list[Stage], whole: bool) -> list[Planned
     A whole stage also has the gaps between blocks that the real one has. Without ``whole`` it is taken where there is no other.
     """
     interleaved = config.model.config.pp_interleave_num > 1
+    checked = config.context.memory_optimize_level != "O1"  # what lies in memory that is planned no further run checks
     shorter = alike[0].place in (FIRST, MIDDLE) and not interleaved
     targets = [point_of(stage, config) for stage in alike]
     deeper: int | None = _deepening(config, alike[0])
@@ -143,7 +145,7 @@ def _designs(config: RunConfig, alike: list[Stage], whole: bool) -> list[Planned
         deeper = deepening(config, FEWEST_ALIVE, targets[0].alive)
     design = design_for(
         targets, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1,
-        lambda alive: pipeline_length(config, alike[0], alive),
+        lambda alive: pipeline_length(config, alike[0], alive), checked and not interleaved,
     )  # fmt: skip
     if design and not whole:
         return [(design, alike)]
@@ -162,10 +164,7 @@ def _cost(config: RunConfig, designs: Sequence[Planned]) -> float:
     points = {(alike[0].likeness, point): alike[0] for design, alike in designs for point in design.points}
     cost = 0.0
     for (_, point), stage in points.items():
-        chunks = config.parallel_config.pipeline_stage * config.model.config.pp_interleave_num
-        others = (
-            chunks if config.model.config.pp_interleave_num > 1 else pipeline_length(config, stage, point.alive)
-        ) - 1
+        others = pipeline_places(config, stage, point) - 1
         scheduled = 1.0 if stage.place == ONLY else SCHEDULED
         cost += SIMULATION + OTHER_STAGE * others + sum(point.layers) * (1 + scheduled * point.micro_batches)
     return cost
@@ -177,12 +176,16 @@ def _whole(config: RunConfig, stage: Stage) -> Design:
     What micro-batches cost is seen with one layer of each chunk and specification, and as few alive as can be: of several runs
     the last, which recomputes least, so that stages which differ in recomputation alone share these simulations.
     """
-    target = point_of(stage, config)
+    target, step = point_of(stage, config), _micro_step(config)
     last = {(run.chunk, run.kind.spec): index for index, run in enumerate(stage.runs)}
     layers = tuple(int(index in last.values()) for index in range(len(stage.runs)))
-    short = stage.place in (FIRST, MIDDLE) and config.model.config.pp_interleave_num == 1
-    alive = min(stage.alive, FEWEST_ALIVE) if short and can_be_first(config, FEWEST_ALIVE) else stage.alive
-    few = whole_stage(target, _micro_step(config), (layers, alive), lambda alive: pipeline_length(config, stage, alive))
+    chunks = config.model.config.pp_interleave_num
+    ahead = stage.place in (FIRST, MIDDLE)  # on the last stage it is chance whether the loss meets what is sent back
+    fewer = ahead and (step > 1 if chunks > 1 else can_be_first(config, FEWEST_ALIVE))
+    alive = min(stage.alive, FEWEST_ALIVE) if fewer else stage.alive
+    small = Point(layers, alive, 0, chunks if fewer and chunks > 1 else 0)
+    small_step = pipeline_length(config, stage, small.alive, small.short) if small.short else step
+    few = whole_stage(target, step, small, small_step, lambda alive: pipeline_length(config, stage, alive))
     return min(exact_stage(target), few, key=lambda design: _cost(config, [(design, [stage])]))
 
 

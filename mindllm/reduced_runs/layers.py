@@ -16,6 +16,7 @@ from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
 FEWEST_LAYERS = 2  # of a model without stages
+SIGNS = 3  # of an offset: fewer layers than an even split, as many, more
 
 
 def layer_keys(model: ModelConfig, specs: Sequence[LayerSpec]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def one_of_every_kind(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: 
     """
     ends = (0, len(specs) - 1) if ends_differ else ()
     ahead = {number for number, spec in enumerate(specs) if spec.is_mtp}
-    counts = sorted({count for row in plan.counts for count in row})
+    more = _more_layers(plan)
     kept: list[int] = []
     for chunk, stage in plan.places:
         place = [n for n, layer in enumerate(plan.layers) if (layer.chunk, layer.stage) == (chunk, stage)]
@@ -75,6 +76,20 @@ def one_of_every_kind(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: 
         at_least = min(len(place), FEWEST_LAYERS) if plan.stages == 1 else 1
         first_of_each = [number for number in kinds.values() if number not in ahead]
         last = [number for number in place if number in ahead]
-        wanted = at_least + counts.index(len(place)) - len(last)
+        wanted = at_least + more[len(place)] - len(last)
         kept += first_of_each + first_of_each[-1:] * (wanted - len(first_of_each)) + last
     return kept
+
+
+def _more_layers(plan: LayerPlan) -> dict[int, int]:
+    """For each number of layers that places have, how many more than the fewest they keep.
+
+    The order of numbers stays where there are up to three; of more, whether a place has fewer layers than an even split,
+    as many, or more.
+    """
+    counts = sorted({count for row in plan.counts for count in row})
+    if len(counts) <= SIGNS:
+        return {count: place for place, count in enumerate(counts)}
+    even = len(plan.layers) // len(plan.places)
+    signs = {count: (count > even) - (count < even) for count in counts}
+    return {count: sorted(set(signs.values())).index(sign) for count, sign in signs.items()}

@@ -47,12 +47,14 @@ def reduce_other_stages(config: RunConfig, stage: int) -> tuple[RunConfig, Calla
 class Point:
     """What is small or large about a stage: layers in each of its runs, micro-batches kept alive, and those of a step.
 
-    Without a pipeline ``micro_batches`` are accumulation steps.
+    Without a pipeline ``micro_batches`` are accumulation steps. ``short``: as few stages as show the place of this one, with so
+    many chunks and those that have other kinds of layers; how many micro-batches are alive is then another matter.
     """
 
     layers: tuple[int, ...]
     alive: int
     micro_batches: int
+    short: int = 0
 
 
 def point_of(stage: Stage, config: RunConfig) -> Point:
@@ -70,12 +72,14 @@ def reduce_to_stage(config: RunConfig, like: Stage, point: Point) -> tuple[RunCo
 
     A stage keeps as many micro-batches alive as there are stages from it on: that is how long the small pipeline is. Where
     it has to be longer, for MindSpore to accept it, there are more micro-batches, too.
-    With several chunks per stage the pipeline stays as long as it is.
+    With several chunks per stage the pipeline stays as long as it is, unless ``point`` is of a short one.
     """
     stages, number, chunks = _pipeline(config, like, point)
     v_shape = chunks > 1 and config.parallel.pipeline_config.v_shape
     last = places_in_order(stages, chunks, v_shape)[-1]
-    runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
+    kept = _kept_chunks(like, point, config.model.config.pp_interleave_num)
+    pairs = zip(like.runs, point.layers, strict=True)
+    runs = [Run(kept.index(run.chunk), run.kind, count) for run, count in pairs if run.chunk in kept]
     architecture = config.model.config.architecture
     plain = architecture.main_layers[-1]
     own = [run.kind.spec or plain for run in runs]
@@ -110,6 +114,8 @@ def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, i
     """Number of stages of the small pipeline, which of them it is about, chunks per stage."""
     chunks = config.model.config.pp_interleave_num
     if chunks > 1 and like.place != ONLY:
+        if point.short:
+            return *_short_pipeline(config, like), len(_kept_chunks(like, point, chunks))
         return config.parallel_config.pipeline_stage, like.number, chunks
     if like.place == ONLY:
         return 1, 0, 1
@@ -118,6 +124,30 @@ def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, i
     behind = point.alive if like.place == MIDDLE else 1  # this stage and those after it
     number = stages_before(config, behind, like.number)
     return number + behind, number, 1
+
+
+def _short_pipeline(config: RunConfig, like: Stage) -> tuple[int, int]:
+    """As few stages as MindSpore accepts, and which of them; micro-batches that all stages share, these share, too."""
+    whole = config.parallel_config.pipeline_stage
+    fewest = 3 if like.place == MIDDLE else 2
+    stages = next(
+        count
+        for count in range(fewest, whole + 1)
+        if whole % count == 0 and (_compiles(config, count) or count == whole)
+    )
+    return stages, {FIRST: 0, MIDDLE: 1}.get(like.place, stages - 1)
+
+
+def _kept_chunks(like: Stage, point: Point, chunks: int) -> list[int]:
+    """Numbers of the chunks of the small pipeline."""
+    kept = list(range(min(point.short or chunks, chunks)))
+    seen = {run.kind for run in like.runs if run.chunk in kept}
+    for chunk in range(len(kept), chunks):
+        kinds = {run.kind for run in like.runs if run.chunk == chunk}
+        if not kinds <= seen:
+            kept.append(chunk)
+            seen |= kinds
+    return kept
 
 
 def stages_before(config: RunConfig, behind: int, number: int) -> int:
@@ -130,9 +160,15 @@ def stages_before(config: RunConfig, behind: int, number: int) -> int:
     return next((before for before in possible if before % 2 == number % 2), possible[0])
 
 
-def pipeline_length(config: RunConfig, like: Stage, alive: int) -> int:
-    """Stages of the small pipeline in which a stage like ``like`` keeps so many micro-batches alive."""
-    return _pipeline(config, like, Point((), alive, 0))[0]
+def pipeline_length(config: RunConfig, like: Stage, alive: int, short: int = 0) -> int:
+    """Stages of the small pipeline in which a stage like ``like`` keeps so many micro-batches alive, or of a short one."""
+    return _pipeline(config, like, Point((), alive, 0, short))[0]
+
+
+def pipeline_places(config: RunConfig, like: Stage, point: Point) -> int:
+    """Chunks of all stages of the pipeline that has a stage like ``like`` at ``point``."""
+    stages, _, chunks = _pipeline(config, like, point)
+    return stages * chunks
 
 
 def middle_deepening(config: RunConfig, number: int) -> int:

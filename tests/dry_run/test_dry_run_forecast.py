@@ -108,6 +108,17 @@ def test_mixed_recomputation_is_forecast():
     assert [memory.used_peak for memory in forecast] == [profile(config, stage.rank).used_peak for stage in stages]
 
 
+def test_of_two_kinds_of_layers_one_of_each_is_a_start():
+    """The stage's first layer and its last one are apart, so 1 and 2 of each are in line; of one kind it takes 2 and 3."""
+    config = pipeline(8, 80, 64, dp=8, recompute_config={"recompute": [5, 4, 3, 2, 1, 0, 0, 0]})
+    methods, count = found_by(config)
+    assert count == 3 + 8 + 6 + 3
+    assert methods[1:7] == ["extrapolated: 8 smaller runs"] * 4 + ["extrapolated: 6 smaller runs"] * 2
+    fewest = [design_for([Point((6, 6), 4, 64)], alone=alone).base.layers for alone in (True, False)]
+    assert fewest == [(1, 1), (2, 2)]
+    assert design_for([Point((12,), 4, 64)], alone=True).base.layers == (2,)
+
+
 def test_chunks_keep_the_length_of_the_pipeline():
     config = pipeline(
         4, 32, 16,

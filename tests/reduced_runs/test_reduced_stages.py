@@ -91,3 +91,22 @@ def test_a_run_of_a_model_directory_becomes_smaller_without_it(key, tmp_path):
     assert (small.model.config.num_layers, small.model.config.vocab_size) == (1, whole.vocab_size)
     assert other.model.config.architecture == whole.architecture
     assert (small.load_checkpoint, small.pretrained_model_dir) == ("", "")
+
+
+CHUNKS = {"parallel": {"pipeline_config": {"pipeline_interleave": True}}}
+
+
+@pytest.mark.parametrize(("number", "stages", "there"), [(0, 2, 0), (1, 4, 1), (2, 4, 1), (3, 2, 1)])
+def test_a_short_pipeline_shows_the_place_of_a_stage_and_all_kinds_of_its_chunks(number, stages, there):
+    model = {"num_layers": 16, "pp_interleave_num": 4}
+    recompute = {"recompute": [[0] * 4, [0] * 4, [1] * 4, [0] * 4]}
+    config = cluster_run(tp=2, pp=4, micro=16, model=model, recompute_config=recompute, **CHUNKS)
+    stage = stages_of(config)[number]
+    small, rank = reduce_to_stage(config, stage, Point((1,) * 4, 1, 2, short=2))
+    assert (small.parallel_config.pipeline_stage, rank) == (stages, there * 2)
+    held = stages_of(small)[there]
+    assert held.place == stage.place
+    assert [(run.chunk, run.kind.recompute) for run in held.runs] == [(0, False), (1, False), (2, True)]
+    assert [run.chunk for run in stages_of(reduce_to_stage(config, stage, Point((1,) * 4, 1, 2, 4))[0])[there].runs] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip

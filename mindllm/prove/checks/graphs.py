@@ -38,6 +38,7 @@ from mindllm.units import counted
 
 DEAR = 0.01  # of a step: exchanges that nobody asked for and that take more refute a run
 EXCLUDES = "exclude"
+FEWEST_CHUNKS = 2  # that take turns
 OF_RECOMPUTATION = re.compile(r"(?P<key>recompute_config[\w.]*): (?P<message>.*)", re.DOTALL)
 """In what the process says that compiles: patterns are looked up in the built model alone."""
 
@@ -100,8 +101,12 @@ def _compiled(config: RunConfig, stage: Stage) -> Compiled:
 
 
 def with_each_kind(config: RunConfig, stage: Stage) -> tuple[RunConfig, int]:
-    """Return a run with a layer of each kind of a stage and as few micro-batches as can be, and the stage's first rank."""
-    few = Point((1,) * len(stage.runs), 1, 2 if config.parallel_config.pipeline_stage > 1 else 1)
+    """Return a run with a layer of each kind of a stage and as few micro-batches as can be, and the stage's first rank.
+
+    Of several chunks two are left, but in a V, which has no more.
+    """
+    short = 0 if config.parallel.pipeline_config.v_shape else FEWEST_CHUNKS
+    few = Point((1,) * len(stage.runs), 1, 2 if config.parallel_config.pipeline_stage > 1 else 1, short)
     return reduce_to_stage(config, stage, few)
 
 
