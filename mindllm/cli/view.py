@@ -18,6 +18,8 @@ from mindllm.terminal.text import styled
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.batches.row_text import InstructionText, PreferenceText
 
+COMPARED = ": another row's answer, by which the distance from the reference is estimated"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints samples, or what the rows come to; returns the exit code."""
@@ -35,20 +37,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(index: int, data: RunData, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
-    sample = data.dataset.sample(index)
+    sample, learnt = data.dataset.sample(index), _learnt(data)
     if options.json:
-        print_json(description(index, sample, tokenizer))
+        print_json(description(index, sample, tokenizer, learnt))
         return
-    trained = sum(int(segment.trained.sum()) for segment in segments(sample))
+    shown = list(segments(sample, learnt))
+    trained = sum(int(segment.trained.sum()) for segment in shown)
     step, row = divmod(index, data.config.global_batch_size)
     output.rule(f"sample {index} (step {step + 1}, row {row}): {len(sample['labels'])} places, {trained} trained")
     output.print(styled(("trained", TRAINED), " ", ("only read", READ)))
-    for segment in segments(sample):
+    for segment in shown:
         if segment.is_padding:
             output.print(f"{len(segment.labels)} places of padding", style=PADDING)
             continue
-        output.rule(f"places {segment.start} to {segment.start + len(segment.labels) - 1}", style="dim", align="left")
+        places = f"places {segment.start} to {segment.start + len(segment.labels) - 1}"
+        output.rule(places + COMPARED * segment.compared, style="dim", align="left")
         output.print(coloured(segment, tokenizer, ids=options.ids))
+
+
+def _learnt(data: RunData) -> int | None:
+    """How many documents of a row are learnt from, where not all are."""
+    config = data.config
+    return 1 if config.is_preference_tuning and config.preference.estimates_divergence else None
 
 
 def _count(data: RunData, as_json: bool) -> int:

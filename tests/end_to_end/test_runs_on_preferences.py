@@ -56,6 +56,17 @@ def test_pairs_are_learnt_and_a_stopped_run_repeats_them(preferences, tmp_path, 
     assert [answer.split()[0] for answer in answers] == ["import", "from"]
 
 
+def test_the_viewer_tells_the_answer_that_is_compared_from_the_one_that_is_learnt(preferences, capsys):
+    options = ["--config", str(preferences), "--preference.loss_type=kto"]
+    assert view([*options, "--json"]) == 0
+    (shown,) = map(json.loads, capsys.readouterr().out.splitlines())
+    learnt, compared = shown["segments"]
+    assert (learnt["compared"], compared["compared"]) == (False, True)
+    assert shown["trained"] == learnt["trained"] > 0 == compared["trained"]
+    assert view(options) == 0
+    assert capsys.readouterr().out.count("another row's answer") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sigmoid", "kto"])
 def test_replicas_learn_what_one_process_does(preferences, tmp_path, kind):

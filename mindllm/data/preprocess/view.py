@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,16 @@ BREAK = "↵"
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens of a sample that see each other, from place ``start``: ``labels`` int [n], which are ``trained`` bool [n]."""
+    """Tokens of a sample that see each other, from place ``start``: ``labels`` int [n], which are ``trained`` bool [n].
+
+    ``compared``: nothing of it is learnt; by its answer the distance from the reference is estimated.
+    """
 
     start: int
     first: int
     labels: np.ndarray
     trained: np.ndarray
+    compared: bool = False
 
     @property
     def is_padding(self) -> bool:
@@ -31,14 +35,20 @@ class Segment:
         return not (self.trained.any() or self.labels.any() or self.first)
 
 
-def segments(sample: dict[str, np.ndarray]) -> Iterator[Segment]:
-    """Yields the segments of a sample; one that does not say where segments begin is one."""
+def segments(sample: dict[str, np.ndarray], learnt: int | None = None) -> Iterator[Segment]:
+    """Yields the segments of a sample; one that does not say where segments begin is one.
+
+    ``learnt``: how many are learnt from, of those that hold something; None: all. By others a distance is estimated.
+    """
     length = len(sample["labels"])
     labels, trained = _read_and_trained(sample)
     starts = np.unique(sample["segment_starts"]).tolist() if "segment_starts" in sample else [0]
-    for start, stop in zip(starts, [*starts[1:], length], strict=True):
+    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], length], strict=True)):
         part = slice(start, stop)
-        yield Segment(start, int(sample["input_ids"][start]), labels[part], trained[part])
+        segment = Segment(start, int(sample["input_ids"][start]), labels[part], trained[part])
+        if learnt is not None and number >= learnt and not segment.is_padding:
+            segment = replace(segment, trained=np.zeros_like(segment.trained), compared=True)
+        yield segment
 
 
 def _read_and_trained(sample: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -84,9 +94,11 @@ def runs(tokens: list[tuple[int, str]]) -> Iterator[tuple[list[int], str]]:
         yield run, previous
 
 
-def description(index: int, sample: dict[str, np.ndarray], tokenizer: Tokenizer) -> dict[str, Any]:
+def description(
+    index: int, sample: dict[str, np.ndarray], tokenizer: Tokenizer, learnt: int | None = None
+) -> dict[str, Any]:
     """Returns the JSON object of ``--json``: places, trained tokens, and of every segment its parts as (text, trained)."""
-    found = [segment for segment in segments(sample) if not segment.is_padding]
+    found = [segment for segment in segments(sample, learnt) if not segment.is_padding]
     return {
         "sample": index,
         "places": len(sample["labels"]),
@@ -95,6 +107,7 @@ def description(index: int, sample: dict[str, np.ndarray], tokenizer: Tokenizer)
             {
                 "start": segment.start,
                 "trained": int(segment.trained.sum()),
+                "compared": segment.compared,
                 "parts": [
                     {"text": tokenizer.decode(run), "trained": style == TRAINED}
                     for run, style in runs(
