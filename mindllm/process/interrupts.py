@@ -20,7 +20,7 @@ from mindllm.process.exit_hooks import tidy_up
 from mindllm.process.temporary import leave_nothing
 
 INTERRUPTED = 128 + signal.SIGINT
-GRACE = 10.0  # seconds in which a signal has to be answered while there is nothing to save
+GRACE = 3.0  # seconds in which a signal has to be answered while there is nothing to save
 ENDING = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b"terminated\n", signal.SIGHUP: b"hung up\n"}
 """What is said when a process leaves because of it; the exit code is 128 and its number, as shells have it."""
 RECEIVER = "interrupts"
