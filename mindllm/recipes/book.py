@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import lcm
@@ -12,9 +13,12 @@ from mindllm.config.checks.mesh import COMPILED, compiles_for
 from mindllm.errors import CheckFailed, UserError
 from mindllm.launch.layouts import LayoutBook
 from mindllm.recipes.configure import Configured, Request
+from mindllm.recipes.recipe import WRITTEN_BY
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.device import Device
 from mindllm.units import GIB
+
+SPARE = ".spare_"
 
 
 @dataclass(frozen=True)
@@ -150,14 +154,24 @@ def find_spares(
 
     A spare has the global batch of ``first``; it may be slower than ``request`` wants, which is said of the whole cluster.
     """
+    _forget_older(place)
     batch, slower = first.config.global_batch_size, replace(request.constraints, tokens_per_second=None)
     for number, devices in enumerate(counts, 1):
-        path = place.with_name(f"{place.stem}.spare_{number}{place.suffix}")
+        path = place.with_name(f"{place.stem}{SPARE}{number}{place.suffix}")
         smaller = replace(request, devices=devices, global_batch=batch, fewer=False, constraints=slower)
         try:
             yield Layout(devices, path, find(smaller, path))
         except CheckFailed as error:
             yield Layout(devices, path, None, f"{error}{_divided(batch, first.device_count, devices)}")
+
+
+def _forget_older(place: Path) -> None:
+    """Remove the spares that an earlier command wrote beside ``place``: of fewer ones, some would stay and be of another run."""
+    for path in place.parent.glob(f"{glob.escape(place.stem)}{SPARE}[0-9]*{place.suffix}"):
+        with path.open("rb") as file:
+            written = file.read(len(WRITTEN_BY)) == WRITTEN_BY.encode()
+        if written:
+            path.unlink()
 
 
 def _divided(batch: int, first: int, devices: int) -> str:

@@ -20,6 +20,8 @@ from mindllm.terminal.tables import Table, texts
 REASON_FROM = 2  # spaces before a comment
 LONGEST_LINE = 130
 
+WRITTEN_BY = "# Written by: "  # how the YAML of a command begins
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -97,9 +99,7 @@ class MadeRun:
     def yaml(self) -> str:
         """Return the YAML: a base and what differs, each choice with its reason behind it."""
         reasons = {choice.path: choice.reason for choice in self.choices}
-        first = (
-            f"# Written by: {_one_line(self.command)}\n# The same command writes it anew: copy it to keep changes.\n"
-        )
+        first = f"{WRITTEN_BY}{_one_line(self.command)}\n# The same command writes it anew: copy it to keep changes.\n"
         return first + "".join(_lines(self.tree, (), reasons))
 
     def write(self, path: Path) -> None:

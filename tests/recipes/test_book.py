@@ -36,6 +36,15 @@ def test_a_book_names_a_layout_for_each_node_fewer(tmp_path, capsys):
     assert "a book of 3 layouts" in shown
 
 
+def test_spares_of_an_earlier_command_do_not_stay(tmp_path):
+    own = tmp_path / "run.spare_9.yaml"
+    own.write_text("base: run.yaml  # of a person\n")
+    configure(tmp_path, "--devices", "24", "--spares", "2", "--global-batch", "48")
+    configure(tmp_path, "--devices", "24", "--spares", "1", "--global-batch", "48")
+    spares = sorted(path.name for path in tmp_path.glob("*.spare_*.yaml"))
+    assert spares == ["run.spare_1.yaml", own.name]
+
+
 def test_a_batch_that_fewer_devices_do_not_divide_is_said_and_left_out(tmp_path, capsys):
     code, book = configure(tmp_path, "--devices", "32", "--spares", "1", "--global-batch", "32", "--json")
     assert code == CheckFailed.exit_code
