@@ -20,9 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Converts or describes; returns the exit code."""
     options = make_parser().parse_args(arguments)
     if options.command == "info":
+        from mindllm.weights.convert import checkpoint_in
         from mindllm.weights.info import describe, description_table
 
-        description = describe(options.path)
+        description = describe(checkpoint_in(options.path))
         print_json(description) if options.json else output.print(description_table(description))
         return 0
     with drawn(*([] if options.command in QUANTIZE else BYTES)) as progress:
@@ -33,8 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _convert(options: argparse.Namespace, progress: Progress) -> Path:
     from mindllm.weights.adapters import export_adapter, merge, unmerge
-    from mindllm.weights.convert import export_weights, import_weights
+    from mindllm.weights.convert import checkpoint_in, export_weights, import_weights
 
+    for named in ("source", "adapter", "base"):
+        if (path := getattr(options, named, None)) is not None:
+            setattr(options, named, checkpoint_in(path))
     if options.command == "adapter":
         return export_adapter(options.source, options.target)
     if options.command in ("merge", "unmerge"):

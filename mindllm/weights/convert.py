@@ -22,6 +22,7 @@ from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
 from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
+from mindllm.train.job.output_directory import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,20 @@ class Whole:
     model: ModelConfig
     weights: Mapping[str, TensorSource]
     tokenizer: Path | None
+
+
+def checkpoint_in(path: Path) -> Path:
+    """Return the newest checkpoint where ``path`` is the output directory of a run; anything else as it is.
+
+    Raises:
+        UserError: the run has no checkpoint yet.
+    """
+    kept = path / CHECKPOINTS
+    if not kept.is_dir():
+        return path
+    if (newest := CheckpointStore(kept).newest()) is None:
+        raise UserError(f"{path}: a run without a checkpoint yet; name a model, or wait for its first")
+    return newest
 
 
 def import_weights(

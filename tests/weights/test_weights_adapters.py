@@ -78,6 +78,19 @@ def test_merged_and_taken_out_again(base, tmp_path):
     assert (content["r"], content["base_model_name_or_path"]) == (4, str(base))
 
 
+def test_the_directory_of_a_run_stands_for_its_newest_checkpoint(base, tmp_path, capsys):
+    checkpoint = tuned_checkpoint(tmp_path / "run" / "checkpoint", base)
+    assert tool("merge", tmp_path / "run", tmp_path / "one") == 0
+    assert tool("merge", checkpoint, tmp_path / "two") == 0
+    for name, array in weights(tmp_path / "one").items():
+        np.testing.assert_array_equal(array, weights(tmp_path / "two")[name])
+    assert tool("info", tmp_path / "run") == 0
+    (tmp_path / "begun" / "checkpoint").mkdir(parents=True)
+    assert tool("adapter", tmp_path / "begun", tmp_path / "none") == 2
+    assert "a run without a checkpoint yet" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 def test_an_adapter_of_another_base_is_refused_and_nothing_is_written(base, tmp_path, capsys):
     checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base)
     tool("adapter", checkpoint, tmp_path / "adapter")

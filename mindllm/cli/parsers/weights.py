@@ -57,7 +57,7 @@ def make_parser() -> CommandParser:
         "source",
         type=Path,
         metavar="CHECKPOINT",
-        help="checkpoint; or GGUF file, Hugging Face directory (in another type)",
+        help="checkpoint, or a run for its newest; or GGUF file, Hugging Face directory (in another type)",
     )
     exporting.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     add_export_options(exporting)
@@ -72,11 +72,13 @@ def make_parser() -> CommandParser:
 
 def _add_adapter_commands(commands: Any) -> None:
     adapter = commands.add_parser("adapter", help="what a checkpoint of a tuned model holds, as PEFT reads it")
-    adapter.add_argument("source", type=Path, metavar="CHECKPOINT")
+    adapter.add_argument(
+        "source", type=Path, metavar="CHECKPOINT", help="or the output directory of a run, for its newest"
+    )
     adapter.add_argument("target", type=output_directory, metavar="PEFT_DIRECTORY", help="must not exist, or be empty")
     merging = commands.add_parser("merge", help="an adapter and its base as one Hugging Face directory")
     merging.add_argument(
-        "source", type=Path, metavar="ADAPTER", help="directory of PEFT, or a checkpoint with adapters"
+        "source", type=Path, metavar="ADAPTER", help="directory of PEFT, or a checkpoint (or run) with adapters"
     )
     merging.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     merging.add_argument(
