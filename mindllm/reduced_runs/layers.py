@@ -16,7 +16,7 @@ from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
 FEWEST_LAYERS = 2  # of a model without stages
-SIGNS = 3  # of an offset: fewer layers than an even split, as many, more
+FEW_NUMBERS = 3  # of layers of a place: fewer than an even split, as many, more
 
 
 def layer_keys(model: ModelConfig, specs: Sequence[LayerSpec]) -> dict[str, Any]:
@@ -84,12 +84,11 @@ def one_of_every_kind(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: 
 def _more_layers(plan: LayerPlan) -> dict[int, int]:
     """For each number of layers that places have, how many more than the fewest they keep.
 
-    The order of numbers stays where there are up to three; of more, whether a place has fewer layers than an even split,
-    as many, or more.
+    The order of numbers stays where there are few; of many, whether a place has more than an even split. That the layers of the
+    whole run are where its keys say is asked of the plan, not of the small model.
     """
     counts = sorted({count for row in plan.counts for count in row})
-    if len(counts) <= SIGNS:
+    if len(counts) <= FEW_NUMBERS:
         return {count: place for place, count in enumerate(counts)}
     even = len(plan.layers) // len(plan.places)
-    signs = {count: (count > even) - (count < even) for count in counts}
-    return {count: sorted(set(signs.values())).index(sign) for count, sign in signs.items()}
+    return {count: int(count > even) for count in counts}
