@@ -17,7 +17,7 @@ MOMENT_PREFIXES = tuple(f"{moment}." for moment in MOMENTS)
 """What stands before the name of a weight in those of its moments."""
 ADAMW = "AdamW"
 MUON, MUON_MOMENT = "Muon", "muon_m"
-"""The optimizer of this name keeps one moment of every matrix of layers, and AdamW's two of other weights."""
+"""The optimizer of this name keeps one moment of every matrix of layers, experts' too, and AdamW's two of other weights."""
 CODES, SCALES = ("adam_m_codes", "adam_v_codes"), ("adam_m_scales", "adam_v_scales")
 """Moments of 8 bits (``optimizer.state_bits``): a code for each number, and a scale for each block of them."""
 CODE_BITS, FEWEST_BLOCKS = 8, 16
@@ -111,8 +111,8 @@ def weight_of_cut_blocks(shapes: Mapping[str, tuple[int, ...]], ranks: int, bloc
 
 
 def is_orthogonalised(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether Muon updates a weight: all matrices in layers, so neither embedding nor head."""
-    return is_of_layer(name) and len(shape) == 2
+    """Whether Muon updates a weight: all matrices in layers, so neither embedding nor head, and stacks of experts' matrices."""
+    return is_of_layer(name) and len(shape) in (2, 3)
 
 
 def updated_weights(names: Iterable[str]) -> list[str]:

@@ -35,8 +35,8 @@ class OptimizerConfig(Section):
 
     type: Literal["AdamW", "Muon"] = Field(
         default="AdamW",
-        description="AdamW: with decoupled weight decay; Muon: momentum of the matrices of layers, made orthogonal, and AdamW of "
-        "all other weights (embedding, head, norms, biases).",
+        description="AdamW: with decoupled weight decay; Muon: momentum of the matrices of layers, made orthogonal, of experts "
+        "each by itself, and AdamW of all other weights (embedding, head, norms, biases).",
     )
     bias_correction: bool = Field(
         default=True,

@@ -68,7 +68,9 @@ class WholeRows(nn.Cell):
 
 
 class JoinedParts(nn.Cell):
-    """A matrix with the parts of one dimension put together; in a cell that is opened when tensors are a device's parts."""
+    """A matrix, or matrices of experts, with the parts of one dimension put together; in a cell that is opened when tensors are a
+    device's parts.
+    """
 
     def __init__(self, cut: WeightCut, dimension: int, rank: int) -> None:
         super().__init__(auto_prefix=False)
@@ -76,13 +78,16 @@ class JoinedParts(nn.Cell):
         if self.exchanges:
             self.gather = in_group(P.AllGather, cut.ranks_along(dimension, rank))
             self.transpose = P.Transpose()
+            sides = [*range(len(cut.shape))]
+            sides[0], sides[dimension] = dimension, 0
+            self.first = tuple(sides)
 
     def construct(self, x: Tensor) -> Tensor:
         if not self.exchanges:
             return x
         if self.dimension == 0:
             return self.gather(x)
-        return self.transpose(self.gather(self.transpose(x, (1, 0))), (1, 0))
+        return self.transpose(self.gather(self.transpose(x, self.first)), self.first)
 
 
 class SumOverDevices(nn.Cell):

@@ -163,7 +163,9 @@ def _decoded(state: Mapping, name: str, number: int) -> np.ndarray:
 
 
 class _OrthogonalPart:
-    """One matrix with its momentum, updated by Muon. Its singular values are mapped one by one, as Newton-Schulz steps do."""
+    """One matrix with its momentum, or those of all experts, updated by Muon. Singular values are mapped one by one, as
+    Newton-Schulz steps do.
+    """
 
     kept_of_rows = np.ones(1)
 
@@ -178,10 +180,11 @@ class _OrthogonalPart:
         optimizer = self.optimizer
         ahead = self.gradient + optimizer.momentum * self.moment
         left, values, right = np.linalg.svd(ahead if optimizer.nesterov else self.moment, full_matrices=False)
-        values = values / (np.linalg.norm(values) + TINY)
+        values = values / (np.linalg.norm(values, axis=-1, keepdims=True) + TINY)
         for a, b, c in optimizer.newton_schulz:
             values = a * values + b * values**3 + c * values**5
-        step = optimizer.matched_adamw_rms * np.sqrt(max(self.old.shape)) * (left * values) @ right
+        size = optimizer.matched_adamw_rms * np.sqrt(max(self.old.shape[-2:]))
+        step = size * (left * values[..., np.newaxis, :]) @ right
         decay = optimizer.decay_of(name, self.old.ndim)
         change = rate * (step + decay * self.old)
         error = _largest(_by_rows(self.old - change, self.kept_of_rows) - self.new)

@@ -30,14 +30,16 @@ def assert_same(output, wanted, steps):
 
 
 @pytest.mark.slow
-def test_experts_of_four_groups_go_on_in_two_and_on_one_device(config_file, tmp_path):
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+def test_experts_of_four_groups_go_on_in_two_and_on_one_device(optimizer, config_file, tmp_path):
+    mixture = (*MIXTURE, f"--optimizer.type={optimizer}")
     single = tmp_path / "single"
-    run(config_file, single, *MIXTURE, *GROUPS[1])
+    run(config_file, single, *mixture, *GROUPS[1])
     assert any(load["dropped"] for record in read_lines(single / "metrics.jsonl") for load in record["experts"])
     four, checkpoint = tmp_path / "four", tmp_path / "four" / "checkpoint" / f"llm-{HALF}"
-    run(config_file, four, *MIXTURE, *GROUPS[4], f"--runner_config.stop_step={HALF}")
+    run(config_file, four, *mixture, *GROUPS[4], f"--runner_config.stop_step={HALF}")
     assert_same(four, single, range(1, HALF + 1))
     for groups in (2, 1):
         output = tmp_path / f"from_{groups}"
-        run(config_file, output, *MIXTURE, *GROUPS[groups], f"--resume_training={checkpoint}")
+        run(config_file, output, *mixture, *GROUPS[groups], f"--resume_training={checkpoint}")
         assert_same(output, single, range(HALF + 1, STEPS + 1))

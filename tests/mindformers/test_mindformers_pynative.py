@@ -236,13 +236,6 @@ SORTED = (
 )
 
 
-DENSE = (
-    *("--model.model_config.first_k_dense_replace=61", "--model.model_config.num_nextn_predict_layers=0"),
-    *("--model.model_config.mtp_loss_factor=0.1", "--model.model_config.offset=0"),
-    "--parallel_config={data_parallel: 8, pipeline_stage: 1, expert_parallel: 1, micro_batch_num: 1}",
-)
-
-
 @pytest.fixture
 def there_and_back(tmp_path, capsys):
     """Writes a run in the PyNative form by the command line and loads what was written; with the run itself."""
@@ -265,7 +258,7 @@ def there_and_back(tmp_path, capsys):
             ("--optimizer.type=Muon", "--seed=5", "--runner_config.batch_size=2"),
         ),
         (DEEPSEEK, SORTED),
-        (DEEPSEEK, (*SORTED, *DENSE, "--optimizer.type=Muon", "--optimizer.qk_clip_threshold=50")),
+        (DEEPSEEK, (*SORTED, "--optimizer.type=Muon", "--optimizer.qk_clip_threshold=50")),
     ],
 )
 def test_a_run_of_ours_is_the_same_run_there(there_and_back, config, options):

@@ -18,6 +18,7 @@ from mindllm.parallel.weight_cut import WeightCut
 
 SHARED = {"enable_parallel_optimizer": True}
 PAIRS = {**SHARED, "parallel_optimizer_config": {"parallel_optimizer_threshold": 0, "optimizer_weight_shard_size": 2}}
+EXPERTS = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2}
 SAVED = {"modules_to_save": ["tok_embeddings", "norm_out", "lm_head"]}
 RUNS = {
     "replicas": (3, {"dp": 4, "parallel": PAIRS}),
@@ -28,6 +29,23 @@ RUNS = {
     "rows of unit length": (
         1,
         {"dp": 2, "tp": 2, "parallel": SHARED, "model": {"model_type": "baichuan", "norm_head": True, "n_kv_heads": 4}},
+    ),
+    "experts": (3, {"dp": 4, "tp": 2, "expert_parallel": 2, "parallel": SHARED, "model": EXPERTS}),
+    "experts that replicas do not divide": (
+        6,
+        {"dp": 4, "tp": 2, "expert_parallel": 4, "expert_model_parallel": 1, "parallel": SHARED, "model": EXPERTS},
+    ),
+    "experts of sorted tokens": (
+        5,
+        {
+            "dp": 4,
+            "tp": 2,
+            "expert_parallel": 2,
+            "expert_model_parallel": 1,
+            "use_seq_parallel": True,
+            "parallel": PAIRS,
+            "model": {**EXPERTS, "moe_grouped_gemm": True},
+        },
     ),
     "whole vocabulary": (1, {"dp": 2, "tp": 2, "parallel": SHARED, "vocab_emb_dp": True}),
     "adapters with lengths": (
@@ -61,6 +79,9 @@ def cuts_of(config):
         WeightCut((8, 12), 1, 4, 2, 8),
         WeightCut((8, 12), None, 4, 2, 16),
         WeightCut((8, 12), 1, 2, 1, 4),
+        WeightCut((8, 6, 4), None, 1, 2, 8, 4),
+        WeightCut((8, 6, 4), 1, 2, 2, 16, 2),
+        WeightCut((4, 6, 8), 2, 2, 1, 8, 2),
     ],
     ids=str,
 )
@@ -79,7 +100,9 @@ def test_the_parts_of_a_weight_are_all_of_it(cut):
                 along = cut.ranks_along(side, rank)
                 assert rank in along
                 assert [cut.first(side, other) for other in along] == [*range(0, size, size // len(along))]
-                assert len({cut.layout(other).slices(other)[1 - side].start for other in along}) == 1
+                beside = [place for place in range(len(cut.shape)) if place != side]
+                where = [[cut.layout(other).slices(other)[place] for place in beside] for other in along]
+                assert all(one == where[0] for one in where)
                 assert all(cut.ranks_along(side, other) == along for other in along)
         assert (counts == cut.copies).all()
         first = [rank for rank in ranks if cut.layout(rank).copies_before(rank) == 0]

@@ -9,6 +9,7 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.config.optimizer import OptimizerConfig
 from mindllm.verify.compare import TOLERANCES, explained_by_moments
 from mindllm.verify.side import count_errors
 from mindllm.verify.update import update_problems
@@ -61,6 +62,47 @@ def update(clips: bool = True, corrects: bool = True, decays_norms: bool = False
 def test_an_update_is_that_of_the_yaml(mistake, begins):
     problems = list(update_problems(run(), UPDATES, lambda name: RATE, *update(**mistake)))
     assert len(problems) == len(begins)
+    assert all(problem.startswith(begin) for problem, begin in zip(problems, begins, strict=True))
+
+
+STACK = "model.layers.0.feed_forward.experts.w1.weight"
+
+
+def stacked(sides=(1, 2), longest=4, momentum=0.95):
+    """The same of three experts' matrices, updated by Muon in float64; mistakes: which sides a norm is of, the size of a step."""
+    random, optimizer = np.random.default_rng(2), OptimizerConfig(type="Muon")
+    weight, kept, gradient = random.normal(size=(3, 3, 4, 2))
+    moment = momentum * kept + gradient
+    x = gradient + 0.95 * moment
+    x = x / (np.sqrt(np.sum(x**2, sides, keepdims=True)) + 1e-7)
+    for a, b, c in optimizer.newton_schulz:
+        square = x.transpose(0, 2, 1) @ x
+        x = a * x + x @ (b * square + c * square @ square)
+    step = optimizer.matched_adamw_rms * np.sqrt(longest) * x
+    changed = weight - RATE * (step + optimizer.weight_decay * weight)
+    names = (STACK, f"muon_m.{STACK}")
+    before, after = (
+        {name: np.float32(value) for name, value in zip(names, values, strict=True)}
+        for values in ((weight, kept), (changed, moment))
+    )
+    return float(np.linalg.norm(gradient)), before, after
+
+
+@pytest.mark.parametrize(
+    ("mistake", "begins"),
+    [
+        ({}, []),
+        ({"sides": (0, 1, 2)}, [f"{STACK}: off by "]),  # the stack is one matrix
+        ({"sides": (0, 2)}, [f"{STACK}: off by "]),
+        ({"longest": 12}, [f"{STACK}: off by "]),  # rows of all experts
+        ({"momentum": 0.5}, ["gradients were applied with the norm ", f"{STACK}: off by "]),
+    ],
+    ids=["right", "one norm", "norms of rows", "size of the stack", "momentum"],
+)
+def test_experts_are_updated_each_for_itself(mistake, begins):
+    config = cluster_run(optimizer={"type": "Muon"}, runner_wrapper={"use_clip_grad": False})
+    problems = list(update_problems(config, UPDATES, lambda name: RATE, *stacked(**mistake)))
+    assert len(problems) == len(begins), problems
     assert all(problem.startswith(begin) for problem, begin in zip(problems, begins, strict=True))
 
 

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator
 
-from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.optimizer_state import ADAMW, CODE_BITS, MUON, weight_of_cut_blocks
 from mindllm.architecture.query_key_rows import query_key_rows, why_not_linear
 from mindllm.architecture.tuners import FULL_TUNING, GALORE, LISA
@@ -200,7 +199,7 @@ def _schedule(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[
 
 
 def check_optimizer(config: RunConfig) -> Iterator[Finding]:
-    """What Muon does not update yet, its keys where it is not the optimizer, and what has moments of 8 bits."""
+    """What Muon does not update, its keys where it is not the optimizer, and what has moments of 8 bits."""
     optimizer, model = config.optimizer, config.model.config
     if optimizer.state_bits == CODE_BITS:
         yield from _moments_of_8_bits(config)
@@ -215,9 +214,6 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
     if len(optimizer.ns_coefficients) > optimizer.ns_steps:
         message = f"has {len(optimizer.ns_coefficients)} entries for {optimizer.ns_steps} steps"
         yield ("optimizer", "ns_coefficients"), f"{message}; write a larger ns_steps"
-    if any(isinstance(spec.feed_forward, ExpertsSpec) for spec in model.architecture.specifications()):
-        message = "routed experts, weights of three dimensions, are not made orthogonal yet (value Muon)"
-        yield ("optimizer", "type"), f"{message}; write AdamW"
     if model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
         message = f"pet_type {model.pet_config.pet_type} has an update of its own, or adapters (value Muon)"
         yield ("optimizer", "type"), f"{message}; write AdamW, or pet_type: full"

@@ -5,13 +5,27 @@ The tests hold it to the layouts that MindSpore's compiler gives the weights.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mindspore import Parameter, nn
 
 from mindllm.architecture.optimizer_state import MUON
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM
 from mindllm.models.experts.expert_load import is_probe
-from mindllm.parallel.layout import CONTEXT, DATA, TENSOR, Dimension, Layout, Mesh, axes_of, mesh_of
+from mindllm.models.experts.grouped_experts import ExpertMatrices
+from mindllm.parallel.layout import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    EXPERT_RANKS,
+    TENSOR,
+    Dimension,
+    Layout,
+    Mesh,
+    axes_of,
+    mesh_of,
+)
 from mindllm.parallel.sharding.cells import sharding_table
 from mindllm.parallel.sharding.table import Table, is_shared_by_optimizer
 from mindllm.parallel.weight_cut import WeightCut, optimizer_shards
@@ -28,13 +42,15 @@ READERS: dict[str, tuple[tuple[str, int], ...]] = {
 """By attribute of a cell that is a weight: the operator of the cell that reads it, and as which of its inputs."""
 OF_UNIT_ROWS = ("unit_rows.square", 0)
 """What reads the head's weight where its rows are divided by their lengths."""
+OF_SORTED_TOKENS = {"w1": 3, "w3": 4, "w2": 5}
+"""Where tokens are sorted one operator reads the matrices of all experts: as which of its inputs, by their cell."""
 
 
 def weight_cuts(model: CausalLM, config: RunConfig) -> dict[str, WeightCut]:
     """The cut of every trained weight by its name. Where devices are replicas the optimizer alone cuts.
 
     Raises:
-        UserError: a weight whose cut is not known, such as that of routed experts.
+        UserError: a weight whose cut is not known.
     """
     mesh = mesh_of(config)
     splits = mesh.model_parallel * mesh.expert_parallel > 1
@@ -56,12 +72,16 @@ def _layout(path: str, cell: nn.Cell, name: str, table: Table) -> Layout | None:
     for operator, place in READERS.get(own, ()):
         if (entry := table.get(f"{path}.{operator}")) is not None and place < len(entry.inputs):
             return entry.inputs[place]
+    if isinstance(cell, ExpertMatrices):
+        around, _, own = path.rpartition(".")
+        return table[f"{around}.on_parts"].inputs[OF_SORTED_TOKENS[own]]
     return None
 
 
 def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None) -> WeightCut:
     shape = tuple(weight.shape)
-    ways = [_ways(mesh, dimension) for dimension in layout or ()]
+    groups = mesh.expert_parallel if layout and layout[0] == EXPERT else 1
+    ways = [1 if dimension == EXPERT else _ways(mesh, dimension) for dimension in layout or ()]
     split = [place for place, count in enumerate(ways) if count != 1]
     if layout is None or 0 in ways or len(split) > 1:
         pet = config.model.config.pet_config
@@ -72,15 +92,18 @@ def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None
         raise config.error("model.model_config.pet_config.pet_type", message)
     dimension = split[0] if split else None
     count = 1 if dimension is None else ways[dimension]
-    part = tuple(size // (count if place == dimension else 1) for place, size in enumerate(shape))
-    shards = optimizer_shards(config, mesh, part, count) if is_shared_by_optimizer(weight) else 1
-    return WeightCut(shape, dimension, count, shards, mesh.stage_device_num)
+    whole = WeightCut(shape, dimension, count, 1, mesh.stage_device_num, groups)
+    if not is_shared_by_optimizer(weight):
+        return whole
+    return replace(whole, shards=optimizer_shards(config, mesh, whole.part_shape, count * groups))
 
 
 def _ways(mesh: Mesh, dimension: Dimension) -> int:
     """Neighbours that have different parts of a dimension; 0 for ranks that are no neighbours."""
     sizes = {**mesh.expert_axes, **mesh.axes}
     axes = [axis for axis in axes_of(dimension) if sizes[axis] > 1]
+    if axes == [EXPERT_RANKS]:
+        return sizes[EXPERT_RANKS]
     if any(axis not in mesh.axes for axis in axes):
         return 0
     if not axes or axes == [TENSOR]:

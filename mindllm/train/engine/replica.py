@@ -34,9 +34,9 @@ from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.device import uses_graph_kernels
 from mindllm.train.engine.columns import FURTHER, further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
+from mindllm.train.expert_loads import LOAD
 from mindllm.train.health import Watched, by_weight, largest_of
 from mindllm.train.job.ranks import ALONE, Ranks
-from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.optimizers.build import Optimizer, make_optimizer
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ApplyGradients, ForwardBackward, TrainStep
 from mindllm.train.watched import Watch, logits_of, logits_of_heads, make_watch
@@ -94,6 +94,7 @@ class ReplicaEngine(Engine):
         self._evaluation.set_train(False)
         self.optimizer: Optimizer | None = None
         self._watch: Watch | None = None
+        self._counted: list[Parameter] = []  # in a step, of experts and of pairs of answers
         self._used = False  # by a compiled graph
         if training:
             self._build_training()
@@ -108,6 +109,7 @@ class ReplicaEngine(Engine):
             largest=largest_logits(self.model),
             process=(self.ranks.rank, self.ranks.count),
         )
+        self._counted = [item for item in self.optimizer.get_parameters() if item.name.startswith(LOAD)]
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._watch = make_watch(self.config, self.model, self.optimizer, whole=True)
@@ -225,9 +227,7 @@ class ReplicaEngine(Engine):
         return logits_of_heads({item.name: item.asnumpy() for item in self._watch.logits.kept})
 
     def counts(self) -> Mapping[str, np.ndarray]:
-        if not isinstance(self.optimizer, AdamW) or not self.optimizer.counts:
-            return {}
-        return {item.name: item.asnumpy() for item in self.optimizer.expert_loads.counted}
+        return {item.name: item.asnumpy() for item in self._counted}
 
     @property
     def optimizer_state(self) -> dict[str, Parameter]:

@@ -49,7 +49,8 @@ def make_optimizer(
         mesh = Mesh() if cuts is None else mesh_of(config)
         own, processes = process if cuts is None else (rank, 1)
         clip = make_qk_clip(parameters, largest, config, cuts, own, elsewhere, mesh, processes)
-        return MuonAdamW(parameters, config.optimizer, cuts, rank, elsewhere, rates, clip)
+        bias_rate = model.topk_bias_update_rate
+        return MuonAdamW(parameters, config.optimizer, cuts, rank, elsewhere, rates, clip, bias_rate, shares)
     if config.optimizer.state_bits == CODE_BITS:
         elsewhere = _elsewhere(parameters, config, rank)
         return AdamW8bit(parameters, config.optimizer, cuts, rank, elsewhere, rates, config.error)

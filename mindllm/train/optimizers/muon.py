@@ -1,11 +1,13 @@
 """Muon (Jordan et al., 2024): momentum of the matrices of layers, made orthogonal by Newton-Schulz steps; AdamW of all others.
+Of routed experts each has matrices of its own.
 
 Of the momentum ``M [m, n]`` a step goes by ``rms · √max(m, n) · O``, where ``O`` has the singular vectors of ``M`` and singular
 values near one. The factor gives its entries the root mean square that AdamW's have, so both share a learning rate (Liu et al.,
 2025, "Muon is scalable for LLM training", section 2.2). Decay is decoupled. All is computed in fp32.
 
 On devices that share the model each has a part of a matrix. Momentum is cut as the weight is. Every device puts the whole
-matrix together, makes it orthogonal, and keeps its own part: so all ranks do the update of a single device.
+matrix together, makes it orthogonal, and keeps its own part: so all ranks do the update of a single device. Of stacked experts a
+device makes the matrices whole of which it has a part, and no others.
 """
 
 from __future__ import annotations
@@ -28,27 +30,33 @@ from mindllm.train.optimizers.qk_clip import QkClip
 from mindllm.train.part_exchange import JoinedParts
 
 TINY = 1e-7  # a matrix of zeros stays one
+MATRIX = 2  # dimensions
 NOT_CLIPPED = -1
 
 
 class OrthogonalMatrix(nn.Cell):
-    """A matrix ``[m, n]``, or a device's part of it, with singular values near one.
+    """A matrix ``[m, n]``, or a device's part of it, with singular values near one; of ``[experts, m, n]`` each of the matrices.
 
     Args:
-        cut: of the matrix.
+        cut: of the matrix, or of the stack.
         rank: this device.
         coefficients: ``a, b, c`` of every step, which maps a singular value ``s`` to ``a·s + b·s³ + c·s⁵``.
     """
 
     def __init__(self, cut: WeightCut, rank: int, coefficients: Sequence[tuple[float, float, float]]) -> None:
         super().__init__(auto_prefix=False)
-        self.tall = cut.shape[0] > cut.shape[1]
+        dimensions = len(cut.shape)
+        rows, columns = self.sides = dimensions - 2, dimensions - 1
+        self.tall = cut.shape[rows] > cut.shape[columns]
         self.coefficients = tuple(coefficients)
-        self.join_columns, self.join_rows = JoinedParts(cut, 1, rank), JoinedParts(cut, 0, rank)
-        begins = [cut.first(side, rank) for side in (0, 1)]
-        (self.top, self.left), (rows, columns) = begins, cut.part_shape
-        self.bottom, self.right = self.top + rows, self.left + columns
-        self.product, self.by_rows, self.by_columns = P.MatMul(), P.MatMul(transpose_b=True), P.MatMul(transpose_a=True)
+        self.join_columns, self.join_rows = JoinedParts(cut, columns, rank), JoinedParts(cut, rows, rank)
+        self.joins = self.join_columns.exchanges or self.join_rows.exchanges
+        begins = [cut.first(side, rank) if side in self.sides else 0 for side in range(dimensions)]
+        ends = [begin + size for begin, size in zip(begins, cut.part_shape, strict=True)]
+        self.begins, self.ends, self.strides = tuple(begins), tuple(ends), (1,) * dimensions
+        product = P.MatMul if dimensions == MATRIX else P.BatchMatMul
+        self.product, self.by_rows, self.by_columns = product(), product(transpose_b=True), product(transpose_a=True)
+        self.length = P.ReduceSum(keep_dims=True)
         self.part = P.StridedSlice()
         # The compiler traces operators with whole tensors first; this is opened when all tensors are a device's parts.
         self.is_cut = not cut.is_whole
@@ -60,12 +68,17 @@ class OrthogonalMatrix(nn.Cell):
 
     def own_part(self, weight: Tensor, matrix: Tensor) -> Tensor:
         """Of a part the same part."""
-        whole = self.orthogonal(self.join_rows(self.join_columns(matrix)))
-        return self.part(whole, (self.top, self.left), (self.bottom, self.right), (1, 1))
+        return self.own(self.orthogonal(self.join_rows(self.join_columns(matrix))))
+
+    def own(self, whole: Tensor) -> Tensor:
+        """This device's part of whole matrices. Operators of what is opened itself would have no scope in the graph."""
+        if not self.joins:
+            return whole
+        return self.part(whole, self.begins, self.ends, self.strides)
 
     def orthogonal(self, matrix: Tensor) -> Tensor:
-        """Newton-Schulz steps on the whole matrix; products are squares of the shorter side."""
-        norm = ops.sqrt(ops.reduce_sum(ops.square(matrix), ()))
+        """Newton-Schulz steps on whole matrices; products are squares of the shorter side."""
+        norm = ops.sqrt(self.length(ops.square(matrix), self.sides))
         x = matrix * (1.0 / (norm + TINY))  # a CPU's kernel of division keeps two indices per element
         for a, b, c in self.coefficients:
             square = self.by_columns(x, x) if self.tall else self.by_rows(x, x)
@@ -85,6 +98,7 @@ class MuonAdamW(nn.Cell):
         elsewhere: weights of other pipeline stages, by name, which the compiler takes out of tuples.
         groups: learning rates of groups of weights.
         clip: scales heads whose logits have grown, behind the update of their weights; or None.
+        bias_rate, shares: what balances experts, as AdamW has them.
     """
 
     def __init__(
@@ -96,6 +110,8 @@ class MuonAdamW(nn.Cell):
         elsewhere: Collection[str] = (),
         groups: GroupedLrSchedule | None = None,
         clip: QkClip | None = None,
+        bias_rate: float = 0.0,
+        shares: Sequence[Parameter] = (),
     ) -> None:
         super().__init__(auto_prefix=False)
         self.parameters = ParameterTuple(parameters)
@@ -103,7 +119,8 @@ class MuonAdamW(nn.Cell):
         shapes = {item.name: tuple(item.shape) for item in parameters}
         self.places = tuple(n for n, item in enumerate(parameters) if is_orthogonalised(item.name, shapes[item.name]))
         self.others = tuple(n for n in range(len(parameters)) if n not in self.places)
-        self.plain = AdamW([parameters[place] for place in self.others], config, groups=groups)
+        others = [parameters[place] for place in self.others]
+        self.plain = AdamW(others, config, bias_rate, groups=groups, shares=shares)
         self.counts = self.plain.counts
         self.updated = tuple(n for n, item in enumerate(parameters) if not is_probe(item.name))
         weights = [parameters[place] for place in self.places]
@@ -112,7 +129,7 @@ class MuonAdamW(nn.Cell):
         cuts = cuts or {name: WeightCut(shape) for name, shape in shapes.items()}
         steps = config.newton_schulz
         self.matrices = nn.CellList([OrthogonalMatrix(cuts[item.name], rank, steps) for item in weights])
-        self.scales = tuple(config.matched_adamw_rms * math.sqrt(max(item.shape)) for item in weights)
+        self.scales = tuple(config.matched_adamw_rms * math.sqrt(max(item.shape[-MATRIX:])) for item in weights)
         self.decays = tuple(config.decay_of(item.name, item.ndim) for item in weights)
         self.own, self.foreign = by_stage([item.name in elsewhere for item in weights])
         self.momentum, self.nesterov = config.momentum, config.nesterov
