@@ -117,6 +117,7 @@ class Held:
     """Parameters that a rank holds, before any split over replicas: those of ``experts`` have replicas of their own.
 
     Attributes:
+        whole_experts: those of experts whose state each of their replicas has (:meth:`Strategy.expert_shards`).
         projected: numbers of the trained ones that the rank updates otherwise than by AdamW.
         state: bytes that a rank keeps of optimizer state beside two moments of all it updates; below zero where it is less.
         codes: bytes of projections that are held in codes.
@@ -126,6 +127,7 @@ class Held:
     trained: float = 0.0
     frozen: float = 0.0
     experts: float = 0.0
+    whole_experts: float = 0.0
     projected: float = 0.0
     state: float = 0.0
     codes: float = 0.0
@@ -146,7 +148,7 @@ class Held:
     def own(self, strategy: Strategy) -> float:
         """Whose optimizer state a rank keeps, and which it updates."""
         shares = strategy.shards(strategy.replica_num), strategy.shards(strategy.expert_replicas)
-        return self.trained / shares[0] + self.experts / shares[1]
+        return self.trained / shares[0] + (self.experts - self.whole_experts) / shares[1] + self.whole_experts
 
 
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:
@@ -213,9 +215,15 @@ def layer_parameters(
         elif name in spec.frozen:
             held += Held(frozen=size)
         else:
-            held += Held(experts=size) if name.startswith(EXPERTS) else Held(trained=size)
+            held += _of_experts(shape, size, strategy) if name.startswith(EXPERTS) else Held(trained=size)
             held += _in_codes(shape, size, rule)
     return held
+
+
+def _of_experts(shape: tuple[int, ...], size: float, strategy: Strategy) -> Held:
+    """``size`` numbers that a rank has of a stack of experts."""
+    alone = strategy.expert_shards(shape[0]) < strategy.shards(strategy.expert_replicas)
+    return Held(experts=size, whole_experts=size if alone else 0.0)
 
 
 def _in_codes(shape: tuple[int, ...], size: float, rule: UpdateRule) -> Held:
@@ -251,8 +259,13 @@ def replica_exchanges(held: Held, workload: Workload) -> Work:
     found = _exchanged(("gradients", "weights"), held.trained, strategy.replica_num, OF_REPLICAS, workload)
     if not held.experts:
         return found
-    names = ("gradients of experts", "weights of experts")
-    return found + _exchanged(names, held.experts, strategy.expert_replicas, OF_EXPERTS, workload)
+    names, replicas = ("gradients of experts", "weights of experts"), strategy.expert_replicas
+    if shared := held.experts - held.whole_experts:
+        found += _exchanged(names, shared, replicas, OF_EXPERTS, workload)
+    if held.whole_experts:
+        size = held.whole_experts * workload.numerics.gradient_bytes
+        found = (*found, Exchange(names[0], "AllReduce", size, OF_EXPERTS[0]))
+    return found
 
 
 def _exchanged(names: tuple[str, str], parameters: float, replicas: int, axes: Axes, workload: Workload) -> Work:

@@ -162,6 +162,7 @@ def groups(strategy: Strategy) -> dict[str, Group]:
             strategy.expert_parallel // strategy.size(CONTEXT),
             experts // strategy.expert_parallel * strategy.size(CONTEXT),
         ),
+        "stage share": Group(strategy.shards(strategy.stage_device_num)),
         "tp and share": Group(strategy.size(TENSOR) * strategy.shards(strategy.replica_num)),
         "all": Group(strategy.device_num),
         "replica": Group(strategy.expert_replicas, experts),

@@ -79,6 +79,13 @@ class Strategy(MeshSizes):
             return 1
         return replicas if self.optimizer_ranks is None or replicas % self.optimizer_ranks else self.optimizer_ranks
 
+    def expert_shards(self, experts: int) -> int:
+        """Of the replicas of a layer's experts, how many share their optimizer state: none where a rank's experts are not as
+        many, or cannot be divided by them, for MindSpore cuts a weight along its first dimension.
+        """
+        shards = self.shards(self.expert_replicas)
+        return 1 if experts // self.expert_parallel % shards else shards
+
     @property
     def runs(self) -> int:
         """How often a step runs each layer."""

@@ -26,7 +26,8 @@ from mindllm.timing.step_work import step_work
 from mindllm.units import MIB
 from tests.compiled.simulations import needs_compiler
 
-FORM = Path(__file__).parents[2] / "mindllm/verify/forms/orthogonal_updates.yaml"
+FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"
+FORM = FORMS / "orthogonal_updates.yaml"
 DEVICE = read_device(DEFAULT)
 OF_MATRICES = ("Add", "Assign", "Mul", "Muls", "ReduceSum", "Square", "StridedSlice", "Sub", "Transpose")
 NO_SHARDS = "parallel.enable_parallel_optimizer=false"
@@ -59,7 +60,7 @@ def compiled_update(config):
     for node in operators.nodes:
         if operators.phase(node) != UPDATE or "global_norm" in node.path or ".plain" in node.path:
             continue
-        if node.op == "MatMul":
+        if node.op in ("MatMul", "BatchMatMul"):
             found["products"] += cost(graph, node).products
             found["bytes"] += cost(graph, node).bytes
         elif node.op == "AllGather":
@@ -99,6 +100,62 @@ def test_a_compiled_rank_has_these_products_and_exchanges(changes):
     moved = compiled.pop("bytes"), predicted.pop("bytes")
     assert predicted == compiled
     assert moved[1] == pytest.approx(moved[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("form", "experts"),
+    [
+        ("experts_and_tensor_parallel", {("AllGather", 2): 4 * 3 * 2 * 64 * 32}),
+        pytest.param("experts", {}, marks=pytest.mark.slow),
+    ],
+    ids=["parts of experts", "experts that replicas share"],
+)
+def test_a_compiled_rank_has_these_products_of_its_experts(form, experts):
+    """To the operation and to the byte. Of two experts' three matrices parts are put together; of whole ones nothing is."""
+    config = load_config(FORMS / f"{form}.yaml", [f"--optimizer.type={MUON}"])
+    compiled, predicted = compiled_update(config), modelled_update(config)
+    moved = compiled.pop("bytes"), predicted.pop("bytes")
+    assert predicted == compiled
+    assert moved[1] == pytest.approx(moved[0], rel=1e-3)
+    work = [one for part in step_work(workload_of(config)).updates[0].beside for one in part.work]
+    found = Counter()
+    for one in work:
+        if isinstance(one, Exchange) and ".experts." in one.name:
+            found[one.op, groups(workload_of(config).strategy)[one.axis].size] += one.bytes
+    assert found == experts
+
+
+def test_every_expert_is_one_product_more():
+    """Of sides 64 and 32, three matrices, in one layer of two; and of those of a rank replicas that share them have a part."""
+    flops = lambda *options: modelled_update(  # noqa: E731
+        load_config(FORMS / "experts_and_tensor_parallel.yaml", [f"--optimizer.type={MUON}", *options])
+    )["products"]
+    of_one = 3 * 5 * (4 * 32 * 32 * 64 + 2 * 32**3)
+    router = lambda experts: 5 * (4 * experts**2 * 64 + 2 * experts**3)  # noqa: E731
+    more = flops("--model.model_config.expert_num=8") - router(8) - flops() + router(4)
+    assert more == 2 * of_one
+    replicas = ("--parallel_config.data_parallel=4", "--model.model_config.expert_num=8")
+    assert flops(*replicas) - router(8) == flops() - router(4)
+    undivided = (
+        "--parallel_config.data_parallel=12",
+        "--model.model_config.expert_num=8",
+    )  # replicas do not divide four experts
+    assert flops(*undivided) - router(8) == flops() - router(4) + 2 * of_one
+
+
+def test_experts_that_replicas_do_not_divide_are_updated_by_all():
+    """Eight replicas share no state of four experts: each has it, and gradients are summed over all."""
+    options = ("--parallel_config.data_parallel=16", "--model.model_config.expert_num=8")
+    whole = load_config(FORMS / "experts_and_tensor_parallel.yaml", list(options))
+    shared = load_config(FORMS / "experts_and_tensor_parallel.yaml", ["--parallel_config.data_parallel=8", options[1]])
+    for config, own, op in ((whole, 1, "AllReduce"), (shared, 4, "ReduceScatter")):
+        workload = workload_of(config)
+        held = layer_parameters(workload.architecture.layers[1], workload.strategy)
+        experts = 8 * 3 * 64 * 32 / 4
+        assert held.experts == experts
+        assert held.own(workload.strategy) - held.trained / workload.strategy.replica_num == experts / own
+        sums = [one.op for one in step_work(workload).updates[0].exchanges if one.name == "gradients of experts"]
+        assert sums == [op]
 
 
 def test_weights_whose_heads_are_scaled_are_read_and_written_once_more():

@@ -35,6 +35,7 @@ from mindllm.timing.workload import Numerics, Strategy
 WHOLE_ON_A_RANK = (
     "eh_proj.",
     "feed_forward.router.",
+    "feed_forward.shared_gate.",
     "attention.wq_down.",
     "attention.wkv_down.",
     "attention.wk_rotary.",

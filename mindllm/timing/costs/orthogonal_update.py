@@ -1,7 +1,8 @@
 """What Muon does in a step instead of AdamW, what it keeps, and the memory that it needs for a moment, by layer.
 
 Operators are those of ``optimizers/muon.py`` in single precision. A device puts a whole matrix together and makes it orthogonal
-by itself: that work is not shared. All else is done on its part.
+by itself: that work is not shared. All else is done on its part. Of stacked experts a device has some, among which are those that
+replicas share with the optimizer's state; matrices of others it does not need.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Iterator
 
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.optimizer_state import MUON
+from mindllm.architecture.parts import SPLIT_INPUT
 from mindllm.architecture.query_key_rows import rows_of_attention
-from mindllm.timing.costs.tuned_update import Matrix, Seldom, each, single_product, trained_matrices
+from mindllm.timing.costs.tuned_update import Cuts, Matrix, Seldom, each, single_product, trained_matrices
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES, Axis, Exchange, Operator, Work, elementwise
 from mindllm.timing.workload import Strategy, UpdateRule, Workload
 
+STACKED = 3  # dimensions of a weight that has the matrices of all experts
 # Tensors that operators read and write, of an entry of what is named.
 MOMENTUM = (2, 2, 3)  # the scaled gradient, what stays of the momentum, their sum
 NESTEROV = (2, 3)  # gradient and momentum
@@ -53,14 +56,28 @@ def orthogonal_working_bytes(workload: Workload) -> float:
         used = 0.0
         for one in _matrices(spec, strategy, rule):
             used += 0.0 if accumulates else one.size
-            whole, square = float(one.rows * one.columns), float(min(one.rows, one.columns) ** 2)
+            whole, square = one.count * one.rows * one.columns, one.count * min(one.rows, one.columns) ** 2
             most = max(most, one.size + 2.0 * whole + max(whole + square, 3.0 * square) - used)
     return FP32_BYTES * most
 
 
 def _matrices(spec: LayerSpec, strategy: Strategy, rule: UpdateRule) -> Iterator[Matrix]:
     """The matrices of a layer that Muon updates."""
-    return trained_matrices(spec, strategy) if rule.type == MUON else iter(())
+    if rule.type == MUON:
+        yield from trained_matrices(spec, strategy)
+        yield from _of_experts(spec, strategy)
+
+
+def _of_experts(spec: LayerSpec, strategy: Strategy) -> Iterator[Matrix]:
+    """Stacks of the matrices of a rank's experts, whose width their tensor-parallel ranks share."""
+    ranks = strategy.expert_tensor_parallel
+    cuts: Cuts = (("etp", ranks),) if ranks > 1 else ()
+    for name, shape in spec.weights().items():
+        if len(shape) == STACKED and name not in spec.frozen:
+            experts, rows, columns = shape
+            by_columns = any(f".{module}." in name for module in SPLIT_INPUT)
+            own = experts / strategy.expert_parallel / strategy.expert_shards(experts)
+            yield Matrix(name, rows, columns, () if by_columns else cuts, cuts if by_columns else (), own, True)
 
 
 def _update(one: Matrix, rule: UpdateRule, scaled: bool) -> Work:
@@ -69,8 +86,8 @@ def _update(one: Matrix, rule: UpdateRule, scaled: bool) -> Work:
         elementwise(f"{one.name}.norm", (FP32_BYTES + HALF_BYTES) * one.size, 1.0),  # and its copy in half precision
         *each(f"{one.name}.momentum", one.size, MOMENTUM + (NESTEROV if rule.nesterov else ())),
         *_joined(one),
-        *each(f"{one.name}.length", float(one.rows * one.columns), LENGTH),
-        *each(f"{one.name}.length", 1.0, SCALARS),
+        *each(f"{one.name}.length", one.count * one.rows * one.columns, LENGTH),
+        *each(f"{one.name}.length", one.count, SCALARS),
         *(tuple(_step(one)) * rule.ns_steps),
         *each(f"{one.name}.moved", one.size, (2, *MOVED) if one.is_cut else MOVED),
         *each(f"{one.name}.heads", one.size, (2,) if scaled else ()),
@@ -78,14 +95,24 @@ def _update(one: Matrix, rule: UpdateRule, scaled: bool) -> Work:
 
 
 def _joined(one: Matrix) -> Iterator[Operator | Exchange]:
-    """The whole matrix out of its parts: columns first, which are turned to be rows for that, then rows."""
+    """The whole matrix out of its parts: columns first, which are turned to be rows for that, then rows. Either side of stacked
+    matrices is turned to be in front of them.
+    """
     if one.column_cuts:
-        columns = one.own_rows * one.columns
-        yield elementwise(f"{one.name}.turned", FP32_BYTES * one.size, 2.0)
-        yield Exchange(f"{one.name}.columns", "AllGather", FP32_BYTES * columns, "tp")
-        yield elementwise(f"{one.name}.turned", FP32_BYTES * columns, 2.0)
+        ((axis, _),) = one.column_cuts
+        yield from _gathered(f"{one.name}.columns", one.size, one.count * one.own_rows * one.columns, axis, turned=True)
     if one.row_cuts:
-        yield Exchange(f"{one.name}.rows", "AllGather", float(FP32_BYTES * one.rows * one.columns), _rows_axis(one))
+        whole = one.count * one.rows * one.columns
+        yield from _gathered(f"{one.name}.rows", one.size, whole, _rows_axis(one), turned=one.stacked)
+
+
+def _gathered(name: str, part: float, whole: float, axis: Axis, turned: bool) -> Iterator[Operator | Exchange]:
+    """Numbers of a ``part`` and of what it belongs to."""
+    if turned:
+        yield elementwise(f"{name}.turned", FP32_BYTES * part, 2.0)
+    yield Exchange(name, "AllGather", FP32_BYTES * whole, axis)
+    if turned:
+        yield elementwise(f"{name}.turned", FP32_BYTES * whole, 2.0)
 
 
 def _rows_axis(one: Matrix) -> Axis:
@@ -97,8 +124,8 @@ def _rows_axis(one: Matrix) -> Axis:
 def _step(one: Matrix) -> Iterator[Operator]:
     """A Newton-Schulz step: the square of the shorter side, its square, and the polynomial of both times the matrix."""
     longer, shorter = float(max(one.rows, one.columns)), float(min(one.rows, one.columns))
-    yield single_product(f"{one.name}.square", shorter, longer, shorter)
-    yield single_product(f"{one.name}.fourth", shorter, shorter, shorter)
-    yield from each(f"{one.name}.polynomial", shorter * shorter, POLYNOMIAL)
-    yield single_product(f"{one.name}.times", shorter, shorter, longer)
-    yield from each(f"{one.name}.added", shorter * longer, ADDED)
+    yield single_product(f"{one.name}.square", shorter, longer, shorter, one.count)
+    yield single_product(f"{one.name}.fourth", shorter, shorter, shorter, one.count)
+    yield from each(f"{one.name}.polynomial", one.count * shorter * shorter, POLYNOMIAL)
+    yield single_product(f"{one.name}.times", shorter, shorter, longer, one.count)
+    yield from each(f"{one.name}.added", one.count * shorter * longer, ADDED)

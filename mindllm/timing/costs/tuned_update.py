@@ -43,13 +43,17 @@ class Seldom:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A rank's part of a matrix ``[rows, columns]``: how many ways tensor-parallel ranks and replicas cut each side."""
+    """A rank's part of a matrix ``[rows, columns]``: how many ways tensor-parallel ranks and replicas cut each side. ``count`` of
+    them may be ``stacked``, those of experts.
+    """
 
     name: str
     rows: int
     columns: int
     row_cuts: Cuts
     column_cuts: Cuts
+    count: float = 1.0
+    stacked: bool = False
 
     @property
     def own_rows(self) -> float:
@@ -61,7 +65,7 @@ class Matrix:
 
     @property
     def size(self) -> float:
-        return self.own_rows * self.own_columns
+        return self.count * self.own_rows * self.own_columns
 
     @property
     def is_cut(self) -> bool:
@@ -70,14 +74,16 @@ class Matrix:
 
 def matrix_part(name: str, shape: tuple[int, ...], strategy: Strategy) -> Matrix:
     """Of a weight of a layer. Tensor-parallel ranks cut B as they do the output beside it, and A as the input; replicas cut rows
-    where they share the optimizer.
+    where they share the optimizer. Of what tensor-parallel ranks do not cut, they are replicas, too.
     """
     split_input = any(f".{module}." in f".{name}" for module in SPLIT_INPUT)
-    ways = 1 if name.startswith(WHOLE_ON_A_RANK) else strategy.model_parallel
+    whole = name.startswith(WHOLE_ON_A_RANK)
+    ways = 1 if whole else strategy.model_parallel
     tensor: Cuts = (("tp", ways),) if ways > 1 else ()
     by_rows = () if split_input or name.endswith(f".{A}") else tensor
-    replicas, rows = strategy.shards(strategy.replica_num), shape[0] // _ways(by_rows)
-    shards: Cuts = (("share", replicas),) if replicas > 1 and not rows % replicas else ()
+    axis: Axis = "stage share" if whole else "share"
+    replicas = strategy.shards(strategy.stage_device_num if whole else strategy.replica_num)
+    shards: Cuts = ((axis, replicas),) if replicas > 1 and not shape[0] // _ways(by_rows) % replicas else ()
     by_columns = tensor if split_input and not name.endswith(f".{B}") else ()
     return Matrix(name, shape[0], shape[1], (*by_rows, *shards), by_columns)
 
@@ -239,10 +245,10 @@ def each(name: str, size: float, passes: tuple[int, ...]) -> Iterator[Operator]:
         yield elementwise(name, FP32_BYTES * size, float(count))
 
 
-def single_product(name: str, rows: float, inner: float, columns: float) -> Operator:
-    """Return a product in single precision."""
-    traffic = FP32_BYTES * (rows * inner + inner * columns + rows * columns)
-    return Operator(name, MATRIX, 2.0 * rows * inner * columns, traffic, (rows, inner, columns), "float32")
+def single_product(name: str, rows: float, inner: float, columns: float, batch: float = 1.0) -> Operator:
+    """Return a product in single precision, or a ``batch`` of them."""
+    traffic = FP32_BYTES * batch * (rows * inner + inner * columns + rows * columns)
+    return Operator(name, MATRIX, 2.0 * batch * rows * inner * columns, traffic, (rows, inner, columns), "float32")
 
 
 def _ways(cuts: Cuts) -> int:

@@ -25,6 +25,7 @@ Axis = Literal[
     "share",
     "shares",
     "tp and share",
+    "stage share",
     "expert share",
     "expert shares",
 ]
