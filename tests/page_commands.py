@@ -104,13 +104,13 @@ def in_this_process(command: str, capsys: pytest.CaptureFixture[str]) -> Ran:
     return int(left.value.code or 0), shown.out + shown.err
 
 
-def in_a_shell(command: str) -> Ran:
-    """Run a command in a process of its own, as MindSpore has one device each."""
+def in_a_shell(command: str, typed: str = "") -> Ran:
+    """Run a command in a process of its own, as MindSpore has one device each; its standard input is what is typed."""
     environment = {**os.environ, "PATH": f"{Path('bin').absolute()}{os.pathsep}{os.environ['PATH']}"}
     ended = subprocess.run(
         ["bash", "-c", command],
         env=environment,
-        stdin=subprocess.DEVNULL,
+        input=typed,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
