@@ -22,7 +22,7 @@ from mindllm.compiled.simulation.simulation import (
 )
 from mindllm.compiled.simulation.somas import SOMAS
 
-LAYER = re.compile(r"(layers-CellList/|layers\.)\d+")
+LAYER = re.compile(r"((?:layers|dropout_keys)(?:-CellList/|\.))\d+")
 LAYERS = "*"  # stands for their number in a path
 NUMBER = re.compile(r"(-op\d+|-\d+)$")
 WRAPPERS = re.compile(r"^(network\.)+")

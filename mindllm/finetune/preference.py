@@ -95,7 +95,7 @@ class PreferenceLoss(nn.Cell):
             tables, mask = policy.tables_of(index, of_rows)
             theirs = reference.layers[index](theirs, batch, tables, mask)
             if policy.drops[index] and random is not None:
-                ours = layer(ours, batch, tables, mask, None, policy.dropout_keys[index](random))
+                ours = layer(ours, batch, tables, mask, None, policy.dropout_keys[index](random, ours))
             else:
                 ours = layer(ours, batch, tables, mask)
         return policy.norm_out(ours), reference.norm_out(theirs)

@@ -302,7 +302,7 @@ class Decoder(nn.Cell):
         for index, layer in enumerate(self.layers):
             if index < self.depth:
                 tables, mask = self.tables_of(index, of_rows)
-                own = self.dropout_keys[index](random) if self.drops[index] and random is not None else None
+                own = self.dropout_keys[index](random, x) if self.drops[index] and random is not None else None
                 if layer.adds_to_loss:
                     x, added = layer(x, batch, tables, mask, added, own)
                 elif own is not None:
@@ -322,7 +322,7 @@ class Decoder(nn.Cell):
         for index, layer in enumerate(self.layers):
             if index >= self.depth:
                 tables, mask = self.tables_of(index, of_rows)
-                own = self.dropout_keys[index](random) if self.drops[index] and random is not None else None
+                own = self.dropout_keys[index](random, hidden) if self.drops[index] and random is not None else None
                 ids = ahead[index - self.depth]
                 embedded = self.lookup_ahead(self.tok_embeddings.embedding_weight, ids)
                 if layer.adds_to_loss:

@@ -23,15 +23,19 @@ def odd_numbers(count: int, salt: int) -> np.ndarray:
 
 
 class Keys(nn.Cell):
-    """Keys of tokens ``[batch, seq]`` -> other keys of them, for the ``number``-th part of the model that needs some."""
+    """Keys of tokens ``[batch, seq]`` -> other keys of them, for the ``number``-th part of the model that needs some.
+
+    They wait for ``x``, which that part is given: what is drawn by them would else be there for all parts as a step begins, as it
+    needs nothing but the batch.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.factor = int(odd_numbers(1, number)[0])
         self.mul = P.Mul()
 
-    def construct(self, keys: Tensor) -> Tensor:
-        return self.mul(keys, self.factor)
+    def construct(self, keys: Tensor, x: Tensor) -> Tensor:
+        return self.mul(P.depend(keys, x), self.factor)
 
 
 class Kept(nn.Cell):

@@ -57,6 +57,15 @@ CASES = {
         {"dp": 2, "model": {"hidden_size": 256, "pet_config": {"pet_type": "galore", "galore_rank": 4}}},
         False,
     ),
+    "dropout": (
+        0,
+        {
+            "dp": 2,
+            "model": {"num_layers": 4, "attention_dropout": 0.1, "hidden_dropout": 0.1},
+            "recompute_config": {"recompute": True},
+        },
+        False,
+    ),
     "logits": (0, {"dp": 2, "model": MANY_LOGITS}, False),
     "logits in slices": (0, {"dp": 2, "model": {**MANY_LOGITS, "loss_chunks": 4}}, False),
 }

@@ -90,6 +90,18 @@ def test_full_recomputation_saves_activations_and_nothing_else(simulated):
     assert [run["FlashAttentionScoreGrad"] for run in runs] == [2, 2]
 
 
+@pytest.mark.simulates("dropout")
+def test_what_is_dropped_is_drawn_as_a_recomputed_layer_begins(simulated):
+    """It needs nothing but the batch, and could be there for all layers from the start."""
+    simulation = simulated("dropout")
+    drawn = [block for block in simulation.blocks if block.path.endswith(".drop") and block.operator == "Cast"]
+    of_attention = [block for block in drawn if ".attention.attention." in block.path]
+    assert len(of_attention) == 4 * 2  # in each layer, forward and once more
+    for block in drawn:
+        alive = {other.path.split(".layers.")[1].split(".")[0] for other in drawn if other.alive(block.start)}
+        assert len(alive) == 1
+
+
 @pytest.mark.simulates("all first", "all last")
 def test_stages_exchange_every_micro_batch(simulated):
     first, last = simulated("all first"), simulated("all last")

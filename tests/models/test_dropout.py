@@ -51,7 +51,7 @@ def test_parts_of_a_model_drop_independently():
     kept = [(masks(salt=salt) != 0).ravel().astype(float) for salt in (2, 3)]
     assert abs(np.corrcoef(kept)[0, 1]) < 5 * kept[0].size ** -0.5
     keys = keys_of(8, 64)
-    layers = [Keys(number)(keys) for number in (0, 1)]
+    layers = [Keys(number)(keys, keys) for number in (0, 1)]
     y = [(Dropout(0.3, 128, 3)(Tensor(np.ones((512, 128), np.float32)), key).asnumpy() != 0).ravel() for key in layers]
     assert abs(np.corrcoef(np.stack(y).astype(float))[0, 1]) < 5 * y[0].size ** -0.5
 
