@@ -80,8 +80,8 @@ HOW_TO = {
     "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --formula", "--simulated")),
     "step_time": Page(
         files.step_time,
-        slow=("mindllm search", "replay.py"),
-        not_here={"--dry_run 2": "takes twenty minutes of a processor", "qwen3_moe_235b": "takes minutes of a search"},
+        slow=("mindllm search", "replay.py", "mindllm dry-run"),
+        not_here={"qwen3_moe_235b": "takes minutes of a search"},
     ),
     "profiles": Page(files.profiles, not_here={"mindllm train": DEVICES}),
     "recipes": Page(
