@@ -18,11 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mindllm.compiled.simulation.simulation import ACTIVATIONS, COMMUNICATION
 from mindllm.dry_run.moments import Fill, Moments, Use
 from mindllm.reduced_runs.stage import Point
 
 FEWEST_LAYERS = 2  # of a stage: its first layer and its last one
 FEWEST_ALIVE = 2
+OF_OPERATORS = (ACTIVATIONS, COMMUNICATION)  # categories of what operators result in
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ class Design:
         """
         weights = self._weights(target)
         kinds = set.intersection(*(set(moments[point]) for point in weights))
-        passing, steps = self._passing(moments), self._more_micro_batches(target)
-        usual = _most_common(passing.values())
+        steps = self._more_micro_batches(target)
+        passing, usual = _without_chance(self._passing(moments))
         found = {}
         for kind in kinds:
             fill = {point: moments[point][kind] for point in self._like_base if kind in moments[point]}
@@ -215,6 +217,20 @@ def _passing_at(base: Point, target: Point, micro_step: int) -> tuple[Point, Poi
     """``base``, and the same with more micro-batches, where the target has more."""
     more = replace(base, micro_batches=base.micro_batches + micro_step)
     return (base, more) if target.micro_batches > base.micro_batches else None
+
+
+def _without_chance(passing: Moments) -> tuple[Moments, Fill]:
+    """What more micro-batches add to each kind of moment, and to most of them.
+
+    A result of an operator that is there for the rest of the step is there at most moments. What single ones have more or less
+    of results is chance, such as the lookup of the next micro-batch, and does not grow.
+    """
+    usual = _most_common(passing.values())
+    stays = {use: size for use, size in usual.items() if use.category in OF_OPERATORS}
+    return {
+        kind: stays | {use: size for use, size in fill.items() if use.category not in OF_OPERATORS}
+        for kind, fill in passing.items()
+    }, usual
 
 
 def _most_common(fills: Iterable[Fill]) -> Fill:

@@ -21,6 +21,7 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.memory import stage_bytes
 from mindllm.units import MIB, gigabytes
 
+CONSTANTS = Use(OTHER, "data", "", False)
 TOKENS = Use(OTHER, "inputs0", "", False)
 RESULT = Use(ACTIVATIONS, "cross_entropy", "Exp", False)
 AFTER = "Default/cross_entropy-CrossEntropy/Mul"
@@ -40,14 +41,30 @@ def test_what_is_linear_is_extrapolated_exactly(layers, alive, micro_batches, te
     def moments(point):
         of_layers = sum(count * terms[run] for run, count in enumerate(point.layers))
         kept = point.alive * sum(count * terms[run + 3] for run, count in enumerate(point.layers))
-        step = {WEIGHT: of_layers + terms[6]}
-        return {STEP: step, "backward": {**step, KEPT: kept + terms[7] + point.micro_batches * terms[8]}}
+        step = {WEIGHT: of_layers + terms[6], CONSTANTS: point.micro_batches * terms[8]}
+        return {STEP: step, "backward": {**step, KEPT: kept + terms[7]}}
 
     found = design.predict(target, {point: moments(point) for point in design.points})
     assert {kind: bytes_of(fill) for kind, fill in found.items()} == {
         kind: bytes_of(fill) for kind, fill in moments(target).items()
     }
     assert all(point.alive <= max(alive, 2) and point.micro_batches >= point.alive for point in design.points)
+
+
+@pytest.mark.parametrize("chance", [33792, -33792])
+def test_a_result_that_one_more_micro_batch_meets_by_chance_is_not_multiplied(chance):
+    """At one of many moments. Of a hundred micro-batches more it would be megabytes."""
+    target = Point((4, 4), 2, 256)
+    design = whole_stage(target)
+    _, more = design.passing
+
+    def moments(point):
+        same = {WEIGHT: sum(point.layers), CONSTANTS: 512 * point.micro_batches, RESULT: 10**6}
+        met = {**same, RESULT: 10**6 + chance * (point == more)}
+        return {STEP: same, "backward": same, "lookup": met}
+
+    found = design.predict(target, {point: moments(point) for point in design.points})
+    assert set(map(bytes_of, found.values())) == {8 + 512 * 256 + 10**6}
 
 
 def found_by(config):
