@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from small_cluster import cluster_run
 
-from mindllm.compiled.simulation.simulation import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
+from mindllm.compiled.simulation.simulation import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, OTHER, WEIGHTS
 from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Use
 from mindllm.dry_run.profile import Alive, Profile
@@ -20,6 +20,7 @@ GRADIENT = Use(GRADIENTS, "model.layers.*.feed_forward.w1", "MatMul", True)
 KEPT = Use(ACTIVATIONS, "model.layers.*.feed_forward.w1", "MatMul", False)
 RECEIVED = Use(COMMUNICATION, "model", "Receive", False)
 STEP = "Default/update-ApplyGradients/Mul"
+CONSTANTS = Use(OTHER, "data", "", False)
 BACKWARD = "Gradients/Default/layers-CellList/*-DecoderLayer/FlashAttentionScoreGrad"
 OF_A_LAYER = {"full": 10, "select": 30, "none": 50}  # MB kept by one micro-batch
 WORKING = {"full": 45, "select": 22, "none": 5}  # MB that the backward pass of a layer needs beside that
@@ -59,7 +60,8 @@ def profile(config: RunConfig, rank: int) -> Profile:
         BACKWARD: {**always, KEPT: kept + 7, RECEIVED: 3},
     }
     in_bytes = {kind: {use: round(size * MIB) for use, size in fill.items()} for kind, fill in moments.items()}
-    in_bytes[BACKWARD][RECEIVED] += 1024 * config.parallel_config.micro_batch_num
+    for fill in in_bytes.values():
+        fill[CONSTANTS] = 1024 * config.parallel_config.micro_batch_num
     peak = max(sum(fill.values()) for fill in in_bytes.values())
     blocks = tuple(
         Alive(f"Default/layers-CellList/{n}-DecoderLayer/MatMul-op{n}", KEPT, MIB, n, None) for n in range(3)

@@ -83,7 +83,9 @@ class Design:
         an operator that others were quicker than), and it counts as in the corner with most.
         """
         weights = self._weights(target)
-        kinds = set.intersection(*(set(moments[point]) for point in weights))
+        kinds = sorted(
+            set.intersection(*(set(moments[point]) for point in weights))
+        )  # the first of equal peaks is told
         steps = self._more_micro_batches(target)
         passing, usual = _without_chance(self._passing(moments))
         found = {}
@@ -128,7 +130,7 @@ class Design:
         if not self.passing:
             return {}
         fewer, more = (moments[point] for point in self.passing)
-        return {kind: _combined([(1, more[kind]), (-1, fewer[kind])]) for kind in set(fewer) & set(more)}
+        return {kind: _combined([(1, more[kind]), (-1, fewer[kind])]) for kind in sorted(set(fewer) & set(more))}
 
 
 def design_for(
@@ -234,9 +236,10 @@ def _without_chance(passing: Moments) -> tuple[Moments, Fill]:
 
 
 def _most_common(fills: Iterable[Fill]) -> Fill:
-    """The fill that most of them are: of what is there all the time, every moment has as much."""
+    """The fill that most of them are, the smallest of these: of what is there all the time, every moment has as much."""
     counts = Counter(frozenset(fill.items()) for fill in fills)
-    return dict(counts.most_common(1)[0][0]) if counts else {}
+    ranked = ((count, -sum(abs(size) for _, size in fill), fill) for fill, count in counts.items())
+    return dict(max(ranked, key=lambda one: one[:2])[2]) if counts else {}
 
 
 def _inputs(target: Point, fills: Mapping[Point, Fill]) -> dict[Use, int]:

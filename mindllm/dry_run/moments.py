@@ -21,8 +21,8 @@ from mindllm.compiled.simulation.simulation import (
     path_of,
 )
 from mindllm.compiled.simulation.somas import SOMAS
+from mindllm.reduced_runs.stage import LAYER_NUMBER
 
-LAYER = re.compile(r"((?:layers|dropout_keys)(?:-CellList/|\.))\d+")
 LAYERS = "*"  # stands for their number in a path
 NUMBER = re.compile(r"(-op\d+|-\d+)$")
 WRAPPERS = re.compile(r"^(network\.)+")
@@ -118,7 +118,7 @@ def use_of(block: Block) -> Use:
 def place_of(node: str) -> tuple[str, str]:
     """Path and operator of a node by its full name, without the number of the layer; of a gradient those of the forward cell."""
     path = GRADIENT_LEVEL.sub("", WRAPPERS.sub("", path_of(node)))
-    return LAYER.sub(r"\1*", NUMBER.sub("", path)), operator_of(node)
+    return LAYER_NUMBER.sub(LAYERS, NUMBER.sub("", path)), operator_of(node)
 
 
 def moments_of(simulation: Simulation) -> Moments:
@@ -134,7 +134,7 @@ def moments_of(simulation: Simulation) -> Moments:
     best: dict[str, tuple[int, int]] = {}
     for index, used in enumerate(in_use):
         node = blocks[index].node
-        kind = LAYER.sub(r"\1*", NUMBER.sub("", node)) if operator_of(node) else GIVEN
+        kind = LAYER_NUMBER.sub(LAYERS, NUMBER.sub("", node)) if operator_of(node) else GIVEN
         if (kind != GIVEN or used == peak) and used > best.get(kind, (-1, 0))[0]:
             best[kind] = (used, index)
     wanted = {index for _, index in best.values()}

@@ -21,7 +21,11 @@ from mindllm.reduced_runs.layers import placed_layers, unfolded
 
 PLAIN = LayerKind()
 NODE = 8  # MindSpore takes more devices than these in eights only, and fewer as powers of two
-LAYER_NUMBER = re.compile(r"(?<=\blayers-CellList/)\d+(?=-)|(?<=\blayers\.)\d+(?=\.)")
+IN_LISTS = ("layers", "dropout_keys")  # of a model, with a cell for each layer
+LAYER_NUMBER = re.compile(
+    "(?:" + "|".join(rf"(?<=\b{name}{mark})" for name in IN_LISTS for mark in ("-CellList/", r"\.")) + r")\d+(?!\w)"
+)
+"""In the scope of an operator, the path of a cell or the name of a parameter."""
 
 
 def reduce_other_stages(config: RunConfig, stage: int) -> tuple[RunConfig, Callable[[str], str]]:

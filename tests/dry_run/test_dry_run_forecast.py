@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from dry_run_cases import BACKWARD, GRADIENT, KEPT, STEP, WEIGHT, FormulaSimulations, pipeline, profile
+from dry_run_cases import BACKWARD, CONSTANTS, GRADIENT, KEPT, STEP, WEIGHT, FormulaSimulations, pipeline, profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_cluster import cluster_run
@@ -21,7 +21,6 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.memory import stage_bytes
 from mindllm.units import MIB, gigabytes
 
-CONSTANTS = Use(OTHER, "data", "", False)
 TOKENS = Use(OTHER, "inputs0", "", False)
 RESULT = Use(ACTIVATIONS, "cross_entropy", "Exp", False)
 AFTER = "Default/cross_entropy-CrossEntropy/Mul"

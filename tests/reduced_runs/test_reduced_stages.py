@@ -1,5 +1,7 @@
 """Layers that differ are runs of their own, and stay what they are in smaller runs."""
 
+import re
+
 import pytest
 from dry_run_cases import AHEAD
 from small_cluster import RUN, cluster_run
@@ -76,6 +78,19 @@ def test_layers_that_predict_ahead_stay_on_the_last_stage_of_every_smaller_run()
     assert names(small) == [*["global experts"] * 4, "global experts prediction"]
     assert small.model.config.num_layers == 4
     assert [run.kind.recomputation for run in stages_of(small)[1].runs] == ["full", "none", "none"]
+
+
+def test_names_of_a_smaller_run_get_the_numbers_of_the_whole_one():
+    _, rename = reduce_other_stages(cluster_run(pp=2, micro=2, model={"num_layers": 8}), 1)
+    for before, after in [
+        ("network-CausalLM/model-Decoder/layers-CellList/1-DecoderLayer/Add", 4),
+        ("model.layers.4.feed_forward.w1.weight", 7),
+        ("model.dropout_keys.0", 3),
+        ("model-Decoder/dropout_keys-CellList/2-Keys/Mul", 5),
+    ]:
+        number = next(part for part in re.split(r"[-./]", before) if part.isdigit())
+        assert rename(before) == before.replace(number, str(after), 1)
+    assert rename("model.norm_out.weight.layers1") == "model.norm_out.weight.layers1"
 
 
 @pytest.mark.parametrize("key", ["load_checkpoint", "pretrained_model_dir"])
