@@ -60,8 +60,7 @@ def profile(config: RunConfig, rank: int) -> Profile:
         BACKWARD: {**always, KEPT: kept + 7, RECEIVED: 3},
     }
     in_bytes = {kind: {use: round(size * MIB) for use, size in fill.items()} for kind, fill in moments.items()}
-    for fill in in_bytes.values():
-        fill[CONSTANTS] = 1024 * config.parallel_config.micro_batch_num
+    in_bytes[BACKWARD][CONSTANTS] = 1024 * config.parallel_config.micro_batch_num
     peak = max(sum(fill.values()) for fill in in_bytes.values())
     blocks = tuple(
         Alive(f"Default/layers-CellList/{n}-DecoderLayer/MatMul-op{n}", KEPT, MIB, n, None) for n in range(3)
