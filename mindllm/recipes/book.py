@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import lcm
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from mindllm.config.checks.mesh import COMPILED, compiles_for
 from mindllm.errors import CheckFailed, UserError
 from mindllm.launch.layouts import LayoutBook
+from mindllm.outside import open_file
 from mindllm.recipes.configure import Configured, Request
 from mindllm.recipes.recipe import WRITTEN_BY
 from mindllm.terminal.tables import Table, figures, texts
@@ -168,10 +170,9 @@ def find_spares(
 def _forget_older(place: Path) -> None:
     """Remove the spares that an earlier command wrote beside ``place``: of fewer ones, some would stay and be of another run."""
     for path in place.parent.glob(f"{glob.escape(place.stem)}{SPARE}[0-9]*{place.suffix}"):
-        with path.open("rb") as file:
-            written = file.read(len(WRITTEN_BY)) == WRITTEN_BY.encode()
-        if written:
-            path.unlink()
+        with suppress(OSError), open_file(path) as file:  # what cannot be read is not ours
+            if file.read(len(WRITTEN_BY)) == WRITTEN_BY.encode():
+                path.unlink()
 
 
 def _divided(batch: int, first: int, devices: int) -> str:

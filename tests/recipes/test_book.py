@@ -1,6 +1,7 @@
 """The plan book: layouts for fewer nodes beside a run, their global batch, and what is said where there is none."""
 
 import json
+import os
 
 import pytest
 
@@ -39,10 +40,11 @@ def test_a_book_names_a_layout_for_each_node_fewer(tmp_path, capsys):
 def test_spares_of_an_earlier_command_do_not_stay(tmp_path):
     own = tmp_path / "run.spare_9.yaml"
     own.write_text("base: run.yaml  # of a person\n")
+    os.mkfifo(tmp_path / "run.spare_8.yaml")
     configure(tmp_path, "--devices", "24", "--spares", "2", "--global-batch", "48")
     configure(tmp_path, "--devices", "24", "--spares", "1", "--global-batch", "48")
     spares = sorted(path.name for path in tmp_path.glob("*.spare_*.yaml"))
-    assert spares == ["run.spare_1.yaml", own.name]
+    assert spares == ["run.spare_1.yaml", "run.spare_8.yaml", own.name]
 
 
 def test_a_batch_that_fewer_devices_do_not_divide_is_said_and_left_out(tmp_path, capsys):
