@@ -83,13 +83,11 @@ class Design:
         an operator that others were quicker than), and it counts as in the corner with most.
         """
         weights = self._weights(target)
-        kinds = sorted(
-            set.intersection(*(set(moments[point]) for point in weights))
-        )  # the first of equal peaks is told
+        kinds = set.intersection(*(set(moments[point]) for point in weights))
         steps = self._more_micro_batches(target)
         passing, usual = _without_chance(self._passing(moments))
         found = {}
-        for kind in kinds:
+        for kind in sorted(kinds):  # of equal peaks the first is told
             fill = {point: moments[point][kind] for point in self._like_base if kind in moments[point]}
             parts = [(factor, moments[point][kind]) for point, factor in weights.items()]
             found[kind] = (

@@ -16,6 +16,7 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base
+from mindllm.train.checkpoint.adapters.peft import is_peft
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.loading import model_of
@@ -62,7 +63,7 @@ def checkpoint_in(path: Path) -> Path:
         UserError: the run has no checkpoint yet.
     """
     kept = path / CHECKPOINTS
-    if not kept.is_dir():
+    if not kept.is_dir() or is_hugging_face(path) or is_peft(path) or is_mindformers(path):
         return path
     if (newest := CheckpointStore(kept).newest()) is None:
         raise UserError(f"{path}: a run without a checkpoint yet; name a model, or wait for its first")

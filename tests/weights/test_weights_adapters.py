@@ -85,7 +85,9 @@ def test_the_directory_of_a_run_stands_for_its_newest_checkpoint(base, tmp_path,
     for name, array in weights(tmp_path / "one").items():
         np.testing.assert_array_equal(array, weights(tmp_path / "two")[name])
     assert tool("info", tmp_path / "run") == 0
-    (tmp_path / "begun" / "checkpoint").mkdir(parents=True)
+    for directory in ("begun", "two"):  # the second is a model, whatever lies below it
+        (tmp_path / directory / "checkpoint").mkdir(parents=True)
+    assert tool("info", tmp_path / "two") == 0
     assert tool("adapter", tmp_path / "begun", tmp_path / "none") == 2
     assert "a run without a checkpoint yet" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
