@@ -128,12 +128,9 @@ def _of_adapter(path: Path, base: str | Path | None) -> ModelSource:
 
 
 def _of_run(path: Path) -> ModelSource:
-    from mindllm.train.checkpoint import CheckpointStore
+    from mindllm.train.job.output_directory import newest_checkpoint
 
-    newest = CheckpointStore(path / CHECKPOINTS).newest()
-    if newest is None:
-        raise UserError(f"{path}: a run without a checkpoint yet; name a model, or wait for its first")
-    return _of_checkpoint(path, newest)
+    return _of_checkpoint(path, newest_checkpoint(path))
 
 
 def _of_checkpoint(path: Path, checkpoint: Path) -> ModelSource:

@@ -23,7 +23,7 @@ from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
 from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
-from mindllm.train.job.output_directory import CHECKPOINTS
+from mindllm.train.job.output_directory import CHECKPOINTS, newest_checkpoint
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,9 @@ def checkpoint_in(path: Path) -> Path:
     Raises:
         UserError: the run has no checkpoint yet.
     """
-    kept = path / CHECKPOINTS
-    if not kept.is_dir() or is_hugging_face(path) or is_peft(path) or is_mindformers(path):
+    if not (path / CHECKPOINTS).is_dir() or is_hugging_face(path) or is_peft(path) or is_mindformers(path):
         return path
-    if (newest := CheckpointStore(kept).newest()) is None:
-        raise UserError(f"{path}: a run without a checkpoint yet; name a model, or wait for its first")
-    return newest
+    return newest_checkpoint(path)
 
 
 def import_weights(

@@ -170,6 +170,17 @@ def claim_output_directory(config: RunConfig, ranks: Ranks, timeout: float = ROL
     return Peers(ranks.rank, ranks.count, name, lambda answer: ranks.sum([float(not answer)]) == [0.0])
 
 
+def newest_checkpoint(run: Path) -> Path:
+    """Return the newest checkpoint in the output directory of a run.
+
+    Raises:
+        UserError: there is none yet.
+    """
+    if (newest := CheckpointStore(run / CHECKPOINTS).newest()) is None:
+        raise UserError(f"{run}: a run without a checkpoint yet; name a model, or wait for its first")
+    return newest
+
+
 def refuse_results(config: RunConfig) -> None:
     """Refuse a directory with results of an earlier run: a new one would cut its metrics off, and in time delete its checkpoints.
 
