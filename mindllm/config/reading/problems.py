@@ -161,6 +161,7 @@ def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> st
         return f"not a key here (value {shown(value)}); {elsewhere}"
     places = [place for place in places_of(root, key) if key != "type"]
     if places:
-        return f"unknown key (value {shown(value)}); did you mean '{' or '.join(places)}'?"
+        outermost = " at the top level" if places == [key] else ""
+        return f"unknown key (value {shown(value)}); did you mean '{' or '.join(places)}'{outermost}?"
     valid = [name for section in sections_at(root, path[:-1], data) for name in fields_of(section)]
     return f"unknown key (value {shown(value)}){nearest(key, valid)}"
