@@ -119,6 +119,17 @@ def test_evaluated_text_is_no_part_of_the_logits():
     assert found[0] == found[1]
 
 
+def test_a_step_is_no_part_of_the_logits_of_the_next():
+    plain, after_loud = (ReplicaEngine(config()) for _ in range(2))
+    quiet = weights(plain)
+    for engine, factor in ((plain, 1), (after_loud, 100)):
+        engine.load_state(quiet | {WQ.format(0): factor * quiet[WQ.format(0)]})
+        engine.step(batch(1), 0.0, 1.0)
+        engine.load_state(quiet)
+    found = [figures(engine, engine.step(batch(), 1e-2, 1.0))[f"{LOGIT}/layer_0"] for engine in (plain, after_loud)]
+    assert found[0] == found[1]
+
+
 def test_a_layer_that_explodes_shows_in_its_group():
     quiet, planted = (ReplicaEngine(config(*TWO_LAYERS)) for _ in range(2))
     planted.load_state({WQ.format(1): 300 * weights(planted)[WQ.format(1)]})

@@ -92,6 +92,16 @@ def test_as_many_spikes_in_a_row_as_are_borne_end_the_run(tmp_path, monkeypatch)
         a_guard.refuse_to_go_on(6)
 
 
+@pytest.mark.parametrize(("overflow", "in_a_row"), [(True, 2), (False, 1)])
+def test_an_overflow_between_two_spikes_does_not_part_them(tmp_path, monkeypatch, overflow, in_a_row):
+    monkeypatch.chdir(tmp_path)
+    a_guard = guard()
+    told(a_guard, [1.0, 1.1, 1.2, 1.1])
+    for spike in (True, False, True):
+        a_guard.update(1.0, 50.0 if spike else 1.0, overflow=overflow and not spike, skipped=spike)
+    assert a_guard.in_a_row == in_a_row
+
+
 def test_a_pipeline_cannot_watch_the_loss(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"skip_spikes.watch.*write \[norm\]"):
