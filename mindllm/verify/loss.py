@@ -41,10 +41,10 @@ def loss_problems(config: RunConfig, columns: Columns, loss: float, tokens: int,
         yield f"the loss is {loss:.7g}; in float64 it is {wanted:.7g} of the same logits"
 
 
-def mean_loss(config: RunConfig, columns: Columns, values: StepValues) -> float:
-    """The mean loss per token of the whole batch, in nats."""
+def mean_loss(config: RunConfig, columns: Columns, values: StepValues, fixed: np.ndarray | None = None) -> float:
+    """The mean loss per token of the whole batch, in nats. ``fixed``: :func:`divergences` in place of those of these values."""
     if config.is_preference_tuning:
-        total = _loss_of_pairs(config, columns, values)
+        total = _loss_of_pairs(config, columns, values, fixed)
     else:
         losses, weights = _token_losses(values.policy.logits, _labels(config, columns)), _weights(config, columns)
         total = float(np.sum(losses * weights))
@@ -132,38 +132,54 @@ def _by_part(config: RunConfig, of_depths: list[np.ndarray]) -> np.ndarray:
     return np.stack([column.reshape(parts, -1) for column in of_depths], axis=1)
 
 
-def _loss_of_pairs(config: RunConfig, columns: Columns, values: StepValues) -> float:
-    """The sum over pairs of what DPO and its kin make of log-probabilities (see :mod:`mindllm.config.preference`)."""
-    section, labels = config.preference, columns["labels"]
-    assert section is not None
-    answers, second = labels >= 0, columns["segment_starts"] > 0
-    targets = np.maximum(labels, 0)
-    logps = -_token_losses(values.policy.logits, targets).reshape(labels.shape)
+def divergences(config: RunConfig, columns: Columns, values: StepValues) -> np.ndarray:
+    """How far from the reference KTO takes the model to be, at least 0, ``[parts]`` in nats; zeros where it is not asked."""
+    present = columns["loss_mask"].sum(1, dtype=np.float64)
+    parts = (config.runner_config.gradient_accumulation_steps, -1)
+    if not config.preference.estimates_divergence:
+        return np.zeros(parts[0])
+    of_other = _by_answer(columns, _likelier(columns, values))[1]
+    totals = (of_other * present).reshape(parts).sum(1)
+    return np.maximum(totals / np.maximum(present.reshape(parts).sum(1), 1), 0.0)
+
+
+def _likelier(columns: Columns, values: StepValues) -> np.ndarray:
+    """Log-probabilities of answers' tokens, less those of the reference if there is one: ``[rows, seq]``, float64."""
+    targets = np.maximum(columns["labels"], 0)
+    logps = -_token_losses(values.policy.logits, targets).reshape(targets.shape)
     if values.reference is not None:
-        logps = logps + _token_losses(values.reference.logits, targets).reshape(labels.shape)
+        logps = logps + _token_losses(values.reference.logits, targets).reshape(targets.shape)
+    return logps
+
+
+def _by_answer(columns: Columns, values: np.ndarray, mean: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Sums, or means, of ``[rows, seq]`` over the tokens of both answers of a row, ``[rows]`` each."""
+    answers, second = columns["labels"] >= 0, columns["segment_starts"] > 0
+    masks = (answers & ~second, answers & second)
+    one, other = (np.sum(values * mask, 1) / (np.maximum(mask.sum(1), 1) if mean else 1) for mask in masks)
+    return one, other
+
+
+def _loss_of_pairs(config: RunConfig, columns: Columns, values: StepValues, fixed: np.ndarray | None) -> float:
+    """The sum over pairs of what DPO and its kin make of log-probabilities (see :mod:`mindllm.config.preference`)."""
+    section = config.preference
+    assert section is not None
+    logps = _likelier(columns, values)
     if section.is_unpaired:
-        return _loss_of_answers(
-            config, columns, *(np.sum(logps * mask, 1) for mask in (answers & ~second, answers & second))
-        )
-    chosen, rejected = (
-        np.sum(logps * mask, 1) / (np.maximum(mask.sum(1), 1) if section.loss_type in ("ipo", "orpo", "simpo") else 1)
-        for mask in (answers & ~second, answers & second)
-    )
+        distances = divergences(config, columns, values) if fixed is None else fixed
+        return _loss_of_answers(config, columns, _by_answer(columns, logps)[0], distances)
+    chosen, rejected = _by_answer(columns, logps, section.loss_type in ("ipo", "orpo", "simpo"))
     losses = _LOSSES[section.loss_type](chosen, rejected, section)
     return float(np.sum(losses * columns["loss_mask"].sum(1, dtype=np.float64)))
 
 
-def _loss_of_answers(config: RunConfig, columns: Columns, own: np.ndarray, other: np.ndarray) -> float:
-    """The sum over answers of KTO's loss: ``own`` and ``other`` ``[rows]`` are by how much likelier than to the reference a
-    row's own answer is to the model, and that of another row.
+def _loss_of_answers(config: RunConfig, columns: Columns, own: np.ndarray, distances: np.ndarray) -> float:
+    """The sum over answers of KTO's loss: ``own`` ``[rows]`` is by how much likelier than to the reference a row's own answer is
+    to the model; ``distances``: :func:`divergences`.
     """
     section, marks = config.preference, columns["loss_mask"].astype(np.float64)
     present, sign = marks.sum(1), marks[:, 0] - marks[:, 1]
-    parts = (config.runner_config.gradient_accumulation_steps, -1)
-    estimates = (other * present).reshape(parts).sum(1) / np.maximum(present.reshape(parts).sum(1), 1)
-    if not section.estimates_divergence:
-        estimates = np.zeros_like(estimates)
-    beyond = own.reshape(parts) - np.maximum(estimates, 0)[:, None]
+    beyond = own.reshape(len(distances), -1) - distances[:, None]
     lost = np.exp(-_minus_log_sigmoid(-section.beta * sign * beyond.reshape(-1)))
     return float(np.sum(lost * np.where(sign > 0, section.desirable_weight, section.undesirable_weight) * present))
 
