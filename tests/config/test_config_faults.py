@@ -9,7 +9,7 @@ from mindllm.errors import UserError
 FILE_FAULTS = [
     ("parallel_config: {data_paralel: 4}", "parallel_config.data_paralel", 4, ["did you mean 'data_parallel'?"]),
     ("sed: 4", "sed", 4, ["did you mean 'seed'?"]),
-    ("model: {seed: 4}", "model.seed", 4, ["did you mean 'seed' at the top level?"]),
+    ("model: {preference: 4}", "model.preference", 4, ["did you mean 'preference' at the top level?"]),
     (
         "runner_config: {learning_rate: 4}",
         "runner_config.learning_rate",
