@@ -46,7 +46,7 @@ def _help(rest: Sequence[str]) -> int:
     """Print all verbs, or the options of the one that is named: ``mindllm help search``."""
     if rest[:1] and not rest[0].startswith("-"):
         return main([rest[0], "--help"])
-    from mindllm.cli.overview import overview
+    from mindllm.cli.registry import overview
 
     sys.stdout.write(overview())
     return 0

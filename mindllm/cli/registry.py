@@ -1,7 +1,7 @@
 """The verbs of ``mindllm``: one table that help, dispatch, completion, the old names in ``toolkit/``, the docs and tests walk.
 
-A new verb is ``parsers/<verb>.py`` with ``make_parser()``, ``<verb>.py`` with ``main(arguments)``, and a row here. Nothing
-heavy is imported: what this file costs is paid by every command.
+A new verb is ``<group>/<verb>.py`` with ``make_parser()`` and ``main(arguments)``, and a row here. Nothing heavy is
+imported here, which every command pays for, nor at the top of a verb's file, which its ``--help`` pays for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Verb:
     name: str
     group: str  # what people want when they look for it
     help: str  # one line
-    parsers: str  # the module of make_parser(), which imports nothing heavy
-    module: str  # the module of main(arguments)
+    parsers: str  # the module of make_parser()
+    module: str  # the module of main(arguments), for most verbs the same
     old: str  # how it was, and still is, called besides
     run_mode: str = ""  # what train, finetune, eval, predict and chat set; make_parser and main take it, too
     takes_keys: bool = True  # whether options it does not know are keys of a run's YAML
@@ -44,13 +44,12 @@ class Verb:
 
 
 RUN, RUN_SCRIPT = "mindllm.cli.run", "run_llm.py"
-RUN_PARSERS = "mindllm.cli.parsers.run"
+RUN_PARSERS = "mindllm.cli.run_options"
 
 
 def _tool(name: str, group: str, text: str, old: str, takes_keys: bool = True, with_next: str = "") -> Verb:
-    file = name.replace("-", "_")
-    parsers, module = f"mindllm.cli.parsers.{file}", f"mindllm.cli.{file}"
-    return Verb(name, group, text, parsers, module, old, takes_keys=takes_keys, with_next=with_next)
+    module = f"mindllm.cli.{group}.{name.replace('-', '_')}"
+    return Verb(name, group, text, module, module, old, takes_keys=takes_keys, with_next=with_next)
 
 
 def _run(name: str, group: str, text: str, with_next: str = "") -> Verb:
@@ -59,11 +58,11 @@ def _run(name: str, group: str, text: str, with_next: str = "") -> Verb:
 
 
 def _learn(name: str, text: str, old: str) -> Verb:
-    return Verb(name, "train", text, "mindllm.cli.parsers.learning", RUN, old, run_mode=name)
+    return Verb(name, "train", text, "mindllm.cli.train.from_data", RUN, old, run_mode=name)
 
 
 def _use(name: str, text: str, old: str) -> Verb:
-    return Verb(name, "use", text, "mindllm.cli.parsers.using", RUN, old, run_mode=name)
+    return Verb(name, "use", text, "mindllm.cli.use.from_model", RUN, old, run_mode=name)
 
 
 FETCHED = "what there is here; a model directory from a hub"
@@ -127,6 +126,9 @@ TABLE = (
 )
 VERBS = {verb.name: verb for verb in TABLE}
 
+USAGE = "usage: mindllm VERB [options]   (mindllm VERB --help lists the options of one)\n"
+LAST = "also      --version; completion bash|zsh|fish prints a script for that shell\n"
+
 _old_names: ContextVar[bool] = ContextVar("old_names", default=False)
 
 
@@ -161,3 +163,19 @@ def former(old: str) -> Callable[[Sequence[str] | None], int]:
             return verb.run(sys.argv[1:] if arguments is None else arguments)
 
     return main
+
+
+def overview() -> str:
+    """Return what ``mindllm --help`` prints: every verb on one screen of 80 columns and 24 lines, by what people want.
+
+    A line for each verb, or for two that share one; the name of their group before the first of it.
+    """
+    lines, before, verbs = [USAGE], "", iter(TABLE)
+    for verb in verbs:
+        names, text = verb.name, verb.help
+        if verb.with_next:
+            names, text = f"{verb.name}, {next(verbs).name}", verb.with_next
+        group = "" if verb.group == before else verb.group
+        lines.append(f"{group:<10}{names:<18}{text}\n")
+        before = verb.group
+    return "".join([*lines, LAST])

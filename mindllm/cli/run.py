@@ -8,18 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.parsers.learning import FINETUNE, PRETRAIN
-from mindllm.cli.parsers.run import read_config
-from mindllm.cli.parsers.using import CHAT, GENERATE
+from mindllm.cli.run_options import read_config
+from mindllm.cli.train.from_data import FINETUNE, PRETRAIN, afterwards, launch_line, read_learning
+from mindllm.cli.use.from_model import CHAT, GENERATE, read_use
 from mindllm.command import run_command
 from mindllm.process.interrupts import INTERRUPTED, leave_on_interrupt, own_interrupts, receive_interrupts
 
 if TYPE_CHECKING:  # the schema takes longer to import than --help may
     from mindllm.config import RunConfig
-    from mindllm.launch.clusters.placement import Placement
     from mindllm.run.outcome import Ended
-
-LOGS = "launch_log"  # in output_dir: what each rank writes that a scheduler's tasks have started
 
 
 def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
@@ -38,19 +35,14 @@ def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
 
 def _read(arguments: Sequence[str] | None, run_mode: str) -> tuple[Namespace, RunConfig]:
     if run_mode in (CHAT, GENERATE):
-        from mindllm.cli.from_model import read_use
-
         return read_use(arguments, run_mode)
     if run_mode in (FINETUNE, PRETRAIN):
-        from mindllm.cli.from_data import read_learning
-
         return read_learning(arguments, run_mode)
     return read_config(arguments, run_mode)
 
 
 def _learn(config: RunConfig, verb: str) -> int:
     """Train, and say what can be done with the result; several devices are started by the launcher."""
-    from mindllm.cli.afterwards import afterwards, launch_line
     from mindllm.terminal.console import error_console
 
     if line := launch_line(config, verb):
@@ -64,12 +56,13 @@ def _learn(config: RunConfig, verb: str) -> int:
 
 def run(config: RunConfig) -> int:
     """Import what the mode needs, and MindSpore, only now: an error in the YAML is told within a second."""
+    from mindllm.cli.launch.ranks import start_ranks, task_of_several
     from mindllm.config import on_this_device
     from mindllm.terminal.console import error_console
     from mindllm.train.job.preflight import refuse_what_must_fail
 
-    if place := _task_of_several(config):
-        return _as_task(config, place)
+    if place := task_of_several(config):
+        return start_ranks(config, place)
     refuse_what_must_fail(config)
     config, said = on_this_device(config)
     if said:
@@ -82,40 +75,14 @@ def run(config: RunConfig) -> int:
 
     prepare_environment(config)
     if config.run_mode == "predict":
-        from mindllm.cli.predict import predict
+        from mindllm.cli.use.predict import predict
 
         predict(config)
     else:
-        from mindllm.cli.chat import chat
+        from mindllm.cli.use.chat import chat
 
         chat(config)
     return 0
-
-
-def _task_of_several(config: RunConfig) -> Placement | None:
-    """The task of a scheduler that this process is, where its tasks are to be the run's ranks, and it is not one already."""
-    from mindllm.launch.clusters.placement import is_rank
-    from mindllm.launch.clusters.schedulers import placement_of
-    from mindllm.train.job.execution import is_simulation
-
-    several = config.parallel_config.device_num > 1 and config.run_mode in ("train", "finetune", "eval")
-    place = placement_of() if several and not is_simulation() and not is_rank() else None
-    return place if place and place.tasks > 1 else None
-
-
-def _as_task(config: RunConfig, place: Placement) -> int:
-    """Start the ranks of this task, by the same command line."""
-    from mindllm.cli.parsers.launch import has_ascend_devices
-    from mindllm.cli.shown_job import Shown, say
-    from mindllm.launch.script import own_command
-    from mindllm.launch.start import Launch, launch, placed, refuse_impossible
-
-    devices, output = config.parallel_config.device_num, Path(config.output_dir)
-    msrun = has_ascend_devices() and not place.shares_machines
-    command = tuple(own_command(sys.orig_argv, msrun))
-    wanted = placed(Launch(command, devices, devices, output / LOGS, output, msrun=msrun), place)
-    refuse_impossible(wanted)
-    return launch(wanted, say, Shown())
 
 
 def _start(config: RunConfig) -> int:

@@ -197,3 +197,9 @@ def print_json(tree: Any) -> None:
     """
     versioned = {SCHEMA: 1, **tree} if isinstance(tree, Mapping) else tree
     sys.stdout.write(json.dumps(strict(versioned), allow_nan=False) + "\n")
+
+
+def write(text: str) -> None:
+    """Write what grows to standard output, at once; a terminal is shown control characters instead of obeying them."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()

@@ -9,13 +9,15 @@ import pytest
 from profile_maker import Maker, Plants
 
 from mindllm.accept import accept as flow
+from mindllm.accept import archive
 from mindllm.accept.accept import reason_of
 from mindllm.accept.claims import CLAIMS, chosen
 from mindllm.accept.expected import Peak, timed
 from mindllm.accept.measured import measured
 from mindllm.accept.runs import SIZES
-from mindllm.cli import accept as command
+from mindllm.cli.launch import accept as command
 from mindllm.errors import RunFailed, UserError
+from mindllm.preflight import node as node_module
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.shipped import DEVICES
 from mindllm.train.metrics_file import METRICS_NAME, MetricsFile
@@ -42,7 +44,7 @@ class Machine:
         monkeypatch.setattr(flow, "execute", self.execute)
         monkeypatch.setattr(flow, "peak_of", lambda config, simulations: Peak(USED, USED, False))
         monkeypatch.setattr(flow, "simulations_here", lambda: None)
-        monkeypatch.setattr(command, "visible_devices", lambda: here)
+        monkeypatch.setattr(node_module, "visible_devices", lambda: here)
         monkeypatch.setattr(flow.CheckpointStore, "newest", lambda store: tmp_path / "checkpoint")
         monkeypatch.setattr(flow, "override_config", self.override)
 
@@ -199,7 +201,7 @@ def test_ctrl_c_keeps_what_is_done(node, tmp_path, capsys):
 
 def test_page_and_archive_are_there_after_each_claim(node, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(command, "write_acceptance", lambda found, directory: seen.append(len(found.took)) or ("", ""))
+    monkeypatch.setattr(archive, "write_acceptance", lambda found, directory: seen.append(len(found.took)) or ("", ""))
     command.main(["--output", str(tmp_path / "accept"), "--json", "--claims", "dp,tp"])
     assert seen == [1, 2, 2]
 

@@ -6,7 +6,7 @@ import pytest
 from mindllm.accept import this_machine
 from mindllm.accept.this_machine import FITTED, NOT_TOLD, described_here, measure, run_of
 from mindllm.architecture.parts import causal_blocks
-from mindllm.cli.time import main
+from mindllm.cli.plan.time import main
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device, read_device
 from mindllm.timing.measured.calibrate import Measured, calibrate, with_constants

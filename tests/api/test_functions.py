@@ -36,7 +36,7 @@ def through_json(result):
 
 
 def test_a_plan_is_that_of_the_command(capsys, tmp_path):
-    from mindllm.cli.plan import main
+    from mindllm.cli.plan.plan import main
 
     planned = mindllm.plan(PIPELINE, formula=True, max_memory="50GB", seconds=20)
     told = said(main, capsys, "--config", PIPELINE, "--formula", "--max_memory", "50GB", "--seconds", "20")
@@ -59,7 +59,7 @@ def test_a_plan_that_cannot_be_is_an_error():
 
 
 def test_a_search_is_that_of_the_command_and_writes_nothing(capsys, tmp_path, monkeypatch):
-    from mindllm.cli.search import main
+    from mindllm.cli.plan.search import main
 
     told = []
     monkeypatch.chdir(tmp_path)
@@ -76,11 +76,10 @@ def test_a_search_is_that_of_the_command_and_writes_nothing(capsys, tmp_path, mo
 
 
 def test_a_dry_run_is_that_of_the_command(capsys, tmp_path, monkeypatch):
-    from mindllm.cli import dry_run as command
+    from mindllm.cli.prove import dry_run as command
 
     monkeypatch.setattr(FormulaSimulations, "source_lines", lambda self, config: {}, raising=False)
-    for module in (simulations, command):
-        monkeypatch.setattr(module, "simulations_here", lambda workers, progress: FormulaSimulations())
+    monkeypatch.setattr(simulations, "simulations_here", lambda workers, progress: FormulaSimulations())
     run = pipeline(2, 8, 8)
     path = tmp_path / "run.yaml"
     path.write_text(render_config(run), encoding="utf-8")
@@ -99,7 +98,7 @@ def test_a_dry_run_is_that_of_the_command(capsys, tmp_path, monkeypatch):
 
 
 def test_a_verification_is_that_of_the_command(capsys, tmp_path, monkeypatch):
-    from mindllm.cli.check import main
+    from mindllm.cli.prove.check import main
 
     def answer(config, options, progress):
         progress("executing")
@@ -121,7 +120,7 @@ def test_a_verification_is_that_of_the_command(capsys, tmp_path, monkeypatch):
 
 
 def test_an_inspection_answers_as_the_command(capsys, tmp_path):
-    from mindllm.cli.inspect import main
+    from mindllm.cli.prove.inspect import main
 
     graph = mindllm.inspect(cluster_run(tp=2), rank=1)
     graph.save(tmp_path / "rank1.graph")
@@ -141,7 +140,7 @@ def test_an_inspection_answers_as_the_command(capsys, tmp_path):
 def test_a_proof_is_that_of_the_command(capsys, tmp_path, monkeypatch):
     from functools import partial
 
-    from mindllm.cli import prove as command
+    from mindllm.cli.prove import prove as command
     from mindllm.prove import prove as proving
     from mindllm.prove.answers import Answer, Standing
     from mindllm.prove.found import find_proof
@@ -152,8 +151,7 @@ def test_a_proof_is_that_of_the_command(capsys, tmp_path, monkeypatch):
             yield piece, tuple(Answer(name, Standing.PROVED, f"{name} holds") for name in piece.questions)
 
     stand_in = partial(proving.prove_run, executor=executor)
-    for module in (proving, command):
-        monkeypatch.setattr(module, "prove_run", stand_in)
+    monkeypatch.setattr(proving, "prove_run", stand_in)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 40))  # others write there, too
     monkeypatch.chdir(tmp_path)

@@ -13,8 +13,9 @@ import pytest
 from dry_run_cases import FormulaSimulations
 from small_cluster import cluster_run
 
-from mindllm.cli import dry_run as tool
+from mindllm.cli.prove import dry_run as tool
 from mindllm.config import render_config
+from mindllm.dry_run import simulations
 from mindllm.errors import CheckFailed, UserError
 from mindllm.process import host_memory
 
@@ -148,7 +149,7 @@ class Formula(FormulaSimulations):
 
 
 def test_too_little_device_memory_is_a_failed_check(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tool, "simulations_here", Formula)
+    monkeypatch.setattr(simulations, "simulations_here", Formula)
     arguments = ["--config", str(place / "run.yaml"), "--output", str(tmp_path)]
     assert tool.main(arguments) == 0
     with pytest.raises(

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mindllm.cli import run as run_llm
-from mindllm.cli.convert import main
+from mindllm.cli.prepare.convert import main
 from mindllm.config import load_config
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError

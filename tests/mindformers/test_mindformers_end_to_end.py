@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from dry_run_cases import FormulaSimulations
 
-from mindllm.cli import dry_run
-from mindllm.cli.convert import main as convert
+from mindllm.cli.prepare.convert import main as convert
+from mindllm.cli.prove import dry_run
 from mindllm.config import load_config
+from mindllm.dry_run import simulations
 from mindllm.parallel.layer_plan import make_plan
 from tests.mindformers.mindformers_files import LEGACY, writer
 
@@ -56,7 +57,7 @@ def test_the_dry_run_of_theirs_is_that_of_ours(tmp_path, monkeypatch, capsys):
     theirs, ours = both(tmp_path, STAGES | RECOMPUTE)
     asked = FormulaSimulations()
     asked.source_lines = lambda config: {}
-    monkeypatch.setattr(dry_run, "simulations_here", lambda *_, **__: asked)
+    monkeypatch.setattr(simulations, "simulations_here", lambda *_, **__: asked)
     capsys.readouterr()
     told = []
     for path in (theirs, ours):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mindllm.cli.configure import main
+from mindllm.cli.plan.configure import main
 from mindllm.config import load_config
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import CheckFailed, UserError

@@ -15,7 +15,7 @@ import pytest
 from planted import plant
 from small_cluster import cluster_run
 
-from mindllm.cli import check as command
+from mindllm.cli.prove import check as command
 from mindllm.compiled.conformance import Finding
 from mindllm.compiled.execute.cluster import ClusterStep
 from mindllm.compiled.rank.compile_ranks import compile_ranks
@@ -27,6 +27,7 @@ from mindllm.train.engine import StepResult
 from mindllm.verify import check as subject
 from mindllm.verify.compare import TOLERANCES, Comparison, TensorError
 from mindllm.verify.report import write_table
+from mindllm.verify.verification import configurations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -190,10 +191,10 @@ def test_a_directory_stands_for_its_runs_on_several_devices(tmp_path):
     write(tmp_path / "four.yaml", dp=4)
     write(tmp_path / "one.yaml", use_parallel=False)
     write(tmp_path / "two.yaml", tp=2)
-    found = command.configurations([tmp_path], [])
+    found = configurations([tmp_path], [])
     assert [Path(name).name for name, _ in found] == ["two.yaml", "four.yaml"]
     with pytest.raises(UserError, match="holds no YAML of a run on several devices"):
-        command.configurations([tmp_path / "none"], [])
+        configurations([tmp_path / "none"], [])
 
 
 def test_of_several_runs_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsys):

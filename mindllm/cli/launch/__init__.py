@@ -1,0 +1,1 @@
+"""Verbs of ``mindllm --help`` under ``launch``: nodes and processes."""

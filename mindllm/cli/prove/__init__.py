@@ -1,0 +1,1 @@
+"""Verbs of ``mindllm --help`` under ``prove``: whether a run may be launched."""
