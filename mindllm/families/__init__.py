@@ -1,4 +1,4 @@
-"""The families of models: one file each, and nothing about a family anywhere else."""
+"""The families of models: one file for each lineage, and nothing about a family anywhere else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import lru_cache
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, nearest
 from mindllm.families import (
-    aquila,
     baichuan,
     bloom,
     deepseek,
@@ -17,31 +16,28 @@ from mindllm.families import (
     internlm,
     llama,
     mistral,
-    mixtral,
     qwen,
-    qwen2,
-    qwen3,
-    qwen_moe,
     telechat,
 )
 from mindllm.families.family import Family
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
-    qwen2.FAMILY,
-    qwen3.FAMILY,
-    mistral.FAMILY,
-    mixtral.FAMILY,
-    *qwen_moe.FAMILIES,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    mistral.MISTRAL,
+    mistral.MIXTRAL,
+    qwen.QWEN2_MOE,
+    qwen.QWEN3_MOE,
     *deepseek.FAMILIES,
     *gemma.FAMILIES,
     *glm.FAMILIES,
     *internlm.FAMILIES,
     baichuan.FAMILY,
-    qwen.FAMILY,
+    qwen.QWEN,
     bloom.FAMILY,
     gpt2.FAMILY,
-    aquila.FAMILY,
+    llama.AQUILA,
     *telechat.FAMILIES,
 )
 """In the order in which they are tried for a model that says no ``model_type``."""

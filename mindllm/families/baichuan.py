@@ -12,7 +12,7 @@ from typing import Any
 from mindllm.config.model import ModelConfig
 from mindllm.families import llama
 from mindllm.families.family import Content, Family, given_or
-from mindllm.families.rotary_keys import read_rotary, write_rotary
+from mindllm.families.shared_keys import read_rotary, write_rotary
 from mindllm.families.weight_table import QUERY_KEY_VALUE, Weight, renamed
 
 SECOND_VOCABULARY = 125696

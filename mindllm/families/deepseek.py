@@ -14,9 +14,8 @@ from mindllm.config.architecture_keys import expert_layers
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families import llama
-from mindllm.families.expert_keys import GATE_UP_DOWN, experts_weights, fused_experts
 from mindllm.families.family import REQUIRED, Content, Family, given_or
-from mindllm.families.rotary_keys import read_rotary, write_rotary
+from mindllm.families.shared_keys import GATE_UP_DOWN, experts_weights, fused_experts, read_rotary, write_rotary
 from mindllm.families.weight_table import EMBEDDING, HEAD, OUR_LAYER, Weight, in_layers, renamed
 
 KEYS: dict[str, tuple[str, Any]] = {

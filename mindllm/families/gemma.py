@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mindllm.config.architecture_keys import FULL, SLIDING
 from mindllm.config.model import ModelConfig
 from mindllm.families import llama
 from mindllm.families.family import Content, Family
-from mindllm.families.rotary_keys import read_rotary, write_rotary, written_scaling
+from mindllm.families.shared_keys import read_pattern, read_rotary, write_rotary, written_scaling, written_types
 from mindllm.families.weight_table import renamed
-from mindllm.families.windows import FULL, SLIDING, read_pattern, written_types
 
 TANH = ("gelu", "gelu_pytorch_tanh")  # their code computes the tanh form, whichever the file says
 ONLY = {"hidden_act": TANH, "hidden_activation": TANH, "attention_bias": (False,)}

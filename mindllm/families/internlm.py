@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from mindllm.families import llama
 from mindllm.families.family import Family
-from mindllm.families.rotary_keys import read_rotary, write_rotary
+from mindllm.families.shared_keys import read_rotary, write_rotary
 from mindllm.families.weight_table import (
     EMBEDDING,
     HEAD,

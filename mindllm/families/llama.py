@@ -1,11 +1,13 @@
-"""Llama 1, 2 and 3 (Touvron et al., 2023; Grattafiori et al., 2024) and the same: CodeLlama, Yi, DeepSeek-Coder."""
+"""Llama 1, 2 and 3 (Touvron et al., 2023; Grattafiori et al., 2024) and the same: CodeLlama, Yi, DeepSeek-Coder; in files of
+another name Aquila 1 and 2 (BAAI, 2023).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from mindllm.families.family import REQUIRED, Family
-from mindllm.families.rotary_keys import read_rotary, write_rotary
+from mindllm.families.shared_keys import read_rotary, write_rotary
 from mindllm.families.weight_table import EMBEDDING, HEAD, OUR_LAYER, Weight, WeightTable, in_layers, renamed
 
 KEYS: dict[str, tuple[str, Any]] = {
@@ -59,6 +61,16 @@ FAMILY = Family(
     aliases=("Yi",),
     only={**ONLY, "partial_rotary_factor": (1,)},
     written={"mlp_bias": False, "hidden_act": "silu"},
+    read=read_rotary,
+    write=write_rotary,
+)
+AQUILA = Family(
+    name="aquila",
+    network="AquilaForCausalLM",
+    keys={key: value for key, value in KEYS.items() if key != "head_dim"},
+    weights=WEIGHTS,
+    only=ONLY,
+    written={"hidden_act": "silu"},
     read=read_rotary,
     write=write_rotary,
 )

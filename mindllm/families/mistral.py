@@ -1,14 +1,23 @@
-"""Mistral 7B (Jiang et al., 2023): Llama with a sliding window in every layer; openbuddy-zephyr, which is trained on from it."""
+"""Mistral 7B (Jiang et al., 2023): Llama with a sliding window in every layer; openbuddy-zephyr, which is trained on from it.
+
+Mixtral (Jiang et al., 2024): Mistral whose feed-forward is a mixture of experts; the chosen weights are renormalised.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mindllm.families import llama
 from mindllm.families.family import Family
-from mindllm.families.rotary_keys import read_rotary, write_rotary
+from mindllm.families.shared_keys import experts_weights, fused_experts, read_rotary, write_rotary
+from mindllm.families.weight_table import renamed
 
 WINDOW = 4096  # where the file does not say
+BELOW = "block_sparse_moe"
+NAMES = {"w1": "w1", "w3": "w3", "w2": "w2"}
+ROUTER = f"model.layers.{{layer}}.{BELOW}.gate.weight"
 
-FAMILY = Family(
+MISTRAL = Family(
     name="mistral",
     network="MistralForCausalLM",
     keys={**llama.KEYS, "max_position_embedding": ("max_position_embeddings", 32 * WINDOW)},
@@ -19,5 +28,26 @@ FAMILY = Family(
         "sliding_window": content.get("sliding_window", WINDOW),
         **read_rotary(path, content),
     },
+    write=lambda model: {"sliding_window": model.sliding_window, **write_rotary(model)},
+)
+MIXTRAL = Family(
+    name="mixtral",
+    network="MixtralForCausalLM",
+    keys={
+        **llama.KEYS,
+        "max_position_embedding": ("max_position_embeddings", 131072),
+        "n_kv_heads": ("num_key_value_heads", 8),
+        "rms_norm_eps": ("rms_norm_eps", 1e-5),
+        "expert_num": ("num_local_experts", 8),
+        "num_experts_chosen": ("num_experts_per_tok", 2),
+    },
+    weights=replace(
+        llama.llama_weights((*renamed({**llama.NORMS, **llama.ATTENTION}), *experts_weights(BELOW, NAMES, "gate"))),
+        fused=fused_experts(BELOW, NAMES),
+        aliases=(("model.layers.{layer}.mlp.gate.weight", ROUTER),),
+    ),
+    only={**llama.ONLY, "router_jitter_noise": (0,)},
+    written={"hidden_act": "silu"},
+    read=lambda path, content: {"sliding_window": content.get("sliding_window"), **read_rotary(path, content)},
     write=lambda model: {"sliding_window": model.sliding_window, **write_rotary(model)},
 )

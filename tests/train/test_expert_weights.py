@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mindllm.families.mixtral import FAMILY as MIXTRAL
-from mindllm.families.qwen_moe import QWEN3_MOE
+from mindllm.families.mistral import MIXTRAL
+from mindllm.families.qwen import QWEN3_MOE
 from mindllm.train.checkpoint.family_weights import OneExpert, StackedExperts, by_expert
 
 LAYER = "model.layers.3.mlp"
