@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mindllm.config.architecture_keys import keys_of_layers
     from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
+    from mindllm.config.decoder.architecture import keys_of_layers
     from mindllm.config.generation import GenerationConfig
     from mindllm.config.model import ModelConfig
     from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mindllm.families.hugging_face import config_json, is_hugging_face, read_model_config, tokenizer_in
 
 HOMES = {
-    "keys_of_layers": "mindllm.config.architecture_keys",
+    "keys_of_layers": "mindllm.config.decoder.architecture",
     "EvalDatasetConfig": "mindllm.config.dataset",
     "ProcessorConfig": "mindllm.config.dataset",
     "TrainDatasetConfig": "mindllm.config.dataset",

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from mindllm.architecture.decoder import Architecture
-from mindllm.config.architecture_keys import architecture_of, merged_model
-from mindllm.config.model_keys import ModelKeys
+from mindllm.config.decoder.architecture import architecture_of, merged_model
+from mindllm.config.decoder.keys import ModelKeys
 from mindllm.config.section import Section
 
 

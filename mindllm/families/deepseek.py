@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.architecture_keys import expert_layers
+from mindllm.config.decoder.architecture import expert_layers
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families import llama

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.architecture_keys import FULL, SLIDING
+from mindllm.config.decoder.architecture import FULL, SLIDING
 from mindllm.config.model import ModelConfig
 from mindllm.families import llama
 from mindllm.families.family import Content, Family

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.architecture_keys import FULL, SLIDING, expert_layers, layer_types
+from mindllm.config.decoder.architecture import FULL, SLIDING, expert_layers, layer_types
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families.family import Content, given_or

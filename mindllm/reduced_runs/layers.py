@@ -11,7 +11,7 @@ from typing import Any
 
 from mindllm.architecture.layer import LayerSpec
 from mindllm.config import ModelConfig, RunConfig, keys_of_layers
-from mindllm.config.pretrained import DIRECTORY_KEYS
+from mindllm.config.reading.pretrained import DIRECTORY_KEYS
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 

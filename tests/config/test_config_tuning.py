@@ -9,7 +9,8 @@ import pytest
 
 from mindllm.architecture.optimizer_state import further_state, state_shapes
 from mindllm.architecture.tuners import is_trained
-from mindllm.config import ModelConfig, architecture_keys, keys_of_layers, load_config, render_config
+from mindllm.config import ModelConfig, keys_of_layers, load_config, render_config
+from mindllm.config.decoder import architecture
 from mindllm.errors import UserError
 from mindllm.families import with_file_names
 from mindllm.families.family import Family
@@ -66,7 +67,7 @@ def test_an_architecture_follows_from_the_keys_without_asking_families(monkeypat
     model = load(QWEN, lora_rank=8, target_modules="[c_attn]")
     calls = []
     monkeypatch.setattr(Family, "differs", lambda *_: calls.append("a family is asked"))
-    monkeypatch.setattr(architecture_keys, "_tuned_architecture", architecture_keys._tuned_architecture.__wrapped__)
+    monkeypatch.setattr(architecture, "_tuned_architecture", architecture._tuned_architecture.__wrapped__)
     adapted = {adapter.module for layer in model.architecture.layers for adapter in layer.adapters}
     copied = model.base.model_copy(update={"pet_config": model.pet_config})
     assert (adapted, calls) == ({"attention.wq", "attention.wk", "attention.wv"}, [])

@@ -27,7 +27,7 @@ from mindllm.config.checks.monitor import check_monitor
 from mindllm.config.checks.pieces import check_pieces
 from mindllm.config.checks.preference import check_preference
 from mindllm.config.checks.tuning import check_tuning
-from mindllm.config.model_keys import llama_intermediate_size
+from mindllm.config.decoder.keys import llama_intermediate_size
 from mindllm.config.optimizer import (
     DecayingSchedule,
     DynamicLossScale,
@@ -36,8 +36,8 @@ from mindllm.config.optimizer import (
     StableDecaySchedule,
     matches,
 )
-from mindllm.config.pretrained import check_family, check_pretrained
 from mindllm.config.reading.document import KeyPath
+from mindllm.config.reading.pretrained import check_family, check_pretrained
 from mindllm.config.run import RunConfig
 
 GENERATION: KeyPath = ("generation",)

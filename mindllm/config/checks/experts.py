@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.axes import CONTEXT, STAGE_AXES, TENSOR
-from mindllm.config.architecture_keys import expert_layers
 from mindllm.config.checks import MESH, MODEL, Finding
+from mindllm.config.decoder.architecture import expert_layers
 from mindllm.config.run import RunConfig
 
 

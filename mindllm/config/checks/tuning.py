@@ -17,8 +17,8 @@ from mindllm.architecture.tuners import (
     is_trained,
     tuners_with,
 )
-from mindllm.config.adapter_targets import Files, names, targets
 from mindllm.config.checks import MODEL, Finding
+from mindllm.config.decoder.adapter_targets import Files, names, targets
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 from mindllm.config.tuning import ALL, PetConfig

@@ -20,9 +20,9 @@ from mindllm.config.checks.all import check_run
 from mindllm.config.checks.limits import check_limits
 from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.model import ModelConfig
-from mindllm.config.pretrained import fill_from_pretrained
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, at, child, closest_origin, dotted, merge
 from mindllm.config.reading.overrides import Overrides, override_document
+from mindllm.config.reading.pretrained import fill_from_pretrained
 from mindllm.config.reading.problems import schema_problems
 from mindllm.config.reading.shipped import NAME, shipped_as, shipped_configs, shipped_or_own
 from mindllm.config.reading.yaml_tree import read_yaml, unusable_text, write_yaml

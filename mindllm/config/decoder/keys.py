@@ -16,9 +16,9 @@ from typing_extensions import Self
 from mindllm.architecture.experts import BalanceLoss
 from mindllm.architecture.layer_counts import Offset
 from mindllm.architecture.parts import Activation
-from mindllm.config.adapter_targets import Files
+from mindllm.config.decoder.adapter_targets import Files
+from mindllm.config.decoder.rope_scaling import RopeScalingConfig
 from mindllm.config.quantization import QuantizationConfig
-from mindllm.config.rope_scaling import RopeScalingConfig
 from mindllm.config.section import WRITTEN_AS_IT_IS, DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
 

@@ -24,10 +24,10 @@ from mindllm.architecture.parts import (
 )
 from mindllm.architecture.quantization import CodeSpec
 from mindllm.architecture.tuners import FULL_TUNING, is_trained, layer_origins
-from mindllm.config.adapter_targets import Files, adapters_of, aliases, bottlenecks_of
-from mindllm.config.model_keys import ModelKeys
+from mindllm.config.decoder.adapter_targets import Files, adapters_of, aliases, bottlenecks_of
+from mindllm.config.decoder.keys import ModelKeys
+from mindllm.config.decoder.rope_scaling import rope_scaling
 from mindllm.config.quantization import code_spec
-from mindllm.config.rope_scaling import rope_scaling
 
 Model = TypeVar("Model", bound=ModelKeys)
 FULL, SLIDING = "full_attention", "sliding_attention"
