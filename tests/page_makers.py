@@ -184,8 +184,8 @@ def profile(directory: Path) -> Path:
 def acceptance(directory: Path) -> Path:
     """Claims on devices: one confirmed, one with a slow link, one that failed, one that was not run."""
     from mindllm.accept.acceptance import Acceptance
+    from mindllm.accept.archive import render_page
     from mindllm.accept.judge import Verdict, link_line, loss_line, peak_line, time_line, without
-    from mindllm.accept.page import render_page
 
     lines = (
         loss_line("single", {8: 5.1}, {8: 5.1002}, 5e-3),

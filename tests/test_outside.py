@@ -176,7 +176,7 @@ ALLOWED = {
     "mindllm/files.py": "writes",
     "mindllm/terminal/page.py": "our own templates",
     "mindllm/compiled/rank/server_process.py": "logs of processes of ours",
-    "mindllm/compiled/rank/spread_ranks.py": "what a process of ours has just written",
+    "mindllm/compiled/rank/compile_ranks.py": "what a process of ours has just written",
     "mindllm/prove/": "answers that this user keeps, and that processes of ours have just written; writes",
     "mindllm/compiled/device/": "files of the installed MindSpore, and what a process of ours has written",
     "mindllm/compiled/graph/file.py": "a part of an archive, read with bounds",

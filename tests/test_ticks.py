@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mindllm.terminal.ticks import STEPS, round_ticks
+from mindllm.terminal.page import STEPS, round_ticks
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.report import about_planned, about_routing
 from mindllm.dry_run.source_lines import Lines, line_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
-from mindllm.terminal.page import fill, mark
-from mindllm.terminal.ticks import round_ticks
+from mindllm.terminal.page import fill, mark, round_ticks
 from mindllm.units import GIB, Gigabytes, device_memory, gigabytes
 
 PAGE = "memory.html"

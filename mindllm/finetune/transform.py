@@ -1,4 +1,7 @@
-"""Makes a built model the one that its configuration tunes: adapters stand beside projections, what is not trained is frozen."""
+"""Makes a built model the one that its configuration tunes: adapters stand beside projections, what is not trained is frozen.
+
+And the weights it begins with, as arrays.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import zlib
 from collections.abc import Iterable
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, nn
 
 from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, B
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.tuners import layer_origins
-from mindllm.config import ModelConfig
+from mindllm.config import ModelConfig, RunConfig
 from mindllm.finetune.adapters import Bottleneck, LoraAdapter
 from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.causal_lm import Head
@@ -21,7 +25,7 @@ from mindllm.models.experts.experts import ExpertLinear
 from mindllm.models.experts.grouped_experts import BlockProduct, GroupedProduct
 from mindllm.models.kernels import DTYPES
 from mindllm.models.linear import Linear
-from mindllm.models.weights import frozen_parameter, model_weights
+from mindllm.models.weights import drawn_value, frozen_parameter, model_weights, quantized_parameters
 
 MATRICES: dict[type[nn.Cell], str] = {
     Linear: "weight",
@@ -139,3 +143,18 @@ def _projection(layer: nn.Cell, module: str) -> Linear:
     if not isinstance(cell, Linear):
         raise TypeError(f"{module} is of class {type(cell).__name__}, which is neither adapted nor held in codes")
     return cell
+
+
+def initial_weights(config: RunConfig) -> dict[str, np.ndarray]:
+    """The weights of the whole model by name, fp32, adapters and frozen ones too: those that one device begins with.
+
+    No device holds them. Projections that are held in codes are their codes, in the dtypes of these.
+    """
+    model = build_tuned_model(config.model.config)
+    weights = {**model_weights(model), **quantized_parameters(model)}
+    return {name: _value(name, parameter, config.seed) for name, parameter in weights.items()}
+
+
+def _value(name: str, parameter: Parameter, seed: int) -> np.ndarray:
+    drawn = drawn_value(name, tuple(parameter.shape), parameter, seed)
+    return parameter.init_data().asnumpy() if drawn is None else drawn

@@ -10,8 +10,7 @@ from typing import Any
 from mindllm.files import atomic_open
 from mindllm.profiles.compare import LEAST, Finding
 from mindllm.profiles.report import LOOK, PARTS, ProfileReport, named, told
-from mindllm.terminal.page import fill, mark
-from mindllm.terminal.ticks import round_ticks
+from mindllm.terminal.page import fill, mark, round_ticks
 
 TEMPLATE = Path(__file__).with_name("page.html")
 WIDTH, LINE, LEFT, RIGHT = 900, 22, 150, 90

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mindllm.config import RunConfig, render_config, with_model
 from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
-from mindllm.files import atomic_open
+from mindllm.data import Tokenizer
+from mindllm.files import atomic_open, size_in_bytes
 from mindllm.launch.heartbeat import heart
 from mindllm.logs import set_up_logging
 from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, share_of
-from mindllm.run.export import export
 from mindllm.run.outcome import HELD_OUT, Ended
 from mindllm.run.proof_monitor import ProofMonitor
 from mindllm.run.proved import NOTHING_FOUND, Found
@@ -23,9 +25,11 @@ from mindllm.terminal.progress import Progress
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
-from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
+from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers, load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
+from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.names import refuse_existing
+from mindllm.train.checkpoint.parts import joined
 from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
 from mindllm.train.evaluation import EvaluationResult, RowResult
 from mindllm.train.job.data_agreement import refuse_different_data
@@ -39,6 +43,7 @@ from mindllm.train.optimizers.schedule import group_learning_rates, learning_rat
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
+from mindllm.train.whole_weights import whole_weights
 
 RESOLVED_CONFIG = "config.yaml"
 logger = logging.getLogger(__name__)
@@ -207,3 +212,36 @@ def _trained_share(config: RunConfig) -> str:
     architecture = config.model.config.architecture
     trained, all_of_them = architecture.trained_parameter_count(), architecture.parameter_count()
     return f", {trained:,} of them trained ({trained / all_of_them:.2%})" if trained < all_of_them else ""
+
+
+def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None) -> None:
+    """Writes the weights as section ``export_hf`` says; of a process that does not have all of them, from the last checkpoint.
+
+    Raises:
+        UserError: ranks have parts of the weights, and the last step was not saved.
+    """
+    section = state.config.export_hf
+    if not section.directory or state.step < state.total_steps:
+        return
+    directory = export_hugging_face(
+        section.directory,
+        state.config.model.config.merged,
+        _whole_weights(state, store),
+        dtype=section.dtype,
+        max_shard_bytes=size_in_bytes(section.max_shard_size),
+        tokenizer=tokenizer,
+    )
+    logger.info("exported the weights to %s in %s", directory, section.dtype)
+    state.results["Hugging Face directory"] = str(directory)
+
+
+def _whole_weights(state: RunState, store: CheckpointStore) -> Mapping[str, Any]:
+    held = state.engine.local_state()
+    if state.engine.holds_all:
+        return whole_weights(state, joined(tensors.weights for tensors in held.values()), "export_hf.directory")
+    newest = store.newest()
+    checkpoint = load_checkpoint(newest, with_optimizer=False) if newest is not None else None
+    if checkpoint is None or checkpoint.step != state.step:
+        message = "ranks have parts of the weights, and the last step was not saved; add the callback CheckpointMonitor"
+        raise state.config.error("export_hf.directory", message)
+    return whole_weights(state, checkpoint.weights, "export_hf.directory")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from mindllm.strategies.judge import Judged
 from mindllm.strategies.search import Planned, pareto
-from mindllm.terminal.page import fill, mark
-from mindllm.terminal.ticks import round_ticks
+from mindllm.terminal.page import fill, mark, round_ticks
 from mindllm.units import GIB
 
 WIDTH, HEIGHT, EDGE = 760, 420, 60

@@ -10,21 +10,22 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.axes import CONTEXT
-from mindllm.config import RunConfig, override_config, render_config
+from mindllm.config import RunConfig, load_config, override_config, render_config, tree_of
 from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
 from mindllm.executor.option import is_spread
+from mindllm.executor.ray_cluster import Spread, Work
 from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.reduced_runs.even import even_keys
-from mindllm.strategies.candidates import Candidate, Sharing, candidates
+from mindllm.strategies.candidates import Candidate, Sharing, candidates, read_candidate
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.judge import Judged, judge, read_judged
-from mindllm.strategies.spread_judging import spread_judgements
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
@@ -33,6 +34,8 @@ from mindllm.timing.step import StepTime, step_time
 from mindllm.timing.verdict import Room
 
 FILE = "candidates.jsonl"
+TOGETHER = 200  # candidates of a piece on a cluster: what they take should be more than starting a process
+FUNCTION = f"{__name__}:judge_some"  # which nodes of the cluster call
 
 
 @dataclass(frozen=True)
@@ -230,3 +233,41 @@ def own(config: RunConfig, device: Device) -> Planned:
         strategy.schedule if sizes.pipeline_stage > 1 and strategy.schedule in SEARCHED else ONE_F_ONE_B, strategy.pieces,
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))
+
+
+def spread_judgements(
+    config: RunConfig, wanted: Sequence[Candidate], device: Device, limit: float, constraints: Constraints
+) -> Iterator[tuple[Candidate, Judged | None]]:
+    """Yield candidates with what the nodes of a Ray cluster say of them, as it comes, some hundreds by each piece of work."""
+    tree, described = tree_of(config), device.model_dump(mode="json")
+    groups = [wanted[first : first + TOGETHER] for first in range(0, len(wanted), TOGETHER)]
+    spread = Spread(
+        [
+            Work(
+                FUNCTION,
+                (tree, [one.tree() for one in group], described, limit, constraints.tree()),
+                f"judging {group[0].name} and others",
+            )
+            for group in groups
+        ]
+    )
+    try:
+        for place, trees in spread.done(None):
+            for one, judged in zip(groups[place], trees, strict=True):
+                yield one, read_judged(judged) if judged else None
+    finally:
+        spread.kill()
+
+
+def judge_some(
+    tree: dict[str, Any],
+    candidates: Sequence[dict[str, Any]],
+    device: dict[str, Any],
+    limit: float,
+    constraints: dict[str, Any],
+) -> list[dict[str, Any] | None]:
+    """Judge candidates on a node; None for those that do not fit."""
+    config, known = load_config(tree), Device.model_validate(device)
+    base, wanted = workload_of(config), Constraints(**constraints)
+    found = [judge(config, base, read_candidate(one), known, limit, wanted) for one in candidates]
+    return [one.tree() if one else None for one in found]

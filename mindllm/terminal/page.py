@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Any
 NAME = re.compile(r"\{\{(\w+)\}\}")
 FRAME = Path(__file__).with_name("page.css")
 PROOF, RESULT = "report.html", "proof.json"
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # of axes, times a power of ten, as matplotlib and D3 have them
 
 
 def fill(template: Path, texts: Mapping[str, str], markup: Mapping[str, str]) -> str:
@@ -49,3 +51,12 @@ def json_markup(tree: Any) -> str:
     """JSON that may stand inside ``<script type="application/json">``: no text in it can end the script, or begin a comment."""
     text = json.dumps(tree, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
+
+
+def round_ticks(most: float, count: int = 5) -> list[float]:
+    """Return the multiples, from 0 to ``most``, of the smallest round step that gives no more than ``count`` of them above 0."""
+    if not most > 0 or not math.isfinite(most):
+        return [0.0]
+    power = 10.0 ** math.floor(math.log10(most / count))
+    step = next(power * one for one in STEPS if power * one * count >= most * (1 - 1e-9))
+    return [step * number for number in range(int(most / step * (1 + 1e-9)) + 1)]

@@ -11,7 +11,7 @@ from mindllm.accept.expected import timed
 from mindllm.accept.judge import NO_DEVICE, Verdict, link_line, loss_line, peak_line, time_line, worst
 from mindllm.accept.runs import SIZES, run_of
 from mindllm.profiles.compare import compare
-from mindllm.profiles.directories import read_recording
+from mindllm.profiles.run import read_recording
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.units import MIB
 

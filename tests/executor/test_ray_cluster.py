@@ -83,11 +83,11 @@ def test_a_node_that_is_killed_loses_nothing(spread_here):
 
 
 def test_a_search_on_the_cluster_finds_what_it_finds_here(spread_here, monkeypatch):
-    from mindllm.strategies import spread_judging
+    from mindllm.strategies import search as module
     from mindllm.strategies.search import search
     from mindllm.timing.device import read_device
 
-    monkeypatch.setattr(spread_judging, "TOGETHER", 20)
+    monkeypatch.setattr(module, "TOGETHER", 20)
     config, device = load_config("configs/llama2/pretrain_llama2_7b_8p.yaml"), read_device("atlas_800t_a2")
     there = search(config, 8, config.global_batch_size, device, 58 << 30)
     monkeypatch.setenv(option.VARIABLE, option.LOCAL)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tuned_runs import base_weights, batch, beside, snapshot, tuned_run, weights
 
-from mindllm.finetune.initial_weights import initial_weights
+from mindllm.finetune.transform import initial_weights
 from mindllm.train.checkpoint.adapters import merged
 from mindllm.train.engine import ReplicaEngine
 

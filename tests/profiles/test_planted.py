@@ -7,8 +7,8 @@ from profile_maker import KEYS, YAML, Maker, Plants
 
 from mindllm.config import load_config
 from mindllm.profiles.compare import compare
-from mindllm.profiles.directories import read_recording
 from mindllm.profiles.report import told
+from mindllm.profiles.run import read_recording
 from mindllm.timing.configured import workload_of
 from mindllm.timing.step import step_time
 

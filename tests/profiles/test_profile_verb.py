@@ -8,8 +8,8 @@ from profile_maker import KEYS, YAML, Maker, Plants
 from mindllm.cli.plan.profile import main
 from mindllm.profiles.calibrated import calibrated
 from mindllm.profiles.compare import compare
-from mindllm.profiles.directories import read_recording
 from mindllm.profiles.report import ProfileReport
+from mindllm.profiles.run import read_recording
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.measured.calibrate import constants, with_constants

@@ -13,9 +13,9 @@ from profile_maker import Maker, Plants
 from mindllm.errors import UserError
 from mindllm.profiles.ascend_files import kind_of
 from mindllm.profiles.compare import compare
-from mindllm.profiles.directories import read_recording
 from mindllm.profiles.kernel_terms import scope_of
 from mindllm.profiles.report import ProfileReport
+from mindllm.profiles.run import read_recording
 
 FILES = ("step_trace_time.csv", "kernel_details.csv", "communication.json", "communication_matrix.json")
 

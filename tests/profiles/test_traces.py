@@ -6,7 +6,7 @@ import pytest
 
 from mindllm.errors import UserError
 from mindllm.profiles.compare import compare
-from mindllm.profiles.directories import read_recording
+from mindllm.profiles.run import read_recording
 from mindllm.profiles.trace_records import read_trace, work_of
 from mindllm.timing.costs.work import ATTENTION, MATRIX, VECTOR
 

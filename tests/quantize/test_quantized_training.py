@@ -5,7 +5,7 @@ import pytest
 from tiny_quantized import MODEL, save
 
 from mindllm.config import load_config
-from mindllm.finetune.initial_weights import initial_weights
+from mindllm.finetune.transform import initial_weights
 from mindllm.models.weights import quantized_parameters
 from mindllm.train.checkpoint.pretrained import find_pretrained
 from mindllm.train.engine import ReplicaEngine

@@ -25,7 +25,7 @@ from mindllm.compiled.rank.compile_ranks import RankCompilation, cache_directory
 from mindllm.config import RunConfig
 from mindllm.config.monitor import LOGIT
 from mindllm.errors import RunFailed
-from mindllm.finetune.initial_weights import initial_weights
+from mindllm.finetune.transform import initial_weights
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
 from mindllm.terminal.progress import Progress, unwatched

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from mindllm.cache import user_cache
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
@@ -22,22 +23,24 @@ from mindllm.compiled.graph.file import load
 from mindllm.compiled.rank.derived_ranks import NotDerivable, derived, sample_of
 from mindllm.compiled.rank.host_needs import compile_bytes, require
 from mindllm.compiled.rank.pool import Pool
-from mindllm.compiled.rank.server_process import failure_of, start_server
-from mindllm.compiled.rank.spread_ranks import RanksOnCluster
+from mindllm.compiled.rank.server_process import failure_of, graph_in, start_server
 from mindllm.compiled.rank.worker import GRAPH
-from mindllm.config import RunConfig
+from mindllm.config import RunConfig, load_config, tree_of
 from mindllm.errors import UserError
 from mindllm.executor.option import is_spread
+from mindllm.executor.ray_cluster import Spread, Work
+from mindllm.files import atomic_open
 from mindllm.parallel.layout import mesh_of
 from mindllm.process.cores import cores
 from mindllm.process.host_memory import MemoryClaim, free_memory
-from mindllm.process.temporary import make_temporary, remove_temporary
+from mindllm.process.temporary import make_temporary, remove_temporary, temporary_directory
 
 KEPT_BYTES = 1 << 30
 POLL_SECONDS = 0.05
-
 Progress = Callable[[int], None]
 """Told of the number of ranks that are compiled."""
+TOGETHER = 8  # ranks of a piece of work on a cluster, at most
+FUNCTION = f"{__name__}:compile_some"  # which nodes of the cluster call
 
 
 def cache_directory() -> Path:
@@ -228,3 +231,47 @@ def _forget_oldest(kept: Path) -> None:
             break
         shutil.rmtree(path, ignore_errors=True)
         total -= sizes[path]
+
+
+def compile_some(tree: dict[str, Any], ranks: Sequence[int], training: bool) -> list[bytes]:
+    """Compile ranks of the run in ``tree`` one after the other, and return their graphs as files hold them.
+
+    Raises:
+        UserError: why the first one that failed did.
+    """
+    free = free_memory()
+    with temporary_directory("mindllm_ranks_") as directory:
+        start_server(load_config(tree), ranks, training, directory, workers=1).wait()
+        if missing := [rank for rank in ranks if not graph_in(directory, rank).is_file()]:
+            raise failure_of(directory, missing, free)
+        return [graph_in(directory, rank).read_bytes() for rank in ranks]
+
+
+class RanksOnCluster:
+    """Ranks that the nodes of a Ray cluster compile, as a process that puts their graphs into a directory.
+
+    A piece of work has several of them, and imports MindSpore once for all.
+    """
+
+    def __init__(self, config: RunConfig, ranks: Sequence[int], training: bool, directory: Path) -> None:
+        tree, memory = tree_of(config), compile_bytes(config)
+        self._groups = [ranks[first : first + TOGETHER] for first in range(0, len(ranks), TOGETHER)]
+        self._directory = directory
+        self._spread = Spread(
+            [
+                Work(FUNCTION, (tree, list(group), training), f"compiling ranks {group[0]} to {group[-1]}", memory)
+                for group in self._groups
+            ]
+        )
+
+    def poll(self) -> int | None:
+        """Take what is done; return 0 when nothing is left, None before."""
+        for place, graphs in self._spread.done(0):
+            for rank, content in zip(self._groups[place], graphs, strict=True):
+                with atomic_open(graph_in(self._directory, rank), "wb") as file:
+                    file.write(content)
+        return None if self._spread.left else 0
+
+    def kill(self) -> None:
+        """End what is not done."""
+        self._spread.kill()

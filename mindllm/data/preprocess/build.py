@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
+from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, end_of_documents, read_meta
 from mindllm.data.indexed import index_path
-from mindllm.data.preprocess.counting import CountingWriter
 from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.preprocess.pieces import PIECE_BYTES, Piece, cut, read
 from mindllm.data.preprocess.resume import ResumableWriter, encode_pieces
@@ -218,3 +217,57 @@ def _texts(pieces: Iterator[Piece], total: int, progress: Progress) -> Iterator[
         done += piece.size
         progress("reading text for the tokenizer", done, total)
     progress("training the tokenizer", 0, 1)
+
+
+class CountingWriter:
+    """Takes the place of the writer where a run is only looked at: documents and tokens of what ``ResumableWriter`` would write.
+
+    Each document ends with the tokenizer's end.
+
+    pieces_done: none, as nothing is there already. invalid: paths of files that are no UTF-8. empty: documents without text.
+
+    Raises:
+        UserError: the tokenizer has no end of documents.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.eod_id = end_of_documents(tokenizer)
+        self.tokenizer = tokenizer
+        self.pieces_done = self.open_bytes = self.empty = 0
+        self.token_count = 0
+        self.invalid: set[str] = set()
+        self._documents = self._bytes = self._open_tokens = 0
+
+    def __len__(self) -> int:
+        return self._documents
+
+    def append(self, tokens: Sized) -> None:
+        """Count tokens of the document that is open."""
+        self._open_tokens += len(tokens)
+
+    def end_text(self, byte_count: int) -> None:
+        """End a document of so many bytes; one of none is left out."""
+        if byte_count:
+            self._documents += 1
+            self._bytes += byte_count
+            self.token_count += self._open_tokens + 1
+        else:
+            self.empty += 1
+        self._open_tokens = 0
+
+    def end_piece(self) -> None:
+        """Nothing is kept of a piece."""
+
+    def meta(self, source_fingerprint: str) -> CorpusMeta:
+        """What ``PREFIX.meta.json`` would say."""
+        tokenizer = self.tokenizer
+        return CorpusMeta(
+            tokenizer.path.name,
+            tokenizer.fingerprint,
+            tokenizer.vocab_size,
+            self.eod_id,
+            self._documents,
+            self.token_count,
+            self._bytes,
+            source_fingerprint,
+        )

@@ -11,10 +11,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from mindllm.errors import UserError
 from mindllm.launch.clusters.placement import Placement
-from mindllm.launch.clusters.rank_table import read_rank_table
+from mindllm.outside import read_json
 
 OPERATOR, VOLCANO, TABLE = "the Ascend operator", "Volcano", "the rank table"
 JOB = "MINDLLM_JOB"  # which the manifest of a Volcano job sets to its name
@@ -22,6 +25,11 @@ PORT = 2222  # as the Ascend operator has it
 DNS_SECONDS = 300.0  # for the name of a pod to be known, whose node may still load its image
 OWN_ADDRESSES = ("POD_IP", "XDL_IP", "HOST_IP")  # what manifests of MindCluster say of a pod and its node
 Find = Callable[[str], str]
+COMPLETED = "completed"  # what a rank table says when all pods are there
+WAIT_SECONDS = 600.0  # for all pods of the job
+LOOK_SECONDS = 1.0
+LARGEST = 1 << 26  # bytes of a rank table; 100,000 devices take a quarter of it
+MOST_RANKS = 1 << 20
 
 
 def pod_of_a_job(environment: Mapping[str, str], find: Find | None = None) -> Placement | None:
@@ -108,3 +116,73 @@ def _number(environment: Mapping[str, str], name: str, who: str) -> int:
     if not (value.isascii() and value.isdecimal()):
         raise UserError(f"{name} is {value!r} in the environment, not a number; {who} sets it in the pods of a job")
     return int(value)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of the table: the ``addresses`` it has, the one it is reached at, and its ``ranks``, in order."""
+
+    address: str
+    addresses: frozenset[str]
+    ranks: tuple[int, ...]
+
+
+def read_rank_table(path: str | Path, seconds: float = WAIT_SECONDS) -> list[Server]:
+    """Return the servers of a rank table of HCCL (1.0 and 1.2, MindCluster's ``hccl.json``), in the order of their ranks.
+
+    It is waited for until it is completed, which it is when all pods are there.
+
+    Raises:
+        UserError: it does not come to be completed, is no rank table, or servers differ in their number of ranks, of which each
+            has those after the ones of the server before it.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        table = _table(Path(path))
+        status = table.get("status")
+        if status == COMPLETED:
+            return _servers(table, path)
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{path}: status: the rank table is not complete after {seconds:.0f} s (value {status!r}); look at the job's pods"
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def _table(path: Path) -> Mapping[str, Any]:
+    table = read_json(path, LARGEST)
+    if not isinstance(table, dict):
+        raise _no_table(path)
+    return table
+
+
+def _servers(table: Mapping[str, Any], path: str | Path) -> list[Server]:
+    try:
+        found = [_server(entry) for entry in table["server_list"]]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _no_table(path) from None
+    servers = sorted(found, key=lambda server: server.ranks)
+    counts = {len(server.ranks) for server in servers}
+    ranks = [rank for server in servers for rank in server.ranks]
+    if len(counts) != 1 or ranks != list(range(len(ranks))):
+        raise UserError(
+            f"{path}: server_list: ranks are not 0, 1, 2, ... with as many on each server; give every pod as many devices"
+        )
+    return servers
+
+
+def _server(entry: Mapping[str, Any]) -> Server:
+    ranks = tuple(sorted(int(device["rank_id"]) for device in entry["device"]))
+    if not ranks or ranks[-1] >= MOST_RANKS:
+        raise ValueError("no ranks")
+    known = [entry.get(name) for name in ("container_ip", "host_ip", "server_id")]
+    addresses = [str(address) for address in known if address]
+    if not addresses:
+        raise ValueError("a server without an address")
+    return Server(addresses[0], frozenset(addresses), ranks)
+
+
+def _no_table(path: str | Path) -> UserError:
+    return UserError(
+        f"{path}: server_list: is no rank table with servers, their devices and rank_id; RANK_TABLE_FILE names it"
+    )

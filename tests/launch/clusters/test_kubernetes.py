@@ -10,8 +10,7 @@ import yaml
 
 from mindllm.cli.launch.launch import main
 from mindllm.errors import UserError
-from mindllm.launch.clusters.kubernetes import pod_of_a_job
-from mindllm.launch.clusters.rank_table import read_rank_table
+from mindllm.launch.clusters.kubernetes import pod_of_a_job, read_rank_table
 from mindllm.launch.clusters.schedulers import placement_of
 from mindllm.launch.start import Launch, placed
 
