@@ -6,7 +6,7 @@ import pytest
 
 from mindllm.errors import UserError
 from toolkit.benchmark.train_step import main
-from toolkit.benchmark.train_step_worker import WARM_UP_STEPS
+from toolkit.benchmark.workers.train_step import WARM_UP_STEPS
 
 pytest.importorskip("torch")
 

@@ -29,7 +29,7 @@ from toolkit.benchmark.side import ROOT
 EXAMPLES = """example:
   python -m toolkit.benchmark.all_the_way --model models/smollm2 --work /tmp/way --markdown docs/benchmarks/all_the_way.md
 """
-WORKER = "toolkit.benchmark.all_the_way_worker"
+WORKER = "toolkit.benchmark.workers.all_the_way"
 EDGE = 8  # steps
 QUESTIONS, TASK = 40, "arc_easy"
 COLUMNS = ("step", "command", "s", "processor s", "peak MB", "what came of it")

@@ -25,15 +25,15 @@ from mindllm.files import atomic_open
 from mindllm.terminal.console import error_console, output, track
 from mindllm.terminal.tables import Table, texts
 from toolkit.benchmark.evaluate_data import TASKS, write_questions
-from toolkit.benchmark.evaluate_worker import SIDES
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
+from toolkit.benchmark.workers.evaluate import SIDES
 
 EXAMPLES = """example:
   python -m toolkit.weights export output/llama2_tiny/checkpoint/llm-400 output/llama2_tiny_hf
   python -m toolkit.benchmark.evaluate --model output/llama2_tiny_hf --markdown docs/benchmarks/evaluation.md
 """
-WORKER = "toolkit.benchmark.evaluate_worker"
+WORKER = "toolkit.benchmark.workers.evaluate"
 COLUMNS = ("task", "mindllm s", "hf s", "times as fast", "hf's processor time to ours", "first round s", "score")
 
 

@@ -104,7 +104,7 @@ def _ours(model: Path, data: Path, run: Path) -> Found:
 
 
 def _theirs(yaml: Path) -> Found:
-    command = [sys.executable, "-m", "toolkit.benchmark.finetune_worker", str(yaml)]
+    command = [sys.executable, "-m", "toolkit.benchmark.workers.finetune", str(yaml)]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailed(f"the side of PEFT failed:\n{done.stderr[-2000:]}")

@@ -26,14 +26,14 @@ from mindllm.command import CommandParser, run_command
 from mindllm.errors import RunFailed, UserError
 from mindllm.terminal.console import output, print_json, track
 from mindllm.terminal.tables import Table, texts
-from toolkit.benchmark.first_token_worker import SIDES
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import ROOT, spread
+from toolkit.benchmark.workers.first_token import SIDES
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.first_token --model models/smollm2 --markdown docs/benchmarks/first_token.md
 """
-WORKER = "toolkit.benchmark.first_token_worker"
+WORKER = "toolkit.benchmark.workers.first_token"
 COLUMNS = ("side", "start", "first token s", "tokens/s", "all s", "processor s")
 SPEED = re.compile(r"decode: \d+ tokens, ([\d.]+) tokens/s")
 DESCRIPTION = """Seconds from starting the command to its first token, for one prompt, with greedy choice in fp32.

@@ -20,16 +20,16 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.terminal.console import output, track
 from mindllm.terminal.tables import Table, texts
-from toolkit.benchmark.generate_worker import HEAD_DIM, SIDES
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
+from toolkit.benchmark.workers.generate import HEAD_DIM, SIDES
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.generate
   python -m toolkit.benchmark.generate --hidden 512 --layers 8 --batch 1 --rounds 9 --json generate.json
   python -m toolkit.benchmark.generate --markdown docs/benchmarks/generate.md
 """
-WORKER = "toolkit.benchmark.generate_worker"
+WORKER = "toolkit.benchmark.workers.generate"
 COLUMNS = ("batch", "mindllm tokens/s", "transformers tokens/s", "ratio", "first call s")
 
 

@@ -196,7 +196,7 @@ def _pool_peak(config: RunConfig) -> int:
         directory = Path(name)
         (directory / "config.yaml").write_text(render_config(config), encoding="utf-8")
         output = run_worker(
-            "toolkit.benchmark.liveness_worker",
+            "toolkit.benchmark.workers.liveness",
             ["--config", "config.yaml"],
             directory,
             {"MS_DEV_RUNTIME_CONF": "memory_statistics:True"},

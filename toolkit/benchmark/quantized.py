@@ -19,15 +19,15 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.terminal.console import output, track
 from mindllm.terminal.tables import Table, texts
-from toolkit.benchmark.quantized_worker import HEAD_DIM, KINDS
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
+from toolkit.benchmark.workers.quantized import HEAD_DIM, KINDS
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.quantized
   python -m toolkit.benchmark.quantized --hidden 2048 --intermediate 5504 --work write --markdown docs/benchmarks/quantized.md
 """
-WORKER = "toolkit.benchmark.quantized_worker"
+WORKER = "toolkit.benchmark.workers.quantized"
 COLUMNS = ("projections", "tokens/s", "memory MB", "peak MB")
 WORK = {"write": "generation", "train": "training of adapters"}
 

@@ -87,7 +87,7 @@ def start(ranks: int) -> Start:
     with tempfile.TemporaryDirectory(prefix="mindllm_starts_") as directory:
         command = [sys.executable, "-m", "mindllm.launch", "--workers", str(ranks), "--log_dir", "log"]
         done = subprocess.run(
-            [*command, str(Path(__file__).with_name("starts_worker.py"))],
+            [*command, str(Path(__file__).with_name("workers") / "starts.py")],
             cwd=directory,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

@@ -27,14 +27,14 @@ from mindllm.terminal.console import error_console, output, track
 from mindllm.terminal.tables import Table, texts
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
-from toolkit.benchmark.train_step_worker import SIDES
+from toolkit.benchmark.workers.train_step import SIDES
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.train_step
   python -m toolkit.benchmark.train_step --model 8x512 --rounds 9 --markdown docs/benchmarks/train_step.md
   python -m toolkit.benchmark.train_step --model 4x256 --sides mindllm torch_eager --json train_step.json
 """
-WORKER = "toolkit.benchmark.train_step_worker"
+WORKER = "toolkit.benchmark.workers.train_step"
 BASELINE = "torch_eager"
 MODELS: dict[str, dict[str, int]] = {
     "4x256": {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 8, "intermediate": 688, "vocab": 1000},

@@ -96,7 +96,7 @@ def torch_side(sizes: Sizes, compiled: bool) -> Callable[[], dict[str, Any]]:
     from torch.nn.functional import cross_entropy
 
     from mindllm.config import load_config
-    from toolkit.benchmark.torch_llama import TorchLlama
+    from toolkit.benchmark.workers.torch_llama import TorchLlama
 
     torch.set_num_threads(sizes["threads"])
     model: Any = TorchLlama(sizes)

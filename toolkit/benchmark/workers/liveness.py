@@ -1,4 +1,4 @@
-"""Runs one training step of a configuration on the CPU: ``python -m toolkit.benchmark.liveness_worker --config C.yaml``.
+"""Runs one training step of a configuration on the CPU: ``python -m toolkit.benchmark.workers.liveness --config C.yaml``.
 
 Started by ``toolkit.benchmark.liveness`` with the environment that makes MindSpore print the statistics of its memory pool.
 """
@@ -14,9 +14,9 @@ from mindllm.config import load_config
 def main(arguments: Sequence[str] | None = None) -> int:
     """One step of a whole model."""
     parser = CommandParser(
-        prog="python -m toolkit.benchmark.liveness_worker",
+        prog="python -m toolkit.benchmark.workers.liveness",
         description="Runs one training step on the CPU.",
-        epilog="example: python -m toolkit.benchmark.liveness_worker --config run.yaml",
+        epilog="example: python -m toolkit.benchmark.workers.liveness --config run.yaml",
     )
     parser.add_argument("--config", required=True, help="YAML of the run")
     config = load_config(parser.parse_args(arguments).config)
