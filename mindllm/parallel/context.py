@@ -5,7 +5,6 @@ A model makes groups of ranks itself, beside those the compiler makes, and the o
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from mindspore.ops import Primitive
 
 from mindllm.config import RunConfig
 from mindllm.config.checks.mesh import wrong_number_of_devices
-from mindllm.parallel.layout import RANKS_OF_GROUP, mesh_of
+from mindllm.parallel.layout import RANKS_OF_GROUP, mesh_of, own_group_name
 from mindllm.random_keys import RANDOM_KEYS
 
 _made: set[str] = set()
@@ -27,8 +26,7 @@ DOCUMENT_COLUMNS = ("segment_starts", "position_ids")
 
 def group_of(ranks: Sequence[int]) -> str:
     """Name of the group of these ranks, the own one among them; made at first use."""
-    numbers = ",".join(map(str, ranks))
-    name = f"{len(ranks)}-own-{zlib.crc32(numbers.encode())}"  # names begin with the size, as those the compiler makes
+    name = own_group_name(ranks)
     if name not in _made:
         create_group(name, list(ranks))
         _made.add(name)

@@ -10,7 +10,8 @@ Elsewhere another order is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,16 @@ Strategy = tuple[int, ...]
 
 RANKS_OF_GROUP = "ranks_of_group"
 """Attribute of exchanges that a model itself has, for whoever reads its graph: the compiler knows the ranks of its own groups."""
+
+OWN_GROUP = "own"
+
+
+def own_group_name(ranks: Sequence[int]) -> str:
+    """Return the name of a group that a model itself has; it begins with the size, as those the compiler makes, and is one of
+    these ranks on every device.
+    """
+    return f"{len(ranks)}-{OWN_GROUP}-{zlib.crc32(','.join(map(str, ranks)).encode())}"
+
 
 DATA, CONTEXT, TENSOR = (axis.name for axis in STAGE_AXES)
 REPLICA, EXPERT, EXPERT_RANKS = "replica", EXPERTS.name, EXPERT_TENSOR.name

@@ -11,16 +11,18 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.graph.compiled_graph import (
     CONSTANT,
+    ClosureType,
     CompiledGraph,
     Function,
     Node,
     OtherType,
     Parameter,
     TensorType,
+    groups_of,
 )
 from mindllm.compiled.rank import compile_ranks as subject
 from mindllm.compiled.rank.derived_ranks import NotDerivable, derived, sample_of
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import Mesh, own_group_name
 from mindllm.parallel.parameter_layout import ParameterLayout
 
 MESH = Mesh(data_parallel=4, model_parallel=4, pipeline_stage=2)
@@ -68,6 +70,35 @@ def test_a_number_that_is_none_of_ranks_is_not_derived():
         derived(MESH, 1, compiled)
 
 
+def test_groups_that_the_model_has_itself_have_the_names_that_it_gives_them():
+    compiled = {rank: _of_own_groups(_graph(rank)) for rank in STAGE}
+    found = derived(MESH, 1, {rank: compiled[rank] for rank in sample_of(MESH, 1)})
+    assert len(found) == 12
+    for rank, graph in found.items():
+        (name,) = (node.attributes["group"] for node in graph.nodes() if node.op == "AllReduce")
+        assert name == own_group_name(MESH.ranks_along("dp", rank))
+        assert graph.groups[name] == MESH.ranks_along("dp", rank)
+
+
+def test_a_group_of_the_model_with_another_name_is_not_derived():
+    compiled = {rank: _of_own_groups(_graph(rank)) for rank in sample_of(MESH, 1)}
+    compiled[31] = _of_own_groups(_graph(31), "4-own-1")
+    with pytest.raises(NotDerivable, match=r"rank 31 is not what its neighbours say: group '4-own-1'"):
+        derived(MESH, 1, compiled)
+
+
+def test_names_of_forward_operators_are_numbered_by_the_compiler():
+    """What counts is that two operators have two names on each rank, or one on each, of the same kind of operator."""
+    compiled = {rank: _with_forward_names(_graph(rank), 100 * rank, 100 * rank + 7) for rank in STAGE}
+    assert len(derived(MESH, 1, {rank: compiled[rank] for rank in sample_of(MESH, 1)})) == 12
+    compiled[31] = _with_forward_names(_graph(31), 3100, 3100)
+    with pytest.raises(NotDerivable, match="rank 16 and rank 31 differ"):
+        derived(MESH, 1, {rank: compiled[rank] for rank in sample_of(MESH, 1)})
+    compiled[31] = _with_forward_names(_graph(31), 3100, 3107, "Cast")
+    with pytest.raises(NotDerivable, match="rank 16 and rank 31 differ"):
+        derived(MESH, 1, {rank: compiled[rank] for rank in sample_of(MESH, 1)})
+
+
 def test_an_array_that_is_another_is_told_in_a_few_words():
     compiled = {
         rank: _with_attribute(_graph(rank), "table", np.full((2, 8), rank, np.int32 if rank < 20 else np.float32))
@@ -92,6 +123,11 @@ def test_experts_cut_the_replicas_that_share_them_into_groups():
 EXPERTS = {"expert_num": 8, "num_experts_chosen": 2, "capacity_factor": 1.5}
 CLUSTERS = {
     "stages": ({"dp": 4, "pp": 2, "micro": 2}, (0, 1, 3, 4, 5, 7), (2, 6)),
+    "matrices of experts made orthogonal": (
+        {"dp": 4, "tp": 2, "expert_parallel": 2, "model": EXPERTS, "optimizer": {"type": "Muon"}},
+        (0, 1, 2, 4, 7),
+        (3, 5, 6),
+    ),
     "groups of experts": ({"dp": 8, "expert_parallel": 4, "model": EXPERTS}, (0, 1, 4, 7), (2, 3, 5, 6)),
 }
 
@@ -166,7 +202,7 @@ def _facts(graph: CompiledGraph) -> list:
         (
             node.op,
             node.scope,
-            node.type,
+            len(node.type.names) if isinstance(node.type, ClosureType) else node.type,  # numbered by the compiler
             tuple(repr(values[name]) for name in node.inputs if name in values),
             {name: value for name, value in node.attributes.items() if name not in ("group", "group_back")},
         )
@@ -184,6 +220,28 @@ def _with_attribute(graph: CompiledGraph, name: str, value) -> CompiledGraph:
     *others, last = graph.step.nodes
     nodes = (*others, replace(last, attributes={**last.attributes, name: value}))
     return replace(graph, functions=(replace(graph.step, nodes=nodes),))
+
+
+def _of_own_groups(graph: CompiledGraph, name: str = "") -> CompiledGraph:
+    """Its sum is over a group that the model has made, and named."""
+    ranks = MESH.ranks_along("dp", graph.rank)
+    own = name or own_group_name(ranks)
+    nodes = [
+        replace(node, attributes={**node.attributes, "group": own}) if node.op == "AllReduce" else node
+        for node in graph.step.nodes
+    ]
+    parameters = {"weight": replace(graph.parameters["weight"], layout=None)}
+    functions = (replace(graph.step, nodes=tuple(nodes)),)
+    return replace(graph, functions=functions, parameters=parameters, groups=groups_of(functions))
+
+
+def _with_forward_names(graph: CompiledGraph, first: int, second: int, operator: str = "Mul") -> CompiledGraph:
+    *others, one, other = graph.step.nodes
+    named = (
+        replace(one, primal={"forward_node_name": f"Mul_{first}"}),
+        replace(other, primal={"forward_node_name": f"{operator}_{second}"}),
+    )
+    return replace(graph, functions=(replace(graph.step, nodes=(*others, *named)),))
 
 
 def _with_scope(graph: CompiledGraph, scope: str) -> CompiledGraph:

@@ -30,14 +30,19 @@ from mindllm.compiled.graph.compiled_graph import (
     ValueType,
     groups_of,
 )
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import OWN_GROUP, Mesh, own_group_name
 
 NAMES_OF_GROUP = ("group", "group_back")
 RANKS_OF_NAME, RANKS_TEXT = "group_rank_ids", "group_ranks"
 NUMBER_OF_NAME = re.compile(r"^\d+-\d+")  # size and hash of the ranks; an operator's name may follow
+NAME_OF_OWN = re.compile(rf"^\d+-{OWN_GROUP}-\d+$")  # of a group that the model has itself
 IDENTITIES = frozenset({"unique_id", "forward_unique_id", "forward_comm_node_unique_id"})
 FUSED_WITH = "related_fusion_key"  # reduce_scatter_2-16453000547691086251_1: the exchange, its group, which message
 NAME_OF_GROUP = re.compile(r"\d+-\d+")
+FORWARD_NAME = (
+    "forward_node_name"  # AllReduce_241684: a gradient's forward operator, and how many names there were before
+)
+NAME_AND_NUMBER = re.compile(r"(.*_)(\d+)")
 
 
 class NotDerivable(Exception):
@@ -154,7 +159,11 @@ class _Rule:
         raise NotDerivable(f"{name} {_told(first)} is {_told(other)} elsewhere")
 
     def _name(self, ranks: tuple[int, ...], first: str) -> str:
-        """The compiler's name of a group where it was compiled on some rank; else one of our own, the same on all ranks."""
+        """The name that the model gives these ranks; or the compiler's, where it was compiled on some rank; else one of our own,
+        the same on all ranks.
+        """
+        if NAME_OF_OWN.match(first):
+            return own_group_name(ranks)
         kind = _kind(first)
         return self.names.get((ranks, kind), f"{len(ranks)}-derived-{'-'.join(map(str, ranks))}{kind}")
 
@@ -285,6 +294,8 @@ def _primal(node: Node, number: Callable[[Hashable], int]) -> Hashable:
             return number((name.endswith("comm_node_unique_id"), value))
         if name == FUSED_WITH:
             return NAME_OF_GROUP.sub(lambda found: str(number((FUSED_WITH, found.group()))), str(value))
+        if name == FORWARD_NAME and (numbered := NAME_AND_NUMBER.fullmatch(str(value))):
+            return numbered[1], number((FORWARD_NAME, value))
         return repr(value)
 
     return tuple((name, known(name, value)) for name, value in sorted(node.primal.items()))
