@@ -53,6 +53,7 @@ MOST_SEARCHED = dict.fromkeys(ZERO_BUBBLE, 2**17) | {CONTROLLABLE_V: 2**14}
 """Likewise where the order of operations is searched."""
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]  # sums of them stay exact enough to compare
 PerStage = Amount | tuple[Amount, ...]
+Difference = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
 
 
 class RecomputeKind(StrictModel):
@@ -114,8 +115,9 @@ class Layer(StrictModel):
     forward: Amount
     weight_gradient: Amount = Field(default=0, description="Part of backward that a zero-bubble schedule may put off.")
     parameter_mb: Amount = Field(default=0, description="Parameters, their gradients and optimizer state.")
-    start_mb: Amount = Field(
-        default=0, description="Needed beyond that when a step starts, before activations are kept."
+    start_mb: Difference = Field(
+        default=0,
+        description="Needed beyond that when a step starts, before activations are kept, or when it ends; below zero: less.",
     )
     kinds: Mapping[str, KindCost] = Field(min_length=1)
 
@@ -154,7 +156,10 @@ class Problem(StrictModel):
     limit_mb: PerStage | None = None
     static_mb: PerStage = Field(default=0, description="Memory that does not depend on the plan.")
     transient_mb: PerStage = Field(default=0, description="Working memory at the peak.")
-    start_mb: PerStage = Field(default=0, description="What a stage needs beside its layers when a step starts.")
+    start_mb: Difference | tuple[Difference, ...] = Field(
+        default=0,
+        description="What a stage needs beside its layers when a step starts; below zero: less of what it has.",
+    )
     recompute_kinds: Mapping[str, RecomputeKind] | None = Field(
         default=None,
         description="How kinds are written in YAML; without it the standard names are known, others are not.",

@@ -17,30 +17,54 @@ from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import AttentionSpec
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.held_memory import held_memory, working_memory, working_memory_of_v
-from mindllm.schedules.orders import stage_orders
+from mindllm.schedules.orders import Orders, alive, stage_orders
 from mindllm.schedules.steady import SCHEDULE
 from mindllm.timing.costs.coded_update import coded_working_bytes, saved_bytes
 from mindllm.timing.costs.layer import WHOLE_ON_A_RANK, forward_work, repeated_work
 from mindllm.timing.costs.orthogonal_update import orthogonal_working_bytes
 from mindllm.timing.costs.swapped import moved_bytes
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
-from mindllm.timing.non_layer_cost import EXPERTS, Held, coded_numbers
+from mindllm.timing.non_layer_cost import EXPERTS, Held, coded_numbers, last_parameters
 from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from mindllm.timing.step_work import layer_key, step_work
+from mindllm.timing.weight_memory import (
+    before_gradient,
+    copied_at_norm,
+    gradients_of_weights,
+    kept_of_weights,
+    more_at_update,
+    read_forward,
+    squares_at_norm,
+    weights_and_gradients,
+)
 from mindllm.timing.workload import Workload
 
 STATE = 3 * FP32_BYTES  # weight and two moments
+COMPRESSED_MASK = 2048 * 2048  # bytes, of sequences of any length
 CAPPED_LOGITS = 5 * FP32_BYTES  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
+LOGITS_OF_ONE_PASS = 5 * FP32_BYTES  # where a step has one alone, all five of the cross entropy are there at once
 MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no more
 
 
 def stage_bytes(workload: Workload) -> tuple[float, ...]:
     """Peak of every stage, ``[stages]``, without gaps between blocks and kernels' workspace: in a backward pass or the update."""
-    plan, strategy = workload.plan, workload.strategy
-    micro = min(strategy.micro_batches, MOST_SIMULATED * plan.stages)
-    if strategy.schedule != SCHEDULE:  # what a stage holds may grow with every micro-batch
-        micro = strategy.micro_batches
-    orders = stage_orders(strategy.schedule, plan.stages, plan.chunks, micro, strategy.pieces)
+    plan = workload.plan
+    held_for_pieces = np.zeros(plan.stages)  # keys, values and their gradients, from one piece to the next
+    for own, spec in zip(plan.layers, workload.architecture.layers, strict=True):
+        held_for_pieces[own.stage] += 2 * seen_by_a_piece(workload, spec)
+        held_for_pieces[own.stage] -= 0.0 if own.recompute else cast_for_a_piece(workload, spec)
+    return tuple(
+        state_bytes(update.parameters, workload)
+        + max(float(size), bytes_at_update(update.parameters, workload))
+        + placeholder_bytes(workload, stage)
+        + float(held_for_pieces[stage])
+        for stage, (update, size) in enumerate(zip(step_work(workload).updates, _pass_bytes(workload), strict=True))
+    )
+
+
+def _pass_bytes(workload: Workload) -> np.ndarray:
+    """What passes of micro-batches need at their fullest moment, ``[stages]``."""
+    plan, orders = workload.plan, _orders(workload)
     layers: list[list[tuple[float, float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
     for own, needs in zip(plan.layers, _needs(workload), strict=True):
         layers[own.chunk * plan.stages + own.stage].append(needs)
@@ -51,19 +75,45 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     ])  # fmt: skip
     working[plan.last_place] = max(working[plan.last_place], loss_bytes(workload))
     shape = (plan.chunks, plan.stages)
-    held = held_memory(kept.reshape(shape), working.reshape(shape), orders)
-    held_for_pieces = np.zeros(plan.stages)  # keys, values and their gradients, from one piece to the next
+    held = held_memory(kept.reshape(shape), working.reshape(shape), orders) + np.array(mask_bytes(workload))
     for own, spec in zip(plan.layers, workload.architecture.layers, strict=True):
-        held_for_pieces[own.stage] += 2 * seen_by_a_piece(workload, spec)
-        held_for_pieces[own.stage] -= 0.0 if own.recompute else cast_for_a_piece(workload, spec)
-    updates, working_of_update = step_work(workload).updates, update_working_bytes(workload)
-    return tuple(
-        state_bytes(update.parameters, workload)
-        + max(float(size), working_of_update)
-        + placeholder_bytes(workload, stage)
-        + float(held_for_pieces[stage])
-        for stage, (update, size) in enumerate(zip(updates, held, strict=True))
-    )
+        if plan.chunks == 1 and len(orders[own.stage]) == 2 * int(alive(orders, 1)[own.stage].max()):  # all at once
+            held[own.stage] -= read_forward(workload, spec)
+    return held
+
+
+def bytes_at_update(held: Held, workload: Workload) -> float:
+    """What the update of these parameters needs beside their state: their gradients, and what there is for a moment."""
+    at_norm = copied_at_norm(held, workload) + squares_at_norm(workload)
+    return more_at_update(held, workload) + max(update_working_bytes(workload), at_norm)
+
+
+def mask_bytes(workload: Workload) -> tuple[float, ...]:
+    """Attention masks of every stage in its passes, ``[stages]``: one of each context; between stages every pass has a copy for
+    attention's kernel, which keeps it. Rows of documents have masks of their own, and pieces parts of one: they are not counted.
+    """
+    plan, numerics, architecture = workload.plan, workload.numerics, workload.architecture
+    if numerics.whole_masks or not numerics.forms.casts:
+        return (0.0,) * plan.stages
+    contexts = len(architecture.contexts())
+    if not numerics.fused_attention or not all(spec.attention.can_be_fused for spec in architecture.specifications()):
+        return (float(FP32_BYTES * workload.seq_length**2 * contexts),) * plan.stages
+    size = float(COMPRESSED_MASK * contexts)
+    if plan.stages == 1 or workload.strategy.pieces > 1:
+        return (size,) * plan.stages
+    orders = _orders(workload)
+    return tuple(size * (1 + float(max(sum(vector) for vector in held))) for held in alive(orders, plan.chunks))
+
+
+def _orders(workload: Workload) -> Orders:
+    """The operations of every stage, of as many micro-batches as it takes for stages to hold the most; in other orders than 1F1B
+    that may grow with every one.
+    """
+    plan, strategy = workload.plan, workload.strategy
+    micro = strategy.micro_batches
+    if strategy.schedule == SCHEDULE:
+        micro = min(micro, MOST_SIMULATED * plan.stages)
+    return stage_orders(strategy.schedule, plan.stages, plan.chunks, micro, strategy.pieces)
 
 
 def update_working_bytes(workload: Workload) -> float:
@@ -109,7 +159,7 @@ def _needs(workload: Workload) -> list[tuple[float, float, float]]:
             kept, working = layer_needs(workload, spec, own)
             whole = layer_bytes(workload, spec, LayerAssignment(own.stage), workload.rank_tokens)
             moved = moved_bytes(step_work(workload).parts[key].moved)
-            found[key] = kept - moved, working + moved, whole
+            found[key] = kept - moved, working + moved, max(0.0, whole)
     return [found[layer_key(workload, number)] for number in range(len(workload.plan.layers))]
 
 
@@ -118,21 +168,25 @@ def layer_needs(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> tu
     tokens = workload.rank_tokens
     kept, whole = (layer_bytes(workload, spec, one, tokens) for one in (own, LayerAssignment(own.stage)))
     gradients = gradients_at_once(spec, tokens, workload.seq_length, workload.strategy, workload.numerics)
-    return kept, whole - kept + gradients
+    working = whole - kept + max(gradients, gradients_of_weights(workload, spec))
+    return max(0.0, kept), max(0.0, working + min(0.0, kept))
 
 
 def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, tokens: int) -> float:
-    """What a micro-batch of ``tokens`` tokens keeps of one layer; what is computed again need not be kept."""
+    """What a micro-batch of ``tokens`` tokens keeps of one layer; what is computed again need not be kept. Below zero where the
+    only pass of a step frees less than its gradients take (``weight_memory.py``).
+    """
     strategy, numerics = workload.strategy, workload.numerics
     given = numerics.hidden_bytes * tokens * spec.attention.hidden_size / strategy.sequence_ranks
     if own.recompute:
-        return given + seen_by_a_piece(workload, spec)
+        return given + seen_by_a_piece(workload, spec) + kept_of_weights(workload, spec, again=True)
     kept = kept_results(spec, tokens, workload.seq_length, strategy, numerics)
     if own.patterns:
         forward = forward_work(spec, float(tokens), workload.seq_length, strategy, numerics)
         for one in repeated_work(forward, own):
             kept.pop(one.name, None)
-    return max(given, sum(kept.values())) + seen_by_a_piece(workload, spec) + cast_for_a_piece(workload, spec)
+    results = max(given, sum(kept.values())) + seen_by_a_piece(workload, spec)
+    return results + cast_for_a_piece(workload, spec) + kept_of_weights(workload, spec)
 
 
 def seen_by_a_piece(workload: Workload, spec: LayerSpec) -> float:
@@ -164,18 +218,15 @@ def kept_at_the_loss(workload: Workload) -> float:
 
 
 def state_bytes(held: Held, workload: Workload) -> float:
-    """Of the parameters a rank holds: weights, moments, gradients, and the weights in half precision that products read.
+    """Of the parameters a rank holds in a backward pass: weights, moments, accumulators, and weights in half precision that were
+    cast for the whole step; where nothing is accumulated, all gradients.
 
     Frozen ones have no moments and no gradients, and are whole on every replica; in half precision they are what products read.
     Those in codes are matrices only while they are multiplied with.
     """
     strategy, pet = workload.strategy, workload.architecture.pet
-    accumulates = strategy.micro_batches * strategy.accumulation > 1
-    gradients = held.updated * (FP32_BYTES if accumulates else HALF_BYTES)
-    if accumulates and strategy.accumulators_shard:
-        gradients = held.own(strategy) * FP32_BYTES
     saved = saved_bytes(coded_numbers(held, strategy), workload.update)
-    trained = held.own(strategy) * STATE + held.state - saved + held.updated * HALF_BYTES + gradients
+    trained = held.own(strategy) * STATE + held.state - saved + weights_and_gradients(held, workload)
     in_half = pet is not None and pet.frozen_dtype != "float32"
     return trained + held.codes + held.frozen * (HALF_BYTES if in_half else FP32_BYTES + HALF_BYTES)
 
@@ -186,6 +237,9 @@ def loss_bytes(workload: Workload) -> float:
     whole = workload.loss_chunks == 1
     heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
     of_one = workload.numerics.forms.logit if workload.architecture.head.soft_cap is None else CAPPED_LOGITS
+    if workload.numerics.forms.casts and not workload.accumulates:
+        of_one = LOGITS_OF_ONE_PASS
     logits = heads * of_one * workload.rank_tokens * vocabulary
     slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
-    return logits / workload.loss_chunks + slices * HALF_BYTES * vocabulary * workload.architecture.hidden_size
+    of_slices = slices * HALF_BYTES * vocabulary * workload.architecture.hidden_size
+    return logits / workload.loss_chunks + of_slices + before_gradient(last_parameters(workload), workload)

@@ -122,6 +122,7 @@ class Held:
         state: bytes that a rank keeps of optimizer state beside two moments of all it updates; below zero where it is less.
         codes: bytes of projections that are held in codes.
         coded: numbers of the trained ones whose moments are in codes, and of how many weights.
+        cast: of the trained ones those in matrices that every pass casts anew, where others are cast once in a step.
     """
 
     trained: float = 0.0
@@ -133,6 +134,7 @@ class Held:
     codes: float = 0.0
     coded: float = 0.0
     coded_weights: float = 0.0
+    cast: float = 0.0
 
     def __add__(self, other: Held) -> Held:
         return Held(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
@@ -194,6 +196,7 @@ def _kinds_parameters(workload: Workload) -> dict[int, Held]:
 
 
 EXPERTS = "feed_forward.experts."
+ROUTER = "feed_forward.router."  # its product is in single precision
 
 
 def layer_parameters(
@@ -217,7 +220,19 @@ def layer_parameters(
         else:
             held += _of_experts(shape, size, strategy) if name.startswith(EXPERTS) else Held(trained=size)
             held += _in_codes(shape, size, rule)
+            held += Held(cast=size) if is_cast_by_every_pass(name, spec, strategy) else Held()
     return held
+
+
+def is_cast_by_every_pass(name: str, spec: LayerSpec, strategy: Strategy) -> bool:
+    """Whether a weight of a layer is a matrix in half precision that every pass makes anew: with optimizer parallel MindSpore
+    casts parameters once in a step, whether or not a state is shared.
+
+    Pieces of sequences are left to ``timing/memory.py``: each casts all that it reads.
+    """
+    if strategy.optimizer_shard or strategy.pieces > 1:
+        return False
+    return len(spec.weights()[name]) > 1 and name not in spec.frozen and not name.startswith(ROUTER)
 
 
 def _of_experts(shape: tuple[int, ...], size: float, strategy: Strategy) -> Held:

@@ -115,6 +115,8 @@ class SavedForms:
         logit: bytes of a logit at the loss: as the product yields it, and of it in single precision what is there at once.
         placeholders: whether a gradient in half precision stays for each shape of weight, where products add gradients up
             themselves and must hand on something all the same.
+        casts: whether a step makes weights in half precision anew, and single gradients are there beside accumulators
+            (``timing/weight_memory.py``); otherwise they are a part of the state.
     """
 
     residual: int = FP32_BYTES
@@ -124,9 +126,10 @@ class SavedForms:
     activation: bool = True
     logit: int = 4 * FP32_BYTES + HALF_BYTES
     placeholders: bool = False
+    casts: bool = True
 
 
-TRANSFORMER_ENGINE = SavedForms(HALF_BYTES, False, 1, FP32_BYTES, False, HALF_BYTES, True)
+TRANSFORMER_ENGINE = SavedForms(HALF_BYTES, False, 1, FP32_BYTES, False, HALF_BYTES, True, False)
 """Megatron-LM over TransformerEngine: norms in half precision, whose results are kept split and gathered again (Korthikanti
 et al., 2022, section 4.2.2), one logarithm of sums of a query and head (Dao, 2023, section 3.1), the activation and its product
 with the gate in one kernel, the gradient of logits in their place (fused cross entropy), one placeholder for each shape of
@@ -222,6 +225,11 @@ class Workload:
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.strategy.global_batch * self.seq_length
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients are added to accumulators (``train/distributed_step.py``)."""
+        return self.strategy.micro_batches * self.strategy.accumulation > 1 or self.plan.stages > 1
 
     @property
     def rank_tokens(self) -> int:

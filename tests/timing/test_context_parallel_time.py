@@ -19,7 +19,7 @@ from mindllm.timing.costs.exchanges import Group, exchange_seconds
 from mindllm.timing.costs.layer import backward_work, forward_work
 from mindllm.timing.costs.work import ATTENTION, HALF_BYTES, Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.memory import kept_bytes
+from mindllm.timing.saved_activations import kept_results
 from mindllm.timing.step import groups, step_time
 from mindllm.timing.step_work import step_work
 from mindllm.timing.workload import Numerics, Strategy, Workload
@@ -128,8 +128,14 @@ def test_a_longer_sequence_takes_ranks_that_share_it_as_long():
     assert step_time(long, DEVICE).workload.tokens == 4 * 1024
 
 
+def kept(run):
+    """Bytes of results that a layer keeps."""
+    spec = run.architecture.layers[0]
+    return sum(kept_results(spec, run.rank_tokens, run.seq_length, run.strategy, run.numerics).values())
+
+
 def test_ranks_keep_the_keys_that_they_gathered():
-    sizes = [kept_bytes(workload(**form))[0] for form in ({}, GATHERED, HALVES, OF_HEADS)]
+    sizes = [kept(workload(**form)) for form in ({}, GATHERED, HALVES, OF_HEADS)]
     alone, gathered, halves, of_heads = sizes
     keys, results = HALF_BYTES * LENGTH * 2 * KEY_HEADS * WIDTH, HALF_BYTES * LENGTH * HEADS * WIDTH
     assert gathered == pytest.approx(alone / 4 + keys * 3 / 4)

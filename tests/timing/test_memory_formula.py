@@ -30,6 +30,12 @@ DRY_RUNS = [
         {0: 58_049, 1: 57_819, 2: 53_090, 6: 34_175, 7: 30_570},
     ),
 ]  # used MB of stages in MindSpore's dry run of Llama 2 (docs/planning_a_run.md)
+OTHERS = {
+    "llama2/pretrain_llama2_7b_16p": {0: 32_334},
+    "llama2/pretrain_llama2_7b_64p": {0: 21_063},
+    "llama2/pretrain_llama2_7b_8p": {0: 46_585},
+    "mixtral/pretrain_mixtral_8x7b": {0: 31_857, 1: 30_413, 2: 30_157, 3: 30_843},
+}  # the same of YAMLs as they are shipped (docs/step_time.md)
 DEVICE = read_device(DEFAULT)
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 58 * GIB
@@ -140,6 +146,12 @@ def test_the_formula_is_within_a_hundredth_of_dry_runs(size, recompute, found):
     changes["model.model_config.offset"] = [0] * config.parallel_config.pipeline_stage
     memory = stage_bytes(workload_of(override_config(config, changes)))
     assert {stage: memory[stage] / MIB for stage in found} == pytest.approx(found, rel=0.01)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_formula_is_within_two_hundredths_of_dry_runs_of_shipped_runs(name):
+    memory, found = stage_bytes(workload_of(load_config(SHIPPED / f"{name}.yaml"))), OTHERS[name]
+    assert {stage: memory[stage] / MIB for stage in found} == pytest.approx(found, rel=0.02)
 
 
 def test_a_layer_keeps_capped_scores_in_single_precision_and_their_softmax_twice():

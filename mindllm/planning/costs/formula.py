@@ -30,6 +30,7 @@ from mindllm.timing.memory import (
     kept_at_the_loss,
     layer_needs,
     loss_bytes,
+    mask_bytes,
     seen_by_a_piece,
     state_bytes,
     update_working_bytes,
@@ -38,6 +39,7 @@ from mindllm.timing.non_layer_cost import Held, embedding_parameters, last_param
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import Part, spec_part, step_work
 from mindllm.timing.verdict import memory_limit
+from mindllm.timing.weight_memory import copied_at_norm, more_at_update, squares_at_norm
 from mindllm.timing.workload import Workload
 from mindllm.units import MIB, MILLISECONDS, missing_memory
 
@@ -96,13 +98,41 @@ def plan_problem(
             "activation_mb": kept_at_the_loss(workload) / MIB,
             "transient_mb": loss_bytes(workload) / MIB,
         },
-        "start_mb": update_working_bytes(workload) / MIB,
+        "static_mb": tuple(size / MIB for size in mask_bytes(workload)),
+        "start_mb": _at_start(workload),
         "limit_mb": limit / MIB,
         "recompute_kinds": _written(kinds, ways),
         "point_to_point": MILLISECONDS * timed.delay,
         "exposed_communication": MILLISECONDS * max(end.seconds for end in timed.ends),
     }
     return make_problem(fields, name)
+
+
+def _at_start(workload: Workload) -> tuple[float, ...]:
+    """What a stage needs in the update beside its layers, ``[stages]``: of embedding and head, and for a moment.
+
+    Copies of accumulators for the norm are gone when Muon needs most. A plan is told of both but for the copies of one layer:
+    too much on stages of several layers that need more for a matrix than for the norm.
+    """
+    plan, architecture = workload.plan, workload.architecture
+    layers = [
+        layer_parameters(spec, workload.strategy, architecture.pet, workload.update)
+        for spec in architecture.specifications()
+    ]
+    copied = min(copied_at_norm(held, workload) for held in layers)
+    working = max(update_working_bytes(workload) - copied, squares_at_norm(workload))
+    ends = {0: [embedding_parameters(workload)], plan.last_stage: [last_parameters(workload)]}
+    if plan.last_stage == 0:
+        ends = {0: [embedding_parameters(workload), last_parameters(workload)]}
+    return tuple(
+        (working + sum(_at_update(held, workload) for held in ends.get(stage, []))) / MIB
+        for stage in range(plan.stages)
+    )
+
+
+def _at_update(held: Held, workload: Workload) -> float:
+    """Bytes of these weights' gradients in the update beyond their state, and of copies for the norm."""
+    return more_at_update(held, workload) + copied_at_norm(held, workload)
 
 
 def _most_pieces(workload: Workload) -> int:
@@ -160,6 +190,7 @@ def _layer(
     """
     whole = spec_part(workload, spec, LayerAssignment(0))
     forward, quickest = (one.seconds for one in timed.passes(whole))
+    held = layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update)
     costs = {}
     for name, way in ways.items():
         own = LayerAssignment.of_kind(way.kind, 0)
@@ -179,10 +210,8 @@ def _layer(
         "count": count,
         "forward": MILLISECONDS * forward,
         "weight_gradient": MILLISECONDS * min(timed.weight_gradients(whole), quickest),
-        "parameter_mb": _state(
-            layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update), workload
-        )
-        + 2 * seen_by_a_piece(workload, spec) / MIB,
+        "parameter_mb": _state(held, workload) + 2 * seen_by_a_piece(workload, spec) / MIB,
+        "start_mb": _at_update(held, workload) / MIB,
         "kinds": costs,
     }
 

@@ -46,19 +46,30 @@ def orthogonal_working_bytes(workload: Workload) -> float:
     """What a stage needs beside its state while it updates a matrix, of the layer where that is most.
 
     Matrices are updated one after the other. There are the momentum's part, the whole matrix, ``a`` times it, and either its
-    product with the polynomial beside that, or three squares of its shorter side. Gradients that are not accumulated are gone
+    product with the polynomial beside that, or three squares of its shorter side. Gradients that are no accumulators are gone
     once they are used: of the first layer of a stage, where those of the others are still there.
     """
     strategy, rule = workload.strategy, workload.update
-    accumulates = strategy.micro_batches * strategy.accumulation > 1
     most = 0.0
     for spec in workload.architecture.specifications():
         used = 0.0
         for one in _matrices(spec, strategy, rule):
-            used += 0.0 if accumulates else one.size
+            used += one.size if _has_a_gradient(one, spec, workload) else 0.0
             whole, square = one.count * one.rows * one.columns, one.count * min(one.rows, one.columns) ** 2
             most = max(most, one.size + 2.0 * whole + max(whole + square, 3.0 * square) - used)
     return FP32_BYTES * most
+
+
+def _has_a_gradient(one: Matrix, spec: LayerSpec, workload: Workload) -> bool:
+    """Whether its gradient is a tensor of its own: nothing is accumulated, or replicas get parts of what is."""
+    strategy = workload.strategy
+    if not workload.accumulates:
+        return True
+    if strategy.accumulators_shard:
+        return False
+    if one.stacked:
+        return strategy.expert_shards(spec.weights()[one.name][0]) > 1
+    return strategy.shards(strategy.replica_num) > 1
 
 
 def _matrices(spec: LayerSpec, strategy: Strategy, rule: UpdateRule) -> Iterator[Matrix]:
