@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -183,18 +184,24 @@ class SingleDevice:
         """What the last step made on its way to the loss."""
         return self.keeper.values()
 
-    def values_with(self, arrays: Mapping[str, np.ndarray], task: Task) -> StepValues:
-        """What a step that is skipped makes with other weights and optimizer state, by name, on its way to the loss. Those it
-        has now are put back.
-        """
+    @contextmanager
+    def holding(self, arrays: Mapping[str, np.ndarray]) -> Iterator[None]:
+        """Has these weights and optimizer state, by name, meanwhile; those it had are put back."""
         held = {name: item for name, item in self._changing().items() if name in arrays}
         begins = self._arrays(held)
         for name, item in held.items():
             _write(item, arrays[name])
-        self.engine.step(task.batch, task.rate, OVERFLOWING_SCALE, group_rates=task.group_rates)
-        for name, item in held.items():
-            _write(item, begins[name])
-        return self.values()
+        try:
+            yield
+        finally:
+            for name, item in held.items():
+                _write(item, begins[name])
+
+    def values_with(self, arrays: Mapping[str, np.ndarray], task: Task) -> StepValues:
+        """What a step that is skipped makes with other weights, by name, on its way to the loss."""
+        with self.holding(arrays):
+            self.engine.step(task.batch, task.rate, OVERFLOWING_SCALE, group_rates=task.group_rates)
+            return self.values()
 
     def counts(self) -> Arrays:
         """What the last step counted, by the counter's name."""

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, B
-from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, MUON, MUON_MOMENT, updated_weights
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, MUON, MUON_MOMENT, STEPS_IN_INTERVAL, updated_weights
 from mindllm.config import RunConfig
 from mindllm.verify.loss import divergences, mean_loss
 from mindllm.verify.single import Arrays, SingleDevice, Task
@@ -31,14 +31,14 @@ CHANGES = tuple(2e-3 / WIDER**number for number in range(6))
 with the last. All but the first are for experts alone.
 """
 TOLERANCE, TOLERANCE_OF_ROUTERS, SAME, FLOOR = 5e-3, 3e-2, 2e-3, 1e-4
-"""Of a slope: forms leave up to 2e-4 of that along all gradients, LISA 2e-3, of routers up to 4e-3. What slopes of two sizes may
+"""Of a slope: forms leave up to 2e-4 of that along all gradients, of routers up to 4e-3. What slopes of two sizes may
 leave between each other, of themselves and of the slope along all gradients.
 """
 ROUNDING, ROUNDING_OF_EXPERTS, SEEN, LEAST_SHARE = 1e-4, 1e-3, 3e-3, 1e-2
 """Of the slope along all gradients: what fp32 leaves of that along some, and jumps beside it; gradients of which it would show
 that they are twice as large; gradients that count for less than others.
 """
-LAYER, ROUTER = re.compile(r"\.\d+\."), "feed_forward.router.weight"
+LAYER, LAYERS, ROUTER = re.compile(r"\.\d+\."), "model.layers.", "feed_forward.router.weight"
 
 
 def slope_problems(
@@ -53,7 +53,7 @@ def slope_problems(
 
     Args:
         config: the run on one device.
-        device: the one that has done the step; it does two more, which are skipped.
+        device: the one that has done the step; it does some more, which are skipped.
         task: the step, which did an update.
         norm: of its gradients, as the step told it.
         before: weights and optimizer state before the step, by name.
@@ -67,15 +67,8 @@ def slope_problems(
     if not gradients:
         return ()
     along = _Along(config, device, task, before, gradients)
-    alike = along.alike()
-    routers = [kind for kind in along.kinds if kind.endswith(ROUTER)]
-    if (
-        along.is_right(gradients, along.steepest)
-        and along.is_right(alike, along.wanted(alike))
-        and not any(along.is_wrong(kind, along.slope_of(kind)) for kind in routers)
-    ):
-        return ()
-    return tuple(_problems_by_kind(along))
+    with device.holding(before):
+        return () if along.tells_nothing() else tuple(_problems_by_kind(along))
 
 
 def _problems_by_kind(along: _Along) -> Iterator[str]:
@@ -121,8 +114,13 @@ def gradients_of_loss(config: RunConfig, before: Mapping[str, np.ndarray], after
             if moment in after and after[moment].shape == after[name].shape:
                 old, new = np.asarray(before[moment], np.float64), np.asarray(after[moment], np.float64)
                 if not np.array_equal(old, new):
-                    found[name] = (new - kept * old) / gained
+                    found[name] = (new - (0.0 if _begins_anew(name, before) else kept) * old) / gained
     return found
+
+
+def _begins_anew(name: str, before: Mapping[str, np.ndarray]) -> bool:
+    """Whether LISA clears the moments of a weight in this step: those of layers, with every interval."""
+    return name.startswith(LAYERS) and STEPS_IN_INTERVAL in before and float(before[STEPS_IN_INTERVAL]) == 0.0
 
 
 def _of_muon(config: RunConfig) -> tuple[tuple[str, float, float], ...]:
@@ -132,7 +130,7 @@ def _of_muon(config: RunConfig) -> tuple[tuple[str, float, float], ...]:
 
 @dataclass(frozen=True)
 class _Along:
-    """The mean loss of a task beside the weights ``before``, where it should have these ``gradients``."""
+    """The mean loss of a task beside the weights ``before``, which the device has; there it should have these ``gradients``."""
 
     config: RunConfig
     device: SingleDevice
@@ -173,6 +171,15 @@ class _Along:
             weight = min(1.0, length / (LEAST_SHARE * self.steepest)) / length**2
             found |= {name: weight * gradient for name, gradient in own.items()}
         return found
+
+    def tells_nothing(self) -> bool:
+        """Whether all slopes that are asked first are right."""
+        alike = self.alike()
+        return (
+            self.is_right(self.gradients, self.steepest)
+            and self.is_right(alike, self.wanted(alike))
+            and not any(self.is_wrong(kind, self.slope_of(kind)) for kind in self.kinds if kind.endswith(ROUTER))
+        )
 
     def is_right(self, direction: Mapping[str, np.ndarray], wanted: float) -> bool:
         """Whether the loss changes along a direction as it should, or jumps there."""
@@ -220,7 +227,7 @@ class _Along:
     def loss(self, direction: Mapping[str, np.ndarray], step: float) -> float:
         """The mean loss so far along a direction of length 1."""
         beside = {name: (self.before[name] + step * one).astype(np.float32) for name, one in direction.items()}
-        values = self.device.values_with({**self.before, **beside}, self.task)
+        values = self.device.values_with(beside, self.task)
         return mean_loss(self.config, self.task.batch, values, self.fixed)
 
     @cached_property
@@ -233,7 +240,7 @@ class _Along:
         """KTO's distance from the reference, which has no gradient by its definition: that of the weights in between."""
         if not self.config.is_preference_tuning or not self.config.preference.estimates_divergence:
             return None
-        return divergences(self.config, self.task.batch, self.device.values_with(self.before, self.task))
+        return divergences(self.config, self.task.batch, self.device.values_with({}, self.task))
 
 
 def _slopes(here: float, sides: tuple[float, float], wider: tuple[float, float], step: float) -> tuple[float, ...]:

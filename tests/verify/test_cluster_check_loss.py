@@ -138,7 +138,7 @@ class TwiceTheGradients(step.TrainStep):
         "adapters",
         *(
             pytest.param(form, marks=pytest.mark.slow)
-            for form in ("bottlenecks", "adapters_with_lengths", "preferences", "grouped_experts")
+            for form in ("bottlenecks", "adapters_with_lengths", "preferences", "grouped_experts", "sampled_layers")
         ),
     ],
 )
