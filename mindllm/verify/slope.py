@@ -63,7 +63,7 @@ def slope_problems(
         return ()
     wrapper = config.runner_wrapper
     clipped = min(1.0, wrapper.max_grad_norm / (norm + CLIP_EPSILON)) if wrapper.use_clip_grad and task.clips else 1.0
-    gradients = {name: one / clipped for name, one in gradients_of_loss(config, before, after).items()}
+    gradients = {name: one / clipped for name, one in gradients_of_loss(config, before, after).items() if np.any(one)}
     if not gradients:
         return ()
     along = _Along(config, device, task, before, gradients)
