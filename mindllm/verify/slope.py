@@ -81,7 +81,7 @@ def _problems_by_kind(along: _Along) -> Iterator[str]:
             yield _told(f"gradients of {kind}", _length(along.kinds[kind]), slope, along.rounding)
         return
     of_all = along.slope(along.gradients, along.steepest)
-    if of_all is not None and (wrong or abs(of_all - along.steepest) > TOLERANCE * along.steepest):
+    if of_all is not None and (wrong or not abs(of_all - along.steepest) <= TOLERANCE * along.steepest):
         yield _told("gradients", along.steepest, of_all, along.rounding)
 
 
@@ -197,7 +197,7 @@ class _Along:
         wanted = _length(self.kinds[kind])
         strictly = TOLERANCE_OF_ROUTERS * wanted + 2 * FLOOR * self.steepest
         allowed = strictly if kind.endswith(ROUTER) else TOLERANCE * wanted + self.rounding
-        return found is not None and abs(found - wanted) > allowed
+        return found is not None and not abs(found - wanted) <= allowed
 
     def wanted(self, direction: Mapping[str, np.ndarray]) -> float:
         """The slope of the loss along a direction, by its gradients."""
