@@ -6,6 +6,7 @@ What imports MindSpore is imported where it is needed: the process that compiles
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import replace
 
 from mindllm.compiled.rank.compile_ranks import RankCompilation
@@ -15,6 +16,8 @@ from mindllm.process.host_memory import MemoryClaim
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.outcome import Options, Outcome
 from mindllm.verify.scope import Memory, Scope, SmallModel, fitting, scope_of
+
+ENDS = 8  # of ranks, of which the time between them is a measure
 
 
 def check(config: RunConfig, options: Options, progress: Progress = unwatched) -> Outcome:
@@ -42,10 +45,11 @@ def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress
         from mindllm.verify.side import train_single  # MindSpore: the process of the ranks imports it at the same time
 
         reference = train_single(small, options.steps)
+        left = Left()
 
         def told(done: int) -> None:
             ranks = len(compilation.ranks)
-            progress(f"compiling ranks{_left(done, ranks, time.monotonic() - begun)}", done, ranks)
+            progress(f"compiling ranks{left.text(done, ranks, time.monotonic())}", done, ranks)
 
         graphs = compilation.graphs(told)
     from mindllm.compiled.conformance import findings
@@ -76,6 +80,21 @@ def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress
     )
 
 
-def _left(done: int, ranks: int, seconds: float) -> str:
-    """About how long the ranks will take that are left, once that is known to be minutes."""
-    return f", about {seconds / done * (ranks - done) / 60:.0f} min left" if 0 < done < ranks and seconds > 60 else ""
+class Left:
+    """About how long the ranks will take that are left: as long for each as the last ones took, once that is minutes.
+
+    What went before the first one is no measure: ranks wait for cores on which stages are simulated, and begin together.
+    """
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[int, float]] = deque(maxlen=ENDS)
+
+    def text(self, done: int, ranks: int, now: float) -> str:
+        """Return ``, about 3 min left``, or nothing where that is not known or less than a minute; ``now`` in seconds."""
+        if done and (not self._ends or done > self._ends[-1][0]):
+            self._ends.append((done, now))
+        if len(self._ends) < 2:
+            return ""
+        (first, then), (last, since) = self._ends[0], self._ends[-1]
+        minutes = ((since - then) / (last - first) * (ranks - last) - (now - since)) / 60
+        return f", about {minutes:.0f} min left" if minutes >= 1 else ""
