@@ -72,6 +72,7 @@ def random_problem(
             "transient_mb": more.uniform(0, 2000) * working,
         },
         "start_mb": more.uniform(0, 4000) * working,
+        "update_mb": more.uniform(0, 8000) * working,
         "limit_mb": 4000 + low + random.uniform(0.05, 0.9) * (high - low),
         "point_to_point": delay,
     }
@@ -145,7 +146,8 @@ def judged(problem, plan, orders):
             for size, work in zip(reversed(held[place]), reversed(needed[place]), strict=True):
                 peak = max(peak, now + work)
                 now -= size
-        peaks.append(fixed[stage] + max(start[stage], peak + problem.per_stage("static_mb")[stage]))
+        outside = max(start[stage], problem.per_stage("update_mb")[stage])
+        peaks.append(fixed[stage] + max(outside, peak + problem.per_stage("static_mb")[stage]))
     for index in range(max(map(len, orders))):  # from early to late, so that recursion stays shallow
         for stage, one in enumerate(orders):
             if index < len(one):

@@ -70,23 +70,24 @@ def tail_working(problem: Problem, place: int) -> float:
     return problem.tail.transient_mb if place == problem.last_place else 0.0
 
 
-def fixed_memory(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> tuple[float, float]:
+def fixed_memory(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
     """What a stage that holds layers, ``(kind of layer, how many)``, needs beside activations and working memory, in MB.
 
-    The second figure is all that it needs when a step starts.
+    The second figure is all that it needs when a step starts, the third all that it needs while weights are updated.
     """
     fixed = sum(problem.layers[kind].parameter_mb * count for kind, count in layers)
     places = range(stage, problem.places, problem.stages)
     fixed += sum(end.memory_mb for place in places for end in end_of(problem, place))
     start = problem.per_stage("start_mb")[stage] + sum(problem.layers[kind].start_mb * count for kind, count in layers)
-    return fixed + sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")), fixed + start
+    in_passes = fixed + sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
+    return in_passes, fixed + start, fixed + problem.per_stage("update_mb")[stage]
 
 
 def room_for(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> float:
-    """What activations and working memory may take beside :func:`fixed_memory`; less than any where a step cannot start."""
+    """What activations and working memory may take beside :func:`fixed_memory`; less than any where the rest does not fit."""
     limit = problem.per_stage("limit_mb")[stage]
-    fixed, start = fixed_memory(problem, stage, layers)
-    return limit - fixed if start <= limit + 1e-9 else -np.inf
+    fixed, *outside = fixed_memory(problem, stage, layers)
+    return limit - fixed if max(outside) <= limit + 1e-9 else -np.inf
 
 
 def working_of(problem: Problem, costs: Sequence[KindCost], wholes: Sequence[float]) -> float:
@@ -168,13 +169,13 @@ class Evaluation:
 
 
 def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
-    """Parameters and either static memory and the fullest backward pass, or the start of a step, ``[stages]``, MB."""
+    """Parameters and either static memory and the fullest backward pass, the start of a step or the update, ``[stages]``, MB."""
     shape = (problem.chunks, problem.stages)
     held = held_memory(costs.activation.reshape(shape), costs.transient.reshape(shape), orders)
     fixed = costs.parameter.reshape(shape).sum(axis=0)
     start = costs.start.reshape(shape).sum(axis=0) + np.array(problem.per_stage("start_mb"))
     backward = np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb")) + held
-    return fixed + np.maximum(backward, start)
+    return fixed + np.maximum.reduce([backward, start, np.array(problem.per_stage("update_mb"))])
 
 
 def orders_of(problem: Problem) -> Orders:

@@ -160,6 +160,9 @@ class Problem(StrictModel):
         default=0,
         description="What a stage needs beside its layers when a step starts; below zero: less of what it has.",
     )
+    update_mb: Difference | tuple[Difference, ...] = Field(
+        default=0, description="What a stage needs beside parameters while weights are updated, whatever layers it has."
+    )
     recompute_kinds: Mapping[str, RecomputeKind] | None = Field(
         default=None,
         description="How kinds are written in YAML; without it the standard names are known, others are not.",
@@ -173,7 +176,7 @@ class Problem(StrictModel):
             raise ValueError(
                 f"{self.layer_count} layers cannot fill {self.stages} stages x {self.chunks} chunks: each needs one"
             )
-        for key in ("limit_mb", "static_mb", "transient_mb", "start_mb"):
+        for key in ("limit_mb", "static_mb", "transient_mb", "start_mb", "update_mb"):
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != self.stages:
                 raise ValueError(f"{key} has {len(value)} entries for {self.stages} stages")
@@ -326,7 +329,7 @@ class Problem(StrictModel):
         return {name: known[name] for name in self.kind_names} if set(self.kind_names) <= set(known) else None
 
     def per_stage(self, key: str) -> tuple[float, ...]:
-        """``limit_mb``, ``static_mb``, ``transient_mb`` or ``start_mb`` of every stage; no limit is infinite."""
+        """``limit_mb``, ``static_mb``, ``transient_mb``, ``start_mb`` or ``update_mb`` of every stage; no limit is infinite."""
         value = getattr(self, key)
         if value is None:
             return (float("inf"),) * self.stages

@@ -130,12 +130,13 @@ def corrected(problem: Problem, found: Round, first: bool) -> Problem:
 
     ``first``: also where a stage needs less than predicted.
     """
-    static, start = list(problem.per_stage("static_mb")), list(problem.per_stage("start_mb"))
+    moments = {key: list(problem.per_stage(key)) for key in ("static_mb", "start_mb", "update_mb")}
     limits = list(problem.per_stage("limit_mb"))
     for stage, (off, memory) in enumerate(zip(found.differences, found.memories, strict=True)):
         if first or off > 0:
-            static[stage], start[stage] = max(0.0, static[stage] + off), max(0.0, start[stage] + off)
+            for needed in moments.values():
+                needed[stage] = max(0.0, needed[stage] + off)
         gaps = (memory.actual_peak - memory.used_peak) / MIB
         limits[stage] = max(0.0, min(limits[stage], found.limit_mb - gaps))
-    changes = {"static_mb": tuple(static), "start_mb": tuple(start), "limit_mb": tuple(limits)}
+    changes = {key: tuple(needed) for key, needed in moments.items()} | {"limit_mb": tuple(limits)}
     return problem.model_copy(update=changes)

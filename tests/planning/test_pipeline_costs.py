@@ -383,9 +383,10 @@ def test_a_correction_leaves_the_gaps_that_were_seen():
     assert all(limit < found.limit_mb for limit in problem.per_stage("limit_mb"))
 
 
-def test_a_correction_moves_the_start_of_a_step_too():
+@pytest.mark.parametrize("moment", ["start_mb", "update_mb"])
+def test_a_correction_moves_the_start_and_the_end_of_a_step_too(moment):
     found = described(memory="2.2GB")
-    idle = found.problem.model_copy(update={"start_mb": 5000.0, "limit_mb": 9000.0})
+    idle = found.problem.model_copy(update={moment: 5000.0, "limit_mb": 9000.0})
     once = replace(
         validation.validate(replace(found, problem=idle), 5, FormulaSimulations()).rounds[0], limit_mb=9000.0
     )

@@ -119,11 +119,13 @@ def _memory_rows(problem: Problem, stage: int) -> list[tuple[int, float, np.ndar
                 lightest = min(cost.activation_mb for cost in layer.kinds.values())
                 factors[place * kinds + kind] = layer.parameter_mb + vector[chunk] * lightest
         rows.append((stage, fixed, factors))
-    needed = fixed_memory(problem, stage, [])[1]
-    factors = np.zeros(problem.places * kinds)
-    for place in places:
-        factors[place * kinds : (place + 1) * kinds] = [layer.parameter_mb + layer.start_mb for layer in problem.layers]
-    return [*rows, (stage, needed, factors)]
+    for needed, starts in zip(fixed_memory(problem, stage, [])[1:], (True, False), strict=True):
+        factors = np.zeros(problem.places * kinds)
+        of_layers = [layer.parameter_mb + starts * layer.start_mb for layer in problem.layers]
+        for place in places:
+            factors[place * kinds : (place + 1) * kinds] = of_layers
+        rows.append((stage, needed, factors))
+    return rows
 
 
 def _least_working(problem: Problem, place: int, alive: float) -> float:

@@ -164,8 +164,10 @@ class StageChoice:
             check(self.mixes.deadline)
             mine = tuple(int(number) for number in numbers[stage :: self.problem.stages])
             fronts, picks = self._combined(mine)
-            fixed, start = fixed_memory(self.problem, stage, [part for number in mine for part in self._runs[number]])
-            needed = max(fixed + float(self._memory(stage, fronts, picks).min()), start)
+            fixed, *outside = fixed_memory(
+                self.problem, stage, [part for number in mine for part in self._runs[number]]
+            )
+            needed = max(fixed + float(self._memory(stage, fronts, picks).min()), *outside)
             found.append((needed - self.problem.per_stage("limit_mb")[stage], stage))
         return max(found)
 

@@ -163,11 +163,12 @@ class _Program:
     def _room(self, stage: int, first: np.ndarray, front: int, behind: np.ndarray, back: int) -> np.ndarray:
         """MB that activations and working memory may take in each position."""
         limit = self.problem.per_stage("limit_mb")[stage]
-        fixed, start = fixed_memory(self.problem, stage, [])
+        fixed, start, update = fixed_memory(self.problem, stage, [])
         parameter, more = (
             sums[first + front] - sums[first] + sums[behind] - sums[behind - back] for sums in self.memory
         )
-        return np.where(start + parameter + more <= limit + 1e-9, min(limit, MOST) - fixed - parameter, -MOST)
+        outside = parameter + np.maximum(start + more, update)
+        return np.where(outside <= limit + 1e-9, min(limit, MOST) - fixed - parameter, -MOST)
 
     def _groups(self, count: int) -> _Runs:
         if count not in self._runs:
