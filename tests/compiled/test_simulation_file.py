@@ -106,6 +106,7 @@ def test_a_file_that_is_not_there(tmp_path):
         ("Weight", "model.layers.0.attention.wq.weight", [], WEIGHTS),
         ("Weight", "adam_v.model.norm_out.weight", [], OPTIMIZER),
         ("Weight", "accu_grads.lm_head.weight", [], GRADIENTS),
+        ("Weight", "accumulated.lm_head.weight", [], GRADIENTS),
         ("Weight", "model.tables.0.attention_mask", [], OTHER),
         ("ConstantValue", "Default/data-3", [], OTHER),
         ("Kernel", f"{LAYER}/AllGather-op3", [f"{LAYER}/MatMul-op1"], COMMUNICATION),

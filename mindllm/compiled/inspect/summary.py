@@ -10,14 +10,14 @@ from mindllm.compiled.graph.compiled_graph import CompiledGraph, TensorType
 from mindllm.compiled.graph.cost import Cost, bytes_of, cost, uncounted
 from mindllm.compiled.graph.operators import ORDERING, PHASES, Operators, without_numbers
 from mindllm.compiled.inspect.tables import count_text, size_text, table_parts
-from mindllm.compiled.simulation.memory_tracker import ACCUMULATOR_PREFIX, MOMENTS
+from mindllm.compiled.simulation.memory_tracker import ACCUMULATOR_PREFIXES, MOMENTS
 
 if TYPE_CHECKING:
     from mindllm.results import Part
 
 DEFAULT_DEPTH = 4
 LARGEST = 12
-KINDS = {**dict.fromkeys(MOMENTS, "state"), ACCUMULATOR_PREFIX: "gradients"}
+KINDS = {**dict.fromkeys(MOMENTS, "state"), **dict.fromkeys(ACCUMULATOR_PREFIXES, "gradients")}
 WEIGHTS, OTHER = "weights", "other"
 
 

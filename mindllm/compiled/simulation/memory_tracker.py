@@ -33,7 +33,7 @@ MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name 
     "adam_m_codes.", "adam_v_codes.", "adam_m_scales.", "adam_v_scales.",
 )  # fmt: skip
 OPTIMIZER_PREFIXES = (*MOMENTS, "beta1_power", "beta2_power")
-ACCUMULATOR_PREFIX = "accu_grads."
+ACCUMULATOR_PREFIXES = ("accu_grads.", "accumulated.")  # of devices that share the model, and of one alone
 TABLES = ("rotary_cos", "rotary_sin", "attention_mask")
 UPDATE = re.compile(
     r"/(update-ApplyGradients|optimizer-\w+|clip_grad_norm-\w+)/"
@@ -147,7 +147,7 @@ def _accumulates(node: str) -> bool:
 def _category_of_parameter(name: str) -> str:
     if name.startswith(OPTIMIZER_PREFIXES):
         return OPTIMIZER
-    if name.startswith(ACCUMULATOR_PREFIX):
+    if name.startswith(ACCUMULATOR_PREFIXES):
         return GRADIENTS
     return OTHER if name.endswith(TABLES) else WEIGHTS
 

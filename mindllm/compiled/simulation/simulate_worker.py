@@ -59,11 +59,39 @@ def simulate(config: RunConfig, rank: int, whole: bool = False) -> None:
     # On one device weights would be drawn as soon as they are made. Elsewhere they are made when they are cut; what
     # no_init_parameters leaves on the class makes MindSpore 2.10 fill them on the host instead.
     with no_init_parameters() if alone else nullcontext():
-        step = build_distributed_step(config, rank, alone=not whole, balanced=True)
-    leave_uninitialised(step.get_parameters())
-    with refusals_explained(step):
-        step(*example_inputs(config))
+        if alone and config.runner_config.gradient_accumulation_steps > 1:
+            calls = _part_by_part(config)
+        else:
+            calls = [(build_distributed_step(config, rank, alone=not whole, balanced=True), example_inputs(config))]
+    for cell, inputs in calls:
+        leave_uninitialised(cell.get_parameters())
+        with refusals_explained(cell):
+            cell(*inputs)
     ms.runtime.synchronize()
+
+
+def _part_by_part(config: RunConfig) -> list[tuple[Any, Sequence[Any]]]:
+    """Cells and inputs of a step on one device that accumulates gradients, whose engine has a graph for its parts and one for
+    their end. One part is as good as several. It comes last: when it is first called, optimizer state is not on the device yet.
+    """
+    from mindllm.models.attention.largest_logit import largest_logits
+    from mindllm.models.weights import shares_of
+    from mindllm.parallel import build_replica
+    from mindllm.parallel.context import input_columns
+    from mindllm.train.distributed_step import example_inputs
+    from mindllm.train.engine.columns import further_inputs, inputs
+    from mindllm.train.engine.replica import accumulating_cells
+    from mindllm.train.optimizers.build import make_optimizer
+
+    model = build_replica(config)
+    optimizer = make_optimizer(model.trainable_params(), config, shares=shares_of(model), largest=largest_logits(model))
+    accumulate, end = accumulating_cells(config, model, optimizer)
+    columns = input_columns(config)
+    given = example_inputs(config)
+    parts = config.runner_config.gradient_accumulation_steps
+    batch = {name: values.asnumpy()[: len(values) // parts] for name, values in zip(columns, given, strict=False)}
+    rate, scale, *last = given[len(columns) :]
+    return [(end, (rate, scale, *last)), (accumulate, (*inputs(batch), scale, *further_inputs(batch)))]
 
 
 def leave_uninitialised(parameters: Iterable[Any]) -> None:

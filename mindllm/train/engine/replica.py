@@ -100,8 +100,6 @@ class ReplicaEngine(Engine):
             self._build_training()
 
     def _build_training(self) -> None:
-        wrapper = self.config.runner_wrapper
-        clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
         self.optimizer = make_optimizer(
             self.model.trainable_params(),
             self.config,
@@ -116,13 +114,11 @@ class ReplicaEngine(Engine):
         self._sums: tuple[Tensor, ...] = ()
         self._accumulates = several or self.parts > 1
         if not self._accumulates:
-            self._step = TrainStep(self.model, self.optimizer, clip, self._watch)
+            self._step = TrainStep(self.model, self.optimizer, _largest_norm(self.config), self._watch).set_train()
         else:
-            positions = self.config.global_batch_size * self.config.model.config.seq_length
-            self._accumulate = AccumulateStep(self.model, self.optimizer.parameters, positions)
-            self._accumulate.set_train()
-            self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, several, self._watch)
-        self._step.set_train()
+            self._accumulate, self._step = accumulating_cells(
+                self.config, self.model, self.optimizer, several, self._watch
+            )
         self._compiled = False
         self._waited = 0.0
 
@@ -243,6 +239,21 @@ class ReplicaEngine(Engine):
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         parameters = {**self.frozen, **self.weights, **self.optimizer_state}
         assign({name: item for name, item in parameters.items() if name in arrays}, arrays, in_place=self._used)
+
+
+def accumulating_cells(
+    config: RunConfig, model: nn.Cell, optimizer: Optimizer, several: bool = False, watch: Watch | None = None
+) -> tuple[AccumulateStep, ApplyAccumulated]:
+    """The cells of a step that goes through the model part by part, each with a graph of its own: of a part, and of its end."""
+    accumulate = AccumulateStep(
+        model, optimizer.parameters, config.global_batch_size * config.model.config.seq_length
+    ).set_train()
+    return accumulate, ApplyAccumulated(accumulate, optimizer, _largest_norm(config), several, watch).set_train()
+
+
+def _largest_norm(config: RunConfig) -> float | None:
+    wrapper = config.runner_wrapper
+    return wrapper.max_grad_norm if wrapper.use_clip_grad else None
 
 
 def _finite(tensor: Tensor) -> bool:
