@@ -24,18 +24,29 @@ from mindllm.timing.costs.layer import WHOLE_ON_A_RANK, forward_work, repeated_w
 from mindllm.timing.costs.orthogonal_update import orthogonal_working_bytes
 from mindllm.timing.costs.swapped import moved_bytes
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
-from mindllm.timing.non_layer_cost import EXPERTS, Held, coded_numbers, last_parameters
+from mindllm.timing.non_layer_cost import (
+    EXPERTS,
+    Held,
+    coded_numbers,
+    embedding_parameters,
+    last_parameters,
+    layer_parameters,
+)
 from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.weight_memory import (
     before_gradient,
     copied_at_norm,
+    copied_frozen,
     gradients_of_weights,
+    holds_frozen_in_half,
     kept_of_weights,
+    left_by_pass,
     more_at_update,
     read_forward,
     squares_at_norm,
     weights_and_gradients,
+    zeros_of_accumulators,
 )
 from mindllm.timing.workload import Workload
 
@@ -55,8 +66,9 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
         held_for_pieces[own.stage] -= 0.0 if own.recompute else cast_for_a_piece(workload, spec)
     return tuple(
         state_bytes(update.parameters, workload)
-        + max(float(size), bytes_at_update(update.parameters, workload))
+        + max(float(size) + left_of_ends(workload, stage), bytes_at_update(update.parameters, workload))
         + placeholder_bytes(workload, stage)
+        + zeros_of_accumulators(workload)
         + float(held_for_pieces[stage])
         for stage, (update, size) in enumerate(zip(step_work(workload).updates, _pass_bytes(workload), strict=True))
     )
@@ -66,12 +78,16 @@ def _pass_bytes(workload: Workload) -> np.ndarray:
     """What passes of micro-batches need at their fullest moment, ``[stages]``."""
     plan, orders = workload.plan, _orders(workload)
     layers: list[list[tuple[float, float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
-    for own, needs in zip(plan.layers, _needs(workload), strict=True):
-        layers[own.chunk * plan.stages + own.stage].append(needs)
+    left: list[list[float]] = [[] for _ in layers]
+    for own, needs, spec in zip(plan.layers, _needs(workload), workload.architecture.layers, strict=True):
+        place = own.chunk * plan.stages + own.stage
+        layers[place].append(needs)
+        left[place].append(left_of_layer(workload, spec))
     kept = np.array([sum(size for size, _, _ in held) for held in layers])
     kept[plan.last_place] += kept_at_the_loss(workload)
     working = np.array([
-        working_memory_of_v(held) if plan.v_shape else working_memory([needs[:2] for needs in held]) for held in layers
+        working_memory_of_v(held) if plan.v_shape else working_memory([needs[:2] for needs in held], left=more)
+        for held, more in zip(layers, left, strict=True)
     ])  # fmt: skip
     working[plan.last_place] = max(working[plan.last_place], loss_bytes(workload))
     shape = (plan.chunks, plan.stages)
@@ -80,6 +96,22 @@ def _pass_bytes(workload: Workload) -> np.ndarray:
         if plan.chunks == 1 and len(orders[own.stage]) == 2 * int(alive(orders, 1)[own.stage].max()):  # all at once
             held[own.stage] -= read_forward(workload, spec)
     return held
+
+
+def left_of_layer(workload: Workload, spec: LayerSpec) -> float:
+    """Bytes of gradients of a layer that a backward pass leaves until it ends."""
+    if workload.exchanges_in(spec):
+        return 0.0
+    held = layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update)
+    return left_by_pass(held, workload)
+
+
+def left_of_ends(workload: Workload, stage: int) -> float:
+    """Bytes of gradients of embedding and head that passes leave on a stage, taken as there all the time."""
+    if any(workload.exchanges_in(spec) for spec in workload.architecture.specifications()):
+        return 0.0
+    first = left_by_pass(embedding_parameters(workload), workload) if stage == 0 else 0.0
+    return first + (left_by_pass(last_parameters(workload), workload) if stage == workload.plan.last_stage else 0.0)
 
 
 def bytes_at_update(held: Held, workload: Workload) -> float:
@@ -167,9 +199,13 @@ def layer_needs(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> tu
     """What a micro-batch keeps of one layer, and what its backward pass needs beside that: what is computed again, gradients."""
     tokens = workload.rank_tokens
     kept, whole = (layer_bytes(workload, spec, one, tokens) for one in (own, LayerAssignment(own.stage)))
-    gradients = gradients_at_once(spec, tokens, workload.seq_length, workload.strategy, workload.numerics)
-    working = whole - kept + max(gradients, gradients_of_weights(workload, spec))
-    return max(0.0, kept), max(0.0, working + min(0.0, kept))
+    of_weights = gradients_of_weights(workload, spec)
+    working = whole - kept
+    working += gradients_at_once(
+        spec, tokens, workload.seq_length, workload.strategy, workload.numerics, of_weights, own.recompute
+    )
+    working -= copied_frozen(workload, spec) if own.recompute else 0.0
+    return kept, working
 
 
 def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, tokens: int) -> float:
@@ -221,14 +257,14 @@ def state_bytes(held: Held, workload: Workload) -> float:
     """Of the parameters a rank holds in a backward pass: weights, moments, accumulators, and weights in half precision that were
     cast for the whole step; where nothing is accumulated, all gradients.
 
-    Frozen ones have no moments and no gradients, and are whole on every replica; in half precision they are what products read.
-    Those in codes are matrices only while they are multiplied with.
+    Frozen ones have no moments and no gradients, and are whole on every replica. Those in codes are matrices only while they are
+    multiplied with.
     """
-    strategy, pet = workload.strategy, workload.architecture.pet
+    strategy = workload.strategy
     saved = saved_bytes(coded_numbers(held, strategy), workload.update)
     trained = held.own(strategy) * STATE + held.state - saved + weights_and_gradients(held, workload)
-    in_half = pet is not None and pet.frozen_dtype != "float32"
-    return trained + held.codes + held.frozen * (HALF_BYTES if in_half else FP32_BYTES + HALF_BYTES)
+    size = FP32_BYTES + (0 if workload.numerics.forms.casts else HALF_BYTES)
+    return trained + held.codes + held.frozen * (HALF_BYTES if holds_frozen_in_half(workload) else size)
 
 
 def loss_bytes(workload: Workload) -> float:
@@ -237,9 +273,12 @@ def loss_bytes(workload: Workload) -> float:
     whole = workload.loss_chunks == 1
     heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
     of_one = workload.numerics.forms.logit if workload.architecture.head.soft_cap is None else CAPPED_LOGITS
-    if workload.numerics.forms.casts and not workload.accumulates:
+    if workload.numerics.forms.casts and workload.keeps_gradients:
         of_one = LOGITS_OF_ONE_PASS
     logits = heads * of_one * workload.rank_tokens * vocabulary
     slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
     of_slices = slices * HALF_BYTES * vocabulary * workload.architecture.hidden_size
-    return logits / workload.loss_chunks + of_slices + before_gradient(last_parameters(workload), workload)
+    head = last_parameters(workload)
+    read = HALF_BYTES * head.frozen if workload.numerics.forms.casts and not holds_frozen_in_half(workload) else 0.0
+    needed = logits / workload.loss_chunks + of_slices + read + before_gradient(head, workload)
+    return max(0.0, needed - left_of_ends(workload, workload.plan.last_stage))  # nothing of a gradient is there yet

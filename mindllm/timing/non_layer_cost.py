@@ -122,7 +122,8 @@ class Held:
         state: bytes that a rank keeps of optimizer state beside two moments of all it updates; below zero where it is less.
         codes: bytes of projections that are held in codes.
         coded: numbers of the trained ones whose moments are in codes, and of how many weights.
-        cast: of the trained ones those in matrices that every pass casts anew, where others are cast once in a step.
+        alike: of the trained ones those that tensor-parallel ranks have alike, so that these are replicas, too.
+        made: bytes of what is made of them once in a step: casts that products read, and the embedding as it is gathered.
     """
 
     trained: float = 0.0
@@ -134,7 +135,8 @@ class Held:
     codes: float = 0.0
     coded: float = 0.0
     coded_weights: float = 0.0
-    cast: float = 0.0
+    made: float = 0.0
+    alike: float = 0.0
 
     def __add__(self, other: Held) -> Held:
         return Held(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
@@ -149,8 +151,17 @@ class Held:
 
     def own(self, strategy: Strategy) -> float:
         """Whose optimizer state a rank keeps, and which it updates."""
-        shares = strategy.shards(strategy.replica_num), strategy.shards(strategy.expert_replicas)
-        return self.trained / shares[0] + (self.experts - self.whole_experts) / shares[1] + self.whole_experts
+        return self.whole_experts + sum(
+            numbers / strategy.shards(replicas) for numbers, replicas in self.shared(strategy)
+        )
+
+    def shared(self, strategy: Strategy) -> tuple[tuple[float, int], ...]:
+        """Those that training changes and that replicas may share, and how many replicas of these there are."""
+        return (
+            (self.trained - self.alike, strategy.replica_num),
+            (self.alike, strategy.replica_num * strategy.model_parallel),
+            (self.experts - self.whole_experts, strategy.expert_replicas),
+        )
 
 
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:
@@ -164,25 +175,39 @@ def place_parameters(workload: Workload, place: int, layers: range) -> Held:
 
 
 def embedding_parameters(workload: Workload) -> Held:
-    """What a rank holds of the embedding: all of it, or its part of the vocabulary."""
+    """What a rank holds of the embedding: all of it, or its part of the vocabulary. Its rows are looked up in single precision,
+    where replicas share its state in what was gathered; as a head on the same stage it is cast, too.
+    """
     architecture, strategy = workload.architecture, workload.strategy
     table = architecture.vocab_size * architecture.hidden_size
-    ranks = strategy.model_parallel if strategy.vocabulary_parallel else 1
-    return table_parameters(architecture, EMBEDDING, table / ranks, workload.update)
+    size = table / (strategy.model_parallel if strategy.vocabulary_parallel else 1)
+    held = table_parameters(architecture, EMBEDDING, size, workload.update)
+    if held.frozen:
+        return held
+    held += Held(alike=0.0 if strategy.vocabulary_parallel else size)
+    gathered = FP32_BYTES if held.own(strategy) < size else 0
+    multiplied = HALF_BYTES if architecture.head.tied and workload.plan.last_stage == 0 else 0
+    return held + Held(made=(gathered + multiplied) * size)
 
 
 def last_parameters(workload: Workload) -> Held:
     """What a rank holds of the last place beside its layers: the head, and the embedding where layers predict ahead.
 
-    Where it is on the first stage, the embedding is there, and a tied head is the embedding.
+    Where it is on the first stage, the embedding is there, and a tied head is the embedding. Elsewhere MindSpore
+    sends it, and it has accumulators but no moments, for the first stage updates it.
     """
     architecture, alone = workload.architecture, workload.plan.last_stage == 0
     held = Held()
-    if not (alone and architecture.head.tied):
+    if not architecture.head.tied:
         table = architecture.vocab_size * architecture.hidden_size
         size = table / workload.strategy.model_parallel
-        held += table_parameters(architecture, architecture.head_weight, size, workload.update)
-    return held + embedding_parameters(workload) if architecture.predictions and not alone else held
+        head = table_parameters(architecture, architecture.head_weight, size, workload.update)
+        held += head + Held(made=HALF_BYTES * (size - head.frozen))
+    if alone or not (architecture.head.tied or architecture.predictions):
+        return held
+    sent = embedding_parameters(workload)
+    moments = 2 * FP32_BYTES * sent.own(workload.strategy) if workload.numerics.forms.casts else 0.0
+    return held + sent + Held(state=-moments)
 
 
 @lru_cache(maxsize=256)
@@ -216,23 +241,27 @@ def layer_parameters(
         if name in coded:
             held += Held(codes=coded[name] * size / math.prod(shape))
         elif name in spec.frozen:
-            held += Held(frozen=size)
+            held += Held(frozen=size, made=HALF_BYTES * size if strategy.pieces > 1 else 0.0)
         else:
+            held += Held(made=HALF_BYTES * size if casts_once(strategy) else 0.0)
             held += _of_experts(shape, size, strategy) if name.startswith(EXPERTS) else Held(trained=size)
             held += _in_codes(shape, size, rule)
-            held += Held(cast=size) if is_cast_by_every_pass(name, spec, strategy) else Held()
     return held
 
 
 def is_cast_by_every_pass(name: str, spec: LayerSpec, strategy: Strategy) -> bool:
-    """Whether a weight of a layer is a matrix in half precision that every pass makes anew: with optimizer parallel MindSpore
-    casts parameters once in a step, whether or not a state is shared.
-
-    Pieces of sequences are left to ``timing/memory.py``: each casts all that it reads.
-    """
-    if strategy.optimizer_shard or strategy.pieces > 1:
+    """Whether a weight of a layer is a matrix in half precision that every pass makes anew; frozen ones always are."""
+    if strategy.pieces > 1 or (casts_once(strategy) and name not in spec.frozen):
         return False
-    return len(spec.weights()[name]) > 1 and name not in spec.frozen and not name.startswith(ROUTER)
+    in_codes = any(name == f"{code.module}.weight" for code in spec.codes)
+    return len(spec.weights()[name]) > 1 and not name.startswith(ROUTER) and not in_codes
+
+
+def casts_once(strategy: Strategy) -> bool:
+    """Whether weights of layers are cast once in a step: MindSpore does so with optimizer parallel, whether or not a state is
+    shared. Pieces of sequences are left to ``timing/memory.py``: each casts all that it reads.
+    """
+    return strategy.optimizer_shard or strategy.pieces > 1
 
 
 def _of_experts(shape: tuple[int, ...], size: float, strategy: Strategy) -> Held:

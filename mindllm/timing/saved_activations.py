@@ -8,6 +8,8 @@ of their own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import FeedForwardSpec, LatentAttentionSpec
@@ -38,22 +40,83 @@ def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strate
         found |= _dense(spec.feed_forward, tokens, strategy, "feed_forward")
     else:
         found |= _experts(spec.feed_forward, tokens, seq_length, strategy)
+        if numerics.forms.routed:
+            found["feed_forward.router"] += FP32_BYTES * tokens * spec.attention.hidden_size / strategy.sequence_ranks
+    for name in _read_for_no_gradient(spec):
+        found.pop(name, None)
     if numerics.forms.activation:
         return found
     return {name: size for name, size in found.items() if ".activation." not in name}
 
 
-def gradients_at_once(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> float:
+READ_BY = {
+    ("attention_norm.norm", "attention_norm.gather"): tuple(
+        f"attention.{name}" for name in ("wq", "wk", "wv", "wq_plain", "wq_rotary", "wq_down", "wkv_down", "wk_rotary")
+    ),
+    ("ffn_norm.norm", "ffn_norm.gather"): ("feed_forward.w1", "feed_forward.w3"),
+    ("feed_forward.mul",): ("feed_forward.w2",),
+}
+"""Results that are kept for gradients of weights alone, and the projections that read them."""
+
+
+def _read_for_no_gradient(spec: LayerSpec) -> Iterator[str]:
+    """Names of results that nobody keeps: what reads them is frozen and has no adapter."""
+    adapted, weights = {adapter.module for adapter in spec.adapters}, spec.weights()
+    for results, readers in READ_BY.items():
+        there = [reader for reader in readers if f"{reader}.weight" in weights]
+        if there and all(f"{reader}.weight" in spec.frozen and reader not in adapted for reader in there):
+            yield from results
+
+
+def gradients_at_once(
+    spec: LayerSpec,
+    tokens: int,
+    seq_length: int,
+    strategy: Strategy,
+    numerics: Numerics,
+    of_weights: float = 0.0,
+    again: bool = False,
+) -> float:
     """Bytes of gradients at the fullest moment of a layer's backward pass, beside all that it kept.
 
-    Those of all results of the feed-forward part; or those of scores and of their softmax, in single precision, when the weights
-    in half precision are gone. Both are what dry runs of Llama 2 and Gemma 2 show.
+    Those of all results of the feed-forward part, or ``of_weights``, what the gradients of its weights need; or those of scores
+    and of their softmax, in single precision, when the weights in half precision and all that was kept behind attention are gone.
+    All are what dry runs show, of Llama 2, Gemma 2 and DeepSeek-V3. ``again``: the layer is computed again as a whole; then the
+    last product's operand is not there yet when there are three gradients inside of the feed-forward part.
     """
     kept = kept_results(spec, tokens, seq_length, strategy, numerics)
-    inside = sum(size for name, size in kept.items() if name.startswith("feed_forward."))
+    inside = _sum(kept, "feed_forward.")
+    early = 2 * kept.get("feed_forward.mul", 0.0) if again and numerics.forms.casts else 0.0
+    most = max(inside - early, of_weights)
+    if numerics.forms.casts and isinstance(spec.feed_forward, ExpertsSpec) and not spec.feed_forward.grouped:
+        hidden = HALF_BYTES * tokens * spec.attention.hidden_size / strategy.sequence_ranks
+        most = _around_experts(kept, hidden, of_weights, strategy, again)
     if numerics.fused_attention and spec.attention.can_be_fused:
-        return inside
-    return max(inside, (2 * FP32_BYTES - HALF_BYTES) * _scores(spec, tokens, seq_length, strategy))
+        return most
+    behind = inside + _sum(kept, "ffn_norm.")
+    behind += kept["residuals"] * (1 - 1 / len(spec.norms))  # but for what the first norm was given
+    return max(most, (2 * FP32_BYTES - HALF_BYTES) * _scores(spec, tokens, seq_length, strategy) - behind)
+
+
+def _around_experts(kept: Kept, hidden: float, of_weights: float, strategy: Strategy, again: bool) -> float:
+    """The same of a feed-forward part whose experts have places by a capacity.
+
+    First come the gradients of the weighted sum, of all chosen results and of what is sent to the experts, before and behind its
+    exchange. Then those of the experts' weights, or of their last product's operand and of both its factors, when the operand is
+    gone, beside the gradient of what they yield, which ranks of an expert add up on two more ways; what a shared expert kept is
+    gone, and its gradient of ``hidden`` states twice there. Where the layer is computed again, its weighted sum is not yet: what
+    experts yield waits for it, before and behind its exchange, and so does the gradient of all chosen results.
+    """
+    places, chosen, shared = (_sum(kept, f"feed_forward.{part}") for part in ("depart", "collect", "shared."))
+    inside = max((3 - 1) * kept["feed_forward.experts.mul"], of_weights) - shared + (2 * hidden if shared else 0.0)
+    inside += places * (3 if strategy.expert_tensor_parallel > 1 else 1)
+    if again:
+        return inside + places * (2 if strategy.expert_parallel > 1 else 1)
+    return max(2 * places + 2 * chosen - shared, inside - chosen)
+
+
+def _sum(kept: Kept, part: str) -> float:
+    return sum(size for name, size in kept.items() if name.startswith(part))
 
 
 def _scores(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy) -> float:
@@ -74,7 +137,10 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
     if isinstance(attention, LatentAttentionSpec):
         value = attention.head_dim if fused else attention.value_dim  # the kernel has values as wide as keys
         again = numerics.forms.results - 1 if fused else 0  # what the kernel yields, once more in another order
-        heads = attention.num_heads * (2 * attention.head_dim + value + again * value + attention.value_dim)
+        padded = attention.value_dim * (
+            numerics.forms.padded and value > attention.value_dim
+        )  # what zeros are put behind
+        heads = attention.num_heads * (2 * attention.head_dim + value + again * value + attention.value_dim + padded)
         narrow = attention.kv_lora_rank + (attention.q_lora_rank or 0)
         found["attention.latents"] = 2 * HALF_BYTES * tokens * narrow  # before and behind their norms
     else:

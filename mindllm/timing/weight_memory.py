@@ -36,26 +36,18 @@ def weights_and_gradients(held: Held, workload: Workload) -> float:
     if not workload.numerics.forms.casts:
         gradient = FP32_BYTES if strategy.micro_batches * strategy.accumulation > 1 else HALF_BYTES
         return held.updated * (gradient + HALF_BYTES)
-    if not workload.accumulates:
-        return gradients_of_update(held, workload)
-    return in_half(held) + FP32_BYTES * (held.own(strategy) if strategy.accumulators_shard else held.updated)
-
-
-def in_half(held: Held) -> float:
-    """Bytes of what a step casts once."""
-    return HALF_BYTES * (held.updated - held.cast)
+    if workload.keeps_gradients:
+        return gradients_of_update(held, workload) + FP32_BYTES * held.updated * workload.accumulates
+    return held.made + FP32_BYTES * (held.own(strategy) if strategy.accumulators_shard else held.updated)
 
 
 def gradients_of_update(held: Held, workload: Workload) -> float:
-    """Bytes of gradients that the update reads beside accumulators: sums over the replicas."""
+    """Bytes of gradients beside accumulators: sums over the replicas that the update reads; of a device alone those of a pass."""
     strategy = workload.strategy
     if workload.accumulates and strategy.accumulators_shard:
         return 0.0
-    return FP32_BYTES * (
-        _of_replicas(held.trained, strategy.replica_num, workload)
-        + _of_replicas(held.experts - held.whole_experts, strategy.expert_replicas, workload)
-        + _of_replicas(held.whole_experts, 1, workload)
-    )
+    kinds = (*held.shared(strategy), (held.whole_experts, 1))
+    return FP32_BYTES * sum(_of_replicas(numbers, replicas, workload) for numbers, replicas in kinds)
 
 
 def _of_replicas(numbers: float, replicas: int, workload: Workload) -> float:
@@ -64,23 +56,35 @@ def _of_replicas(numbers: float, replicas: int, workload: Workload) -> float:
     """
     shards = workload.strategy.shards(replicas)
     of_parts = numbers / shards * (2 if shards < replicas else 1) if shards > 1 else 0.0
-    if workload.accumulates:
+    if not workload.keeps_gradients:
         return of_parts
     return of_parts + (numbers if shards == 1 or shards < replicas else 0.0)
+
+
+def left_by_pass(held: Held, workload: Workload) -> float:
+    """Bytes of gradients that a micro-batch's backward pass leaves until it ends, where accumulators are parts: those in single
+    precision and the parts that were summed, which are added to accumulators when another exchange is waited for.
+    """
+    strategy = workload.strategy
+    if not (workload.accumulates and strategy.optimizer_shard and strategy.accumulators_shard):
+        return 0.0
+    kinds = ((numbers, strategy.shards(replicas)) for numbers, replicas in held.shared(strategy))
+    return FP32_BYTES * sum(numbers * (1 + 1 / shards) for numbers, shards in kinds if shards > 1)
 
 
 def more_at_update(held: Held, workload: Workload) -> float:
     """What there is of them in the update beyond that, in bytes; below zero where it is less."""
     if not workload.numerics.forms.casts or not workload.accumulates:
         return 0.0
-    return gradients_of_update(held, workload) - in_half(held)
+    gradients = gradients_of_update(held, workload)
+    return -gradients if workload.keeps_gradients else gradients - held.made
 
 
 def before_gradient(held: Held, workload: Workload) -> float:
     """What weights outside of layers have more, in bytes, before their gradients come in the only pass of a step."""
-    if workload.accumulates or not workload.numerics.forms.casts:
+    if not workload.keeps_gradients or not workload.numerics.forms.casts:
         return 0.0
-    return max(0.0, in_half(held) - gradients_of_update(held, workload))
+    return max(0.0, held.made - gradients_of_update(held, workload))
 
 
 def copied_at_norm(held: Held, workload: Workload) -> float:
@@ -88,8 +92,16 @@ def copied_at_norm(held: Held, workload: Workload) -> float:
     before weights are updated one after the other. One device adds up in a graph of its own (``train/step.py``).
     """
     strategy = workload.strategy
-    copies = workload.accumulates and not strategy.optimizer_shard and strategy.device_num > 1
+    shares = strategy.shards(strategy.replica_num) > 1
+    copies = workload.accumulates and not shares and strategy.device_num > 1
     return FP32_BYTES * held.updated if copies and workload.numerics.forms.casts else 0.0
+
+
+def zeros_of_accumulators(workload: Workload) -> float:
+    """Bytes of the zeros that clear accumulators on a device alone: constants, one for each shape of weight."""
+    if not workload.accumulates or not workload.keeps_gradients:
+        return 0.0
+    return float(FP32_BYTES * sum(map(math.prod, set(workload.architecture.trained_shapes().values()))))
 
 
 def squares_at_norm(workload: Workload) -> float:
@@ -107,33 +119,60 @@ def squares_at_norm(workload: Workload) -> float:
 
 
 def kept_of_weights(workload: Workload, spec: LayerSpec, again: bool = False) -> float:
-    """Bytes of a layer's weights that a pass keeps, of one that is computed ``again`` none of its own. The only pass of a step
-    frees them all, and leaves gradients, which :func:`weights_and_gradients` has of all layers.
+    """Bytes of a layer's weights that a pass keeps, of one that is computed ``again`` none of its own, unless nothing orders
+    casts behind other passes. The only pass of a step frees them all, and leaves gradients, which :func:`weights_and_gradients`
+    has of all layers.
     """
     if workload.strategy.pieces > 1 or not workload.numerics.forms.casts:
         return 0.0
-    kept = 0.0 if again else _cast_and_kept(workload, spec) + _transposed(workload, spec)
-    if workload.accumulates:
+    early = workload.strategy.device_num > 1 and not workload.calls_network
+    kept = _cast_and_kept(workload, spec) if early or not again else 0.0
+    kept += 0.0 if again else _transposed(workload, spec)
+    if not workload.keeps_gradients:
         return kept
     held = layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update)
-    return kept + in_half(held) - _only_forward(workload, spec) - gradients_of_update(held, workload)
+    return kept + held.made - _only_forward(workload, spec) - gradients_of_update(held, workload)
 
 
 def _cast_and_kept(workload: Workload, spec: LayerSpec) -> float:
-    """Bytes of matrices that products read as they were cast; of those of grouped products they read others."""
+    """Bytes of matrices that products read as they were cast; of those of grouped products they read others. Frozen ones that are
+    in half precision are copied for a network that passes call, otherwise they are read as they are.
+    """
     grouped = isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped
+    as_they_are = spec.frozen if holds_frozen_in_half(workload) and not workload.calls_network else ()
     return HALF_BYTES * sum(
         size
         for name, size in _numbers(spec, workload.strategy).items()
-        if is_cast_by_every_pass(name, spec, workload.strategy) and not (grouped and name.startswith(EXPERTS))
+        if is_cast_by_every_pass(name, spec, workload.strategy)
+        and name not in as_they_are
+        and not (grouped and name.startswith(EXPERTS))
     )
 
 
-def _transposed(workload: Workload, spec: LayerSpec) -> float:
-    if not isinstance(spec.feed_forward, ExpertsSpec) or not spec.feed_forward.grouped:
+def copied_frozen(workload: Workload, spec: LayerSpec) -> float:
+    """Bytes of copies that a pass keeps of a layer's frozen weights in half precision: one that is computed again needs none."""
+    if not workload.numerics.forms.casts or not holds_frozen_in_half(workload) or not workload.calls_network:
         return 0.0
     numbers = _numbers(spec, workload.strategy)
-    return HALF_BYTES * sum(size for name, size in numbers.items() if name.startswith(EXPERTS))
+    return HALF_BYTES * sum(
+        size
+        for name, size in numbers.items()
+        if name in spec.frozen and is_cast_by_every_pass(name, spec, workload.strategy)
+    )
+
+
+def holds_frozen_in_half(workload: Workload) -> bool:
+    """Whether matrices that are not trained are parameters in half precision."""
+    pet = workload.architecture.pet
+    return pet is not None and pet.frozen_dtype != "float32"
+
+
+def _transposed(workload: Workload, spec: LayerSpec, frozen: bool = True) -> float:
+    if not isinstance(spec.feed_forward, ExpertsSpec) or not spec.feed_forward.grouped:
+        return 0.0
+    left_out = () if frozen else spec.frozen
+    numbers = _numbers(spec, workload.strategy)
+    return HALF_BYTES * sum(size for name, size in numbers.items() if name.startswith(EXPERTS) and name not in left_out)
 
 
 def _numbers(spec: LayerSpec, strategy: Strategy) -> dict[str, float]:
@@ -155,7 +194,7 @@ def read_forward(workload: Workload, spec: LayerSpec) -> float:
 
 
 def _only_forward(workload: Workload, spec: LayerSpec) -> float:
-    return _transposed(workload, spec) if workload.strategy.optimizer_shard else 0.0
+    return _transposed(workload, spec, frozen=False) if workload.strategy.optimizer_shard else 0.0
 
 
 def gradients_of_weights(workload: Workload, spec: LayerSpec) -> float:
@@ -181,15 +220,16 @@ def gradients_of_weights(workload: Workload, spec: LayerSpec) -> float:
     if joined:  # both projections up are one product's
         yields = [yields[0], sum(yields[1:])]
     times = _times_yielded(workload, spec)
-    own = 1 / (strategy.expert_shards(experts.router.experts) if experts else strategy.shards(replicas))
+    shards = strategy.expert_shards(experts.router.experts) if experts else strategy.shards(replicas)
+    own, stays = 1 / shards, workload.keeps_gradients or (strategy.accumulators_shard and shards > 1)
     owned = not strategy.optimizer_shard or (experts is not None and experts.grouped)
     for size, freed in zip(yields, _freed(workload, spec), strict=False):
         most = max(most, before + HALF_BYTES * size * times - freed)
-        if not workload.accumulates:
+        if stays:
             most = max(most, before + (HALF_BYTES + FP32_BYTES) * size - freed)
             before += FP32_BYTES * (own + (replicas > 1)) * size
             most = max(most, before - HALF_BYTES * size - freed)
-        before -= HALF_BYTES * size * (owned or not workload.accumulates)
+        before -= HALF_BYTES * size * (owned or workload.keeps_gradients)
     return most
 
 

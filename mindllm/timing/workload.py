@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindllm.architecture.decoder import Architecture
+from mindllm.architecture.experts import ExpertsSpec
+from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.optimizer_state import ADAMW
 from mindllm.axes import CONTEXT, MeshSizes
 from mindllm.parallel.layer_plan import LayerPlan
@@ -112,6 +114,8 @@ class SavedForms:
         results: how often what attention's kernel yields is kept: for its gradient, and in another order for a product.
         statistics: bytes of a query and head for the kernel's gradient: eight maxima and eight sums.
         activation: whether what an activation yields is kept beside what it was given.
+        padded: whether values are kept beside what zeros were put behind, where the kernel has them as wide as keys.
+        routed: whether what routers are given is kept in single precision, too.
         logit: bytes of a logit at the loss: as the product yields it, and of it in single precision what is there at once.
         placeholders: whether a gradient in half precision stays for each shape of weight, where products add gradients up
             themselves and must hand on something all the same.
@@ -127,9 +131,11 @@ class SavedForms:
     logit: int = 4 * FP32_BYTES + HALF_BYTES
     placeholders: bool = False
     casts: bool = True
+    padded: bool = True
+    routed: bool = True
 
 
-TRANSFORMER_ENGINE = SavedForms(HALF_BYTES, False, 1, FP32_BYTES, False, HALF_BYTES, True, False)
+TRANSFORMER_ENGINE = SavedForms(HALF_BYTES, False, 1, FP32_BYTES, False, HALF_BYTES, True, False, False, False)
 """Megatron-LM over TransformerEngine: norms in half precision, whose results are kept split and gathered again (Korthikanti
 et al., 2022, section 4.2.2), one logarithm of sums of a query and head (Dao, 2023, section 3.1), the activation and its product
 with the gate in one kernel, the gradient of logits in their place (fused cross entropy), one placeholder for each shape of
@@ -230,6 +236,24 @@ class Workload:
     def accumulates(self) -> bool:
         """Whether gradients are added to accumulators (``train/distributed_step.py``)."""
         return self.strategy.micro_batches * self.strategy.accumulation > 1 or self.plan.stages > 1
+
+    @property
+    def calls_network(self) -> bool:
+        """Whether micro-batches call one compiled network (``parallel/build.py``); otherwise each has operators of its own."""
+        reused = self.accumulates and not self.strategy.optimizer_shard and self.strategy.device_num > 1
+        return self.plan.stages > 1 or reused
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether a pass keeps all its gradients to its end: it is the only one of a step, or the one of a device alone, whose
+        graph adds them to accumulators behind it (``train/step.py``).
+        """
+        return not self.accumulates or self.strategy.device_num == 1
+
+    def exchanges_in(self, spec: LayerSpec) -> bool:
+        """Whether the ranks of a replica, or those that share experts or sequences, exchange anything inside of a layer."""
+        experts = isinstance(spec.feed_forward, ExpertsSpec) and self.strategy.expert_parallel > 1
+        return experts or self.strategy.model_parallel > 1 or self.strategy.shares_sequences
 
     @property
     def rank_tokens(self) -> int:

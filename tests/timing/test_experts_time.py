@@ -14,7 +14,7 @@ from mindllm.config import load_config
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.layer import backward_work, forward_work
-from mindllm.timing.costs.work import Exchange, Operator
+from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES, Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import kept_bytes, stage_bytes
 from mindllm.timing.non_layer_cost import Held, layer_parameters, place_parameters
@@ -182,5 +182,7 @@ def test_a_layer_that_predicts_ahead_takes_its_projection_and_a_head():
     assert "eh_proj.matmul" in again
     assert not any(name.startswith("ahead.") for name in again)
     held, layers = place_parameters(workload, 1, range(1, 3)), architecture.layers[1:]
-    tables = 2 * architecture.vocab_size * hidden  # its head, and what is looked up
-    assert held == sum((layer_parameters(layer, workload.strategy) for layer in layers), Held(trained=tables))
+    table = architecture.vocab_size * hidden
+    tables = Held(trained=2 * table, state=-2 * FP32_BYTES * table, made=HALF_BYTES * table)
+    # Its head, which is cast, and what is looked up: the first stage has moments of that.
+    assert held == sum((layer_parameters(layer, workload.strategy) for layer in layers), tables)

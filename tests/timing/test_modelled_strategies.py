@@ -14,7 +14,8 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.exchanges import Group
 from mindllm.timing.costs.work import Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.memory import layer_needs, stage_bytes
+from mindllm.timing.memory import layer_needs, left_of_layer, stage_bytes, state_bytes
+from mindllm.timing.non_layer_cost import layer_parameters
 from mindllm.timing.pass_times import PassTimes
 from mindllm.timing.step import groups, step_seconds, step_time
 from mindllm.timing.step_work import step_work
@@ -24,6 +25,9 @@ FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"
 DEVICE = read_device(DEFAULT)
 EXCHANGES = ("AllGather", "ReduceScatter", "AlltoAll", "AllReduce")
 PLAIN = ("recompute_config.recompute=false", "model.model_config.loss_chunks=1")
+
+
+PARTS = {"enable_parallel_optimizer": True, "parallel_optimizer_config": {"gradient_accumulation_shard": True}}
 
 
 def piped(**optimizer):
@@ -93,7 +97,11 @@ def test_accumulators_in_parts_are_given_theirs_with_every_micro_batch_and_hold_
     assert sums == [["ReduceScatter", "AllGather"], ["ReduceScatter"] * 4 + ["AllGather"]]
     assert step_time(cut, DEVICE).seconds > step_time(whole, DEVICE).seconds
     held = step_work(whole).updates[0].parameters
-    assert stage_bytes(whole)[0] - stage_bytes(cut)[0] == 4 * held.updated / 2
+    assert state_bytes(held, whole) - state_bytes(held, cut) == 4 * (held.updated - held.own(cut.strategy))
+    layer = layer_parameters(cut.architecture.layers[0], cut.strategy)
+    assert left_of_layer(cut, cut.architecture.layers[0]) == 4 * layer.trained * (1 + 1 / 2)  # until a pass ends
+    split = workload_of(cluster_run(dp=2, tp=2, pp=2, micro=4, parallel=PARTS))
+    assert left_of_layer(split, split.architecture.layers[0]) == 0.0  # or a layer's exchange is waited for
 
 
 @pytest.mark.parametrize(("share", "shards"), [(2, 2), (-1, 4), (3, 4)])

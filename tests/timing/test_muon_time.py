@@ -20,9 +20,10 @@ from mindllm.timing.costs.exchanges import Group
 from mindllm.timing.costs.work import FP32_BYTES, Exchange
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes, update_working_bytes
-from mindllm.timing.non_layer_cost import layer_parameters
+from mindllm.timing.non_layer_cost import embedding_parameters, layer_parameters
 from mindllm.timing.step import groups, step_time
 from mindllm.timing.step_work import step_work
+from mindllm.timing.weight_memory import more_at_update
 from mindllm.units import MIB
 from tests.compiled.simulations import needs_compiler
 
@@ -225,4 +226,7 @@ def test_the_planner_and_the_formula_say_the_same_where_the_update_is_the_peak()
     problem = plan_problem(workload, DEVICE, 1024 * MIB, "run")
     peaks = evaluate(problem, plan_of(config, problem)).peak_mb
     assert peaks.tolist() == pytest.approx([size / MIB for size in stage_bytes(workload)])
-    assert problem.per_stage("start_mb") == (update_working_bytes(workload) / MIB,) * 2
+    table = embedding_parameters(workload)
+    working, gone = update_working_bytes(workload) / MIB, more_at_update(table, workload) / MIB
+    assert gone == (table.trained * 4 / 4 - table.trained * 4) / MIB  # it was gathered; its gradient is a part
+    assert problem.per_stage("start_mb") == (working + gone, working)

@@ -29,6 +29,8 @@ from mindllm.timing.memory import (
     cast_for_a_piece,
     kept_at_the_loss,
     layer_needs,
+    left_of_ends,
+    left_of_layer,
     loss_bytes,
     mask_bytes,
     seen_by_a_piece,
@@ -77,6 +79,7 @@ def plan_problem(
     ways = {name: Way(kind) for name, kind in kinds.items()} | (hosted(workload, timed, kinds) if swap else {})
     names = ("forward", "backward", "weight_gradient")
     ends = {end: dict(zip(names, _end_times(work.parts[end], timed), strict=True)) for end in ("embedding", "head")}
+    left = [left_of_ends(workload, stage) for stage in range(plan.stages)]
     fields: dict[str, Any] = {
         "name": name,
         "stages": plan.stages,
@@ -90,16 +93,17 @@ def plan_problem(
         ],
         "head": {
             **ends["embedding"],
-            "memory_mb": _state(embedding_parameters(workload), workload),
+            "memory_mb": _state(embedding_parameters(workload), workload) + left[0] / MIB,
         },
         "tail": {
             **ends["head"],
-            "memory_mb": _state(last_parameters(workload), workload),
+            "memory_mb": _state(last_parameters(workload), workload) + left[plan.last_stage] / MIB,
             "activation_mb": kept_at_the_loss(workload) / MIB,
             "transient_mb": loss_bytes(workload) / MIB,
         },
         "static_mb": tuple(size / MIB for size in mask_bytes(workload)),
         "start_mb": _at_start(workload),
+        "update_mb": _in_update(workload),
         "limit_mb": limit / MIB,
         "recompute_kinds": _written(kinds, ways),
         "point_to_point": MILLISECONDS * timed.delay,
@@ -111,23 +115,35 @@ def plan_problem(
 def _at_start(workload: Workload) -> tuple[float, ...]:
     """What a stage needs in the update beside its layers, ``[stages]``: of embedding and head, and for a moment.
 
-    Copies of accumulators for the norm are gone when Muon needs most. A plan is told of both but for the copies of one layer:
-    too much on stages of several layers that need more for a matrix than for the norm.
+    Where the norm reads copies of accumulators, they are gone when weights are updated: that is :func:`_in_update`.
     """
-    plan, architecture = workload.plan, workload.architecture
-    layers = [
-        layer_parameters(spec, workload.strategy, architecture.pet, workload.update)
-        for spec in architecture.specifications()
-    ]
-    copied = min(copied_at_norm(held, workload) for held in layers)
-    working = max(update_working_bytes(workload) - copied, squares_at_norm(workload))
-    ends = {0: [embedding_parameters(workload)], plan.last_stage: [last_parameters(workload)]}
-    if plan.last_stage == 0:
-        ends = {0: [embedding_parameters(workload), last_parameters(workload)]}
+    working = 0.0 if _copies(workload) else update_working_bytes(workload)
+    working = max(working, squares_at_norm(workload))
     return tuple(
-        (working + sum(_at_update(held, workload) for held in ends.get(stage, []))) / MIB
-        for stage in range(plan.stages)
+        (working + sum(_at_update(held, workload) for held in ends) - left_of_ends(workload, stage)) / MIB
+        for stage, ends in enumerate(_ends(workload))
     )
+
+
+def _in_update(workload: Workload) -> tuple[float, ...]:
+    """What a stage needs beside its layers when such copies are gone, ``[stages]``; of layers there is nothing more then."""
+    if not _copies(workload):
+        return (0.0,) * workload.plan.stages
+    working = update_working_bytes(workload)
+    return tuple((working + sum(more_at_update(held, workload) for held in ends)) / MIB for ends in _ends(workload))
+
+
+def _copies(workload: Workload) -> bool:
+    """Whether the norm reads copies of accumulators."""
+    return copied_at_norm(Held(trained=1.0), workload) > 0.0
+
+
+def _ends(workload: Workload) -> list[list[Held]]:
+    """What every stage holds beside its layers, ``[stages]``: the embedding, the head, both or neither."""
+    ends: list[list[Held]] = [[] for _ in range(workload.plan.stages)]
+    ends[0].append(embedding_parameters(workload))
+    ends[workload.plan.last_stage].append(last_parameters(workload))
+    return ends
 
 
 def _at_update(held: Held, workload: Workload) -> float:
@@ -186,12 +202,13 @@ def _layer(
     """Costs of a layer, of whose pieces the fullest place keeps the ``most`` at once.
 
     All but one of them keep matrices of their own in half precision (``timing/memory.py``). Shared out over the most, memory is
-    that of the formula in the fullest place, and more in others.
+    that of the formula in the fullest place, and more in others. Gradients that passes leave are taken as there, but those of the
+    layer in its backward pass: what is needed in the first layer, and more behind it.
     """
     whole = spec_part(workload, spec, LayerAssignment(0))
     forward, quickest = (one.seconds for one in timed.passes(whole))
     held = layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update)
-    costs = {}
+    costs, left = {}, left_of_layer(workload, spec)
     for name, way in ways.items():
         own = LayerAssignment.of_kind(way.kind, 0)
         part = spec_part(workload, spec, own, way.moves)
@@ -199,10 +216,11 @@ def _layer(
         kept, working = layer_needs(workload, spec, own)
         kept, working = kept - moved_bytes(part.moved), working + moved_bytes(part.moved)
         kept -= 0.0 if own.recompute else cast_for_a_piece(workload, spec) / most
+        kept, working = max(0.0, kept), working + min(0.0, kept)  # of a step's only pass gradients are taken as there
         costs[name] = {
             "backward": MILLISECONDS * backward,
             "activation_mb": kept / MIB,
-            "transient_mb": working / MIB,
+            "transient_mb": max(0.0, working - left) / MIB,
             "again": MILLISECONDS * min(timed.again_seconds(part), backward),
         }
     return {
@@ -210,8 +228,8 @@ def _layer(
         "count": count,
         "forward": MILLISECONDS * forward,
         "weight_gradient": MILLISECONDS * min(timed.weight_gradients(whole), quickest),
-        "parameter_mb": _state(held, workload) + 2 * seen_by_a_piece(workload, spec) / MIB,
-        "start_mb": _at_update(held, workload) / MIB,
+        "parameter_mb": _state(held, workload) + (left + 2 * seen_by_a_piece(workload, spec)) / MIB,
+        "start_mb": (_at_update(held, workload) - left) / MIB,
         "kinds": costs,
     }
 
