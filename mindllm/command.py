@@ -48,7 +48,8 @@ class CommandParser(argparse.ArgumentParser):
     """An argument parser that keeps the layout of the example in its epilog, takes no abbreviations, and knows what was meant.
 
     With ``takes_keys`` options that it does not know are keys of a YAML, ``--batch_size 4``, for ``parse_known_args`` to return.
-    Where it has ``--config`` and takes no other words, words before all options are that: ``mindllm check run.yaml``.
+    Where it has ``--config`` and takes no other words, words before all options are that: ``mindllm check run.yaml``; so are
+    those behind options that have their value already: ``mindllm time --device a100_80g run.yaml``.
     """
 
     key_tests: ClassVar[list[Callable[[str], bool]]] = []
@@ -68,10 +69,30 @@ class CommandParser(argparse.ArgumentParser):
 
     def _with_config(self, given: list[str]) -> list[str]:
         """``run.yaml`` as ``--config run.yaml``."""
-        only_options = all(action.option_strings for action in self._actions)
-        if given and not given[0].startswith("-") and CONFIG in self._option_string_actions and only_options:
+        if CONFIG not in self._option_string_actions or not all(action.option_strings for action in self._actions):
+            return given
+        if given and not given[0].startswith("-"):
             return [CONFIG, *given]
-        return given
+        lone = [] if any(word.partition("=")[0] == CONFIG for word in given) else self._lone_words(given)
+        words = [given[place] for place in lone]
+        return [CONFIG, *words, *(word for place, word in enumerate(given) if place not in lone)] if words else given
+
+    def _lone_words(self, given: list[str]) -> list[int]:
+        """Places of words that are no option and no option's value; what follows an unknown option is taken for its value."""
+        lone, taking = [], False
+        for place, word in enumerate(given):
+            if word == "--":
+                break
+            if word.startswith("-"):
+                action = self._option_string_actions.get(word)
+                unknown = action is None and "=" not in word
+                taking = unknown or (action is not None and action.nargs != 0 and "=" not in word)
+                several = action is not None and action.nargs in ("*", "+")
+            elif not taking:
+                lone.append(place)
+            else:
+                taking = several
+        return lone
 
     def _with_values(self, given: list[str]) -> list[str]:
         """``--batch_size 4`` as ``--batch_size=4`` where a positional argument would take the 4."""
@@ -106,6 +127,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends with 2 and one line; what it quotes is not obeyed by the terminal."""
+        if CONFIG in message.split() and "required" in message:
+            message = f"{message}; write the YAML of the run first: {self.prog} run.yaml"
         self.exit(UserError.exit_code, f"error: {visible(bounded(message))}; {self.prog} --help lists the options\n")
 
 

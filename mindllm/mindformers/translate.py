@@ -17,7 +17,7 @@ from mindllm.mindformers.reading import Reading, leaves, shown
 from mindllm.mindformers.recomputation import translate_recomputation
 from mindllm.mindformers.session import translate_session
 from mindllm.mindformers.text import translate_text
-from mindllm.mindformers.update import translate_update
+from mindllm.mindformers.update import is_of_watcher, translate_update
 
 NETWORK_KEYS = (
     "model",
@@ -61,7 +61,7 @@ def _plain_keys(reading: Reading) -> None:
     for path, value in leaves(reading.theirs.data):
         rule = rule_for(KEYS, path)
         if rule is None:
-            if not _is_unknown(reading, path) and not _is_empty_section(path, value):
+            if not (_is_unknown(reading, path) or _is_empty_section(path, value) or is_of_watcher(reading, path)):
                 reading.unknown.append(_unknown(reading, path))
         elif not rule.decided and not reading.claimed(path):
             _plain(reading, path, value, rule)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.errors import nearest
+from mindllm.errors import KeyPath, nearest
 from mindllm.mindformers.experts import is_latent
 from mindllm.mindformers.groups import translate_groups
 from mindllm.mindformers.keys.rules import Outcome
@@ -258,13 +258,19 @@ def _callbacks(reading: Reading) -> None:
             name = "MFLossMonitor" if kind == "MFLossMonitor" else "CheckpointMonitor"
             ours.append(_callback(reading, index, entry, name, keys))
         elif kind in WATCHERS:
-            reading.note(path, Outcome.WITHOUT_EFFECT, reason=WATCHERS[kind])
+            for key in entry:
+                reading.note(("callbacks", index, key), Outcome.WITHOUT_EFFECT, reason=WATCHERS[kind])
         else:
             hint = nearest(str(kind), ("MFLossMonitor", "CheckpointMonitor", *WATCHERS))
             reading.note(path, Outcome.REFUSED, reason=f"this callback is not here{hint}")
     if not any(entry["type"] == "MFLossMonitor" for entry in ours):
         ours.insert(0, {"type": "MFLossMonitor"})  # MindFormers adds it itself
     reading.put("callbacks", ours, ("callbacks",))
+
+
+def is_of_watcher(reading: Reading, path: KeyPath) -> bool:
+    """Whether ``path`` is a key of a callback that changes nothing, whatever it says."""
+    return path[0] == "callbacks" and len(path) > 1 and reading.get(f"callbacks.{path[1]}.type") in WATCHERS
 
 
 def _callback(reading: Reading, index: int, entry: dict[str, Any], name: str, keys: tuple[str, ...]) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def test_versions_are_told_without_importing_mindspore():
         (("--config", "a.yaml"), "a verb comes first, as in: mindllm train --config FILE"),
         (("search", "--config", "a.yaml", "--sedonds", "3"), "--sedonds: no such option; did you mean --seconds?"),
         (("train", "--confg", "a.yaml"), "did you mean --config?"),
+        (("train", "--resume_training"), "write the YAML of the run first: mindllm train run.yaml"),
+        (("time", "--explain"), "write the YAML of the run first: mindllm time run.yaml"),
         (("eval", "--config", TINY, "--batch_sise", "3"), "did you mean --batch_size?"),
         (("weights", "impot", "a", "b"), "did you mean 'import'?"),
         (("weights", "import", "a", "b", "--jsn"), "did you mean --json?; mindllm weights import --help"),
@@ -195,6 +197,17 @@ def test_shorthands_reach_the_configuration_of_every_verb(verb, capsys, tmp_path
     for shorthand, wrong in (("batch_size", "0"), ("device_target", "Abacus")):
         code, _, err = said(capsys, verb.name, *before, *subject, f"--{shorthand}", wrong)
         assert (code, SHORTHANDS[shorthand] in err, wrong in err) == (2, True, True), err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--device", "a100_80g"], ["--explain"], ["--parallel_config.data_parallel=2"], ["--batch_size", "4"]],
+    ids=" ".join,
+)
+def test_a_configuration_may_stand_behind_options(options):
+    parser = VERBS["time"].parser()
+    assert parser.parse_known_args([*options, "run.yaml"]) == parser.parse_known_args(["run.yaml", *options])
+    assert parser.parse_known_args([*options, "run.yaml"])[0].config == "run.yaml"
 
 
 @pytest.mark.parametrize("verb", [verb for verb in TABLE if verb.takes_keys], ids=lambda verb: verb.name)

@@ -38,7 +38,7 @@ FILE_FAULTS = [
         ["remove it: train_dataset says everything"],
     ),
     ("context: {enable_graph_kernel: maybe}", "context.enable_graph_kernel", "maybe", ["true or false or 'auto'"]),
-    ("context: {max_device_memory: 58}", "context.max_device_memory", 58, ["text"]),
+    ("context: {max_device_memory: 58}", "context.max_device_memory", 58, ["a size such as 58GB"]),
     ("context: {max_device_memory: 58MB}", "context.max_device_memory", "58MB", ["a size such as 58GB"]),
     ("parallel: {parallel_mode: 2}", "parallel.parallel_mode", 2, ["0 or 1"]),
     ("recompute_config: {recompute: 3}", "recompute_config.recompute", 3, ["list of layer counts"]),
@@ -123,6 +123,9 @@ OPTION_FAULTS = [
         ["stands in the list twice"],
     ),
     ("--seed={", "", None, ["not valid YAML"]),
+    ("--seed='1'", "seed", "1", ["must be an integer", "write 1 without quotes"]),
+    ("--use_parallel='True'", "use_parallel", "True", ["must be true or false", "write True without quotes"]),
+    ("--seed=''", "seed", "", ["must be an integer"]),
     ("--seed.deeper=1", "seed", {"deeper": 1}, ["must be an integer"]),
 ]
 
@@ -187,6 +190,20 @@ def test_both_names_of_one_key(refused):
     [
         ("seed: [1\nrun_mode: train", ":2: not valid YAML"),
         ("\tseed: 1", ":1: not valid YAML"),
+        ("seed: 1\n\trun_mode: train", "; indent with spaces, not with tabs"),
+        ("seed\uff1a 1\nrun_mode: train", ":2: not valid YAML"),
+        ("seed\uff1a 1\n\nrun_mode: train", "; line 1: the colon is a full-width one; write ': '"),
+        (
+            "runner_config:\n  batch_size:2  # a row\n  epochs: 1",
+            "; line 2: no space behind the colon; write batch_size: 2",
+        ),
+        (
+            "runner_config:\n  epochs:2",
+            "must be a section of keys (value epochs:2); no space behind the colon; write epochs: 2",
+        ),
+        ("runner_config:\n  epochs: 1\n   batch_size: 2", "not valid YAML"),
+        ("runner_config:\n    epochs: 1\n  batch_size: 2", "; keys of one section begin in the same column"),
+        ("seed: *seed", "; an anchor &name stands before its alias *name"),
         ("- 1\n- 2", "must be a mapping of keys to values, not list"),
         ("3", "must be a mapping of keys to values, not int"),
         ("seed: !!python/object/apply:os.getcwd []", "not valid YAML"),

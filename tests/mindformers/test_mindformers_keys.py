@@ -210,3 +210,20 @@ def test_the_example_is_read_as_it_is():
     config = load_config(EXAMPLE)
     assert config.train_dataset.data_loader.config.shifted_labels
     assert config.global_batch_size == 8
+
+
+def test_callbacks_that_only_watch_may_have_keys_of_any_release(theirs):
+    stress = {"type": "StressDetectCallBack", "detection_interval": 10, "num_detections": 3}
+    told = reasons(theirs(LEGACY, {"callbacks": [{"type": "MFLossMonitor"}, stress]}))
+    assert told["callbacks.1.detection_interval"] == told["callbacks.1.type"] == "it only watches"
+    with pytest.raises(UserError, match=r"callbacks\.0\.detection_interval: unknown key of MindFormers"):
+        load_config(theirs(LEGACY, {"callbacks": [{"type": "MFLossMonitor", "detection_interval": 10}]}))
+
+
+def test_the_layout_of_weights_by_its_name_of_1_6(theirs):
+    assert (
+        "joins weight matrices"
+        in reasons(theirs(MCORE, {f"{MODEL}.use_contiguous_weight_layout": False}))[
+            f"{MODEL}.use_contiguous_weight_layout"
+        ]
+    )

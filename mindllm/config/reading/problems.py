@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from mindllm.config.dataset import SPLIT_PATTERN
 from mindllm.config.reading.document import Document, KeyPath, Problem, child, closest_origin
-from mindllm.config.reading.schema import fields_of, kind_of, kinds_with, places_of, sections_at
-from mindllm.config.reading.yaml_tree import LONGEST_VALUE
+from mindllm.config.reading.schema import fields_at, fields_of, kind_of, kinds_with, places_of, sections_at
+from mindllm.config.reading.syntax import line_advice
+from mindllm.config.reading.yaml_tree import LONGEST_VALUE, without_quotes
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.section import Section
 from mindllm.errors import nearest
@@ -53,6 +54,7 @@ FORMS = {
     DEVICE_MEMORY_PATTERN: "a size such as 58GB",
     SPLIT_PATTERN: "one to three weights such as 949,50,1",
 }
+READ_AS = {"int_type": int, "float_type": float, "bool_type": bool}
 FOLLOWS_FROM_ANOTHER = "default_factory_not_called"
 
 
@@ -74,9 +76,11 @@ def schema_problems(
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: as YAML writes it, and not long."""
+    """A value as an error shows it: as YAML writes it, texts that look like something else in quotes, and not long."""
     words = {True: "true", False: "false", None: "null"}
     text = words[value] if value is None or isinstance(value, bool) else str(value)
+    if isinstance(value, str) and not isinstance(without_quotes(value), str):
+        text = f"'{text}'"
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
 
 
@@ -105,8 +109,9 @@ def _message(path: KeyPath, details: list[Any], data: Any, root: type[Section]) 
     if kinds & {"union_tag_invalid", "union_tag_not_found"}:
         return _wrong_type(path, details[0], root)
     if all(kind in EXPECTED for kind in kinds):
-        wanted = dict.fromkeys(_expected(detail) for detail in details)
-        return f"must be {' or '.join(wanted)} (value {shown(value)}){_nearest_literal(details, value)}"
+        wanted = dict.fromkeys(_form_of_text(detail, path, data, root) or _expected(detail) for detail in details)
+        advice = _nearest_literal(details, value) or _unquoted(kinds, value) or _as_section(kinds, value)
+        return f"must be {' or '.join(wanted)} (value {shown(value)}){advice}"
     return plain_message(details[0])
 
 
@@ -128,6 +133,27 @@ def _expected(detail: Any) -> str:
     if pattern := context.get("pattern"):
         context["form"] = FORMS.get(pattern, f"text of the form {pattern}")
     return EXPECTED[detail["type"]].format(**context)
+
+
+def _form_of_text(detail: Any, path: KeyPath, data: Any, root: type[Section]) -> str:
+    """What a text under this key looks like, for what is none; empty where any text will do."""
+    if detail["type"] != "string_type":
+        return ""
+    patterns = [getattr(part, "pattern", None) for info in fields_at(root, path, data) for part in info.metadata]
+    return next((FORMS[pattern] for pattern in patterns if pattern in FORMS), "")
+
+
+def _unquoted(kinds: set[str], value: Any) -> str:
+    """The same value without quotes, where those are the mistake."""
+    plain = without_quotes(value) if isinstance(value, str) else value
+    fits = type(plain) in {READ_AS[kind] for kind in kinds if kind in READ_AS} and plain is not value
+    return f"; write {value} without quotes" if fits else ""
+
+
+def _as_section(kinds: set[str], value: Any) -> str:
+    """What a key is missing that YAML has read as a text."""
+    advice = line_advice(value) if kinds & {"model_type", "dict_type"} and isinstance(value, str) else ""
+    return f"; {advice}" if advice else ""
 
 
 def _nearest_literal(details: Iterable[Any], value: Any) -> str:

@@ -11,6 +11,7 @@ import yaml
 
 from mindllm import outside
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem
+from mindllm.config.reading.syntax import syntax_advice
 from mindllm.errors import UserError
 from mindllm.outside import half_surrogate
 
@@ -19,7 +20,7 @@ TAGS = {
     for tag, name in {"int": "integer a machine computes with", "float": "number", "bool": "true or false"}.items()
 }
 LONGEST_VALUE = 60
-MAPPING, SEQUENCE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
+MAPPING, SEQUENCE, NULL = (f"tag:yaml.org,2002:{tag}" for tag in ("map", "seq", "null"))
 DEEPEST = 50  # levels
 LARGEST_TREE = 100_000  # values; aliases of aliases can describe more than a memory holds
 
@@ -82,6 +83,13 @@ def read_value(text: str, option: str) -> Any:
     return document.data.get("value")
 
 
+def without_quotes(text: str) -> Any:
+    """Returns what YAML reads ``text`` as where it stands without quotes: ``1`` and ``true`` are no texts."""
+    loader = PlainLoader("")
+    node = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text)
+    return loader.construct_object(node) if node.tag in (*TAGS, NULL) else text
+
+
 def _read(text: str, origin) -> Document:
     try:
         loader = PlainLoader(text)
@@ -89,7 +97,7 @@ def _read(text: str, origin) -> Document:
         reader = _Reader(loader, origin)
         data = reader.value(node, ()) if node is not None else {}
     except yaml.YAMLError as error:
-        raise UserError.of(_syntax_problem(error, origin)) from None
+        raise UserError.of(_syntax_problem(error, origin, text)) from None
     except RecursionError:
         raise UserError.of(Problem(origin(None), (), "not valid YAML: nested too deeply")) from None
     if not isinstance(data, dict):
@@ -108,13 +116,14 @@ def unusable_text(value: Any) -> str:
     return "" if usable else "a text with a null character or half of a surrogate pair"
 
 
-def _syntax_problem(error: yaml.YAMLError, origin) -> Problem:
+def _syntax_problem(error: yaml.YAMLError, origin, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     context = getattr(error, "context", None)
     where = origin(mark.line + 1 if mark else None)
     column = f" (column {mark.column + 1})" if mark else ""
-    return Problem(where, (), f"not valid YAML: {reason}{f', {context}' if context else ''}{column}")
+    advice = syntax_advice(text.splitlines(), mark.line, reason) if mark else ""
+    return Problem(where, (), f"not valid YAML: {reason}{f', {context}' if context else ''}{column}{advice}")
 
 
 def _cut(text: str) -> str:

@@ -151,6 +151,7 @@ MODEL_KEYS: Table = {
     "qkv_concat": idle(LAYOUT_OF_WEIGHTS),
     "mlp_concat": idle(LAYOUT_OF_WEIGHTS),
     "mla_qkv_concat": decided(),
+    "use_contiguous_weight_layout": idle(LAYOUT_OF_WEIGHTS),
     "use_contiguous_weight_layout_attention": idle(LAYOUT_OF_WEIGHTS),
     "use_interleaved_weight_layout_mlp": idle(LAYOUT_OF_WEIGHTS),
     "input_sliced_sig": decided(),
