@@ -150,9 +150,17 @@ def _missing(path: Path) -> str:
     text = bounded(str(path), LONGEST_PART)
     if HUB_NAME.fullmatch(text) and not path.parent.exists():
         return f"{text}: no such directory; a name on the hub is downloaded first: mindllm fetch {text}"
+    if checkpoints := _steps_beside(path):
+        return f"{text}: no such checkpoint{checkpoints}"
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     hint = nearest(path.name, beside)
     return f"{text}: no such directory{hint if 'did you mean' in hint else '; name a directory with config.json'}"
+
+
+def _steps_beside(path: Path) -> str:
+    from mindllm.train.checkpoint.names import beside_missing, entries, entry_of
+
+    return beside_missing(path) if entry_of(path) and entries(path.parent) else ""
 
 
 def _why_no_model(path: Path) -> str:

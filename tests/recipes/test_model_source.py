@@ -67,6 +67,12 @@ def test_what_is_missing_is_named(file, said, tmp_path):
     assert said in refused(tmp_path)
 
 
+def test_a_step_is_not_taken_for_another_one(tmp_path):
+    (tmp_path / "llm-34").mkdir()
+    with pytest.raises(UserError, match=r"llm-64: no such checkpoint; there is llm-34$"):
+        find_model(tmp_path / "llm-64")
+
+
 def test_a_run_without_a_checkpoint_is_told_apart(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     assert "a run without a checkpoint yet" in refused(tmp_path)

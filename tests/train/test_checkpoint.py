@@ -213,8 +213,15 @@ def test_paths_that_are_no_checkpoint_are_explained(tmp_path):
             load_checkpoint(wrong)
     with pytest.raises(UserError, match=f"is a file; .* give --load_checkpoint={path}"):
         load_checkpoint(path / "model.safetensors", option="--load_checkpoint")
-    with pytest.raises(UserError, match="does not exist; did you mean 'llm-12'"):
+    with pytest.raises(UserError, match=r"does not exist; there is llm-12$"):
         load_checkpoint(tmp_path / "checkpoint" / "llm-13")
+    for step in (20, 34, 50):
+        (tmp_path / "checkpoint" / f"llm-{step}").mkdir()
+    with pytest.raises(UserError, match=r"does not exist; there are llm-12, llm-20, llm-34, llm-50$"):
+        load_checkpoint(tmp_path / "checkpoint" / "llm-64")
+    (tmp_path / "checkpoint" / "llm-60").mkdir()
+    with pytest.raises(UserError, match=r"does not exist; there are …, llm-20, llm-34, llm-50, llm-60$"):
+        load_checkpoint(tmp_path / "checkpoint" / "llm-64")
 
 
 def expected(tensors):

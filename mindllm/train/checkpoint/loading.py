@@ -29,7 +29,7 @@ from mindllm.train.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from mindllm.train.checkpoint.names import Entry, entries, entry_of
+from mindllm.train.checkpoint.names import Entry, beside_missing, entries, entry_of
 from mindllm.train.checkpoint.parts import holds_parts, read_parts
 from mindllm.train.checkpoint.tensors import TensorSource, read_slices, read_tensors
 
@@ -203,8 +203,7 @@ def _refuse_other_paths(path: Path, option: str) -> None:
     if path.is_file():
         raise UserError(f"{option}={path} is a file; a checkpoint is a directory: give {option}={path.parent}")
     if not path.is_dir():
-        siblings = [entry.path.name for entry in entries(path.parent)]
-        raise UserError(f"{option}={path} does not exist{nearest(path.name, siblings)}")
+        raise UserError(f"{option}={path} does not exist{beside_missing(path)}")
     inside = entries(path) or entries(path / "checkpoint")
     if inside and not (path / MANIFEST).exists():
         raise UserError(f"{option}={path} holds checkpoints; give one of them: {option}={inside[-1].path}")

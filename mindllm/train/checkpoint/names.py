@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindllm.errors import RunFailed, UserError
+from mindllm.errors import RunFailed, UserError, nearest
 from mindllm.files import sync_directory
 from mindllm.process.temporary import goes_with_this_process, remove_temporary, stays
 
@@ -51,6 +51,21 @@ def entries(directory: Path) -> list[Entry]:
     """Returns the checkpoints in ``directory``, oldest first; none when there is no such directory."""
     found = [entry_of(path) for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
     return sorted((entry for entry in found if entry), key=lambda entry: entry.age)
+
+
+MOST_TOLD = 4  # checkpoints
+
+
+def beside_missing(path: Path) -> str:
+    """Returns what to give in place of a checkpoint that is not there; ``"; there are …"``, and empty where there is none.
+
+    A step is never taken for another one that looks like it: of those that are there the newest are named.
+    """
+    others = [entry.path.name for entry in entries(path.parent)]
+    if not others or entry_of(path) is None:
+        return nearest(path.name, others)
+    told = others[-MOST_TOLD:]
+    return f"; {'there is' if len(others) == 1 else 'there are'} {'…, ' * (len(others) > len(told))}{', '.join(told)}"
 
 
 def hidden_path(path: Path, purpose: str) -> Path:

@@ -181,6 +181,15 @@ def newest_checkpoint(run: Path) -> Path:
     return newest
 
 
+def results_in(directory: Path) -> list[str]:
+    """Return what a run has left in ``directory``, in words; nothing where none has."""
+    newest = CheckpointStore(directory / CHECKPOINTS).newest()
+    metrics = directory / METRICS_NAME
+    steps = len(read_metrics(metrics)) if metrics.is_file() else 0
+    found = [f"{steps} steps in {METRICS_NAME}"] if steps else []
+    return [*found, f"checkpoint {newest.name}"] if newest else found
+
+
 def refuse_results(config: RunConfig) -> None:
     """Refuse a directory with results of an earlier run: a new one would cut its metrics off, and in time delete its checkpoints.
 
@@ -190,13 +199,8 @@ def refuse_results(config: RunConfig) -> None:
     directory = Path(config.output_dir)
     if config.resume_training is not False or config.overwrite or has_begun(config):
         return
-    newest = CheckpointStore(directory / CHECKPOINTS).newest()
-    metrics = directory / METRICS_NAME
-    steps = len(read_metrics(metrics)) if metrics.is_file() else 0
-    if newest is None and not steps:
+    if not (found := results_in(directory)):
         return
-    found = [f"{steps} steps in {METRICS_NAME}"] if steps else []
-    found += [f"checkpoint {newest.name}"] if newest else []
     raise UserError(
         f"{directory} holds a run already ({' and '.join(found)}); go on with --resume_training, give another --output_dir, "
         "or write --overwrite, which begins anew: the metrics are lost, the checkpoints give way to new ones"

@@ -75,6 +75,18 @@ def test_files_in_and_out(model, tmp_path):
     assert (tmp_path / "out.yaml").is_file()
 
 
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoint/llm-3/manifest.json"])
+def test_a_run_of_that_name_is_left_as_it_is(left, model, tmp_path):
+    of_the_run = tmp_path / "output" / "tiny" / left
+    of_the_run.parent.mkdir(parents=True)
+    of_the_run.write_text('{"step": 1, "loss": 2.0}\n')
+    kept = tmp_path / "output" / "tiny" / "chat.yaml"
+    kept.write_text("run_mode: chat\n")
+    assert asked(model, verb="chat").output_dir == str(tmp_path / "output" / "tiny-chat")
+    assert kept.read_text() == "run_mode: chat\n"
+    assert (tmp_path / "output" / "tiny-chat" / "chat.yaml").is_file()
+
+
 def test_a_conversation_is_bounded_by_what_is_fast_here(model):
     content = CONFIG | {"max_position_embeddings": 1 << 17}
     (model / "config.json").write_text(json.dumps(content))
