@@ -145,7 +145,9 @@ def parse_json(content: bytes | str) -> Any:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
         tree = json.loads(text)
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start}") from None
+        raise ValueError(
+            f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start}; save it as UTF-8"
+        ) from None
     except json.JSONDecodeError as error:
         raise ValueError(str(error)) from None
     except RecursionError:

@@ -137,6 +137,7 @@ class InstructionDataConfig(ConversationDataConfig):
         "alpaca",
         "sharegpt",
         "messages",
+        "prompt",
         "GeneralInstructionHandler",
         "BelleMultiTurnInstructionHandler",
         "MOSSMultiTurnHandler",
@@ -144,7 +145,8 @@ class InstructionDataConfig(ConversationDataConfig):
         "LeetcodePythonInstructionHandler",
         "ADGenInstructionHandler",
     ] = Field(
-        default="auto", description="Form of the rows; auto: alpaca, sharegpt or messages, by the keys they have."
+        default="auto",
+        description="Form of the rows; auto: alpaca, sharegpt, messages or prompt, by the keys they have.",
     )
     packing: bool | Literal["joined"] = Field(
         default=False,

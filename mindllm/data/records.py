@@ -32,7 +32,7 @@ KINDS = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-DAMAGE = (OSError, EOFError, UnicodeDecodeError, csv.Error, lzma.LZMAError, zlib.error)
+DAMAGE = (OSError, EOFError, csv.Error, lzma.LZMAError, zlib.error)
 DAMAGE_OF_LIBRARIES = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
 PARQUET_BATCH = 1024  # records decoded at a time
 LINE_BYTES = 512 << 20  # of one record; it is held several times while it is parsed
@@ -116,6 +116,8 @@ def reading(path: Path | str) -> Iterator[None]:
         raise UserError(f"{path}: {error.strerror}") from error
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 (byte {error.object[error.start]:#04x}); save it as UTF-8") from error
     except Exception as error:
         if not isinstance(error, DAMAGE) and type(error).__name__ not in DAMAGE_OF_LIBRARIES:
             raise
@@ -126,6 +128,7 @@ def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
     with open_bytes(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(bounded_lines(text, LINE_BYTES, path), delimiter=delimiter, strict=True)
+        _refuse_other_delimiter(path, list(rows.fieldnames or ()), delimiter)
         for row in rows:
             if None in row or None in row.values():
                 count = len(rows.fieldnames or ())
@@ -133,6 +136,16 @@ def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
                     f"{path}:{rows.line_num}: the header names {count} columns, this row has another number"
                 )
             yield cast(Record, row)
+
+
+def _refuse_other_delimiter(path: Path | str, names: list[str], delimiter: str) -> None:
+    """A header of one column that is several, told apart by what this kind of file does not tell them apart by."""
+    other = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), "")
+    if other:
+        raise UserError(
+            f"{path}:1: its columns are separated by {other!r}, which is read as one column ({names[0]}); "
+            f"write {delimiter!r} between them{', or name the file .tsv' if other == chr(9) else ''}"
+        )
 
 
 def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:

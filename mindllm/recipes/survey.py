@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from mindllm.data import AnswerRows, InstructionRows, PairRows, load_tokenizer
+from mindllm.data.chat.conversations import ANSWERED, ASKED
 from mindllm.data.chat.pairs import is_pair
 from mindllm.data.chat.unpaired import has_label
-from mindllm.data.records import KINDS, Record, kind_of, record_files
+from mindllm.data.records import KINDS, Record, RecordTable, kind_of, record_files
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, counted, unwatched
 
@@ -32,15 +34,14 @@ FORMS: tuple[tuple[str, frozenset[str]], ...] = (
     ("MOSSMultiTurnHandler", frozenset({"chat"})),
     ("LeetcodePythonInstructionHandler", frozenset({"code_with_problem", "code_only", "explanation_only"})),
     ("ADGenInstructionHandler", frozenset({"content", "summary"})),
+    *(("auto", frozenset(keys)) for keys in product(ASKED, ANSWERED)),
 )
 """Handlers by the keys that tell them, the usual ones first."""
 LABELLED = "labelled"
 TELLING = frozenset({"completion", "kto_tag"})
 """Keys by which a label is known to be about the answer; beside a conversation it may be about anything."""
 BELLE, BELLE_BEGINS = "BelleMultiTurnInstructionHandler", "Human:"
-WANTED = (
-    "messages, conversations, instruction and output, pairs with chosen and rejected, or prompt, completion and label"
-)
+WANTED = "messages, conversations, instruction and output, prompt and completion (and label), or pairs with chosen and rejected"
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _form(files: Sequence[Path], named: Sequence[str], handler: str, unpaired: b
     """
     first = list(_first_rows(files))
     if not first:
-        raise UserError(f"{', '.join(named)}: holds no rows; write a conversation in each line ({WANTED})")
+        raise UserError(f"{', '.join(named)}: {_why_no_rows(files)}")
     if all(is_pair(row) for row in first):
         return PAIRS, ""
     if all(has_label(row) and (unpaired or TELLING & row.keys()) for row in first):
@@ -160,15 +161,24 @@ def _form(files: Sequence[Path], named: Sequence[str], handler: str, unpaired: b
 
 
 def _first_rows(files: Sequence[Path]) -> Iterator[Record]:
-    """The first rows that can be read; what cannot is told when all are looked at."""
-    from mindllm.data.records import RecordTable
-
+    """The first rows that can be read; what cannot is told when all are looked at, or at once where none can."""
     table = RecordTable(files)
     for number in range(min(len(table), FIRST)):
         try:
             yield table[number]
         except UserError:
             continue
+
+
+def _why_no_rows(files: Sequence[Path]) -> str:
+    table = RecordTable(files)
+    if not len(table):
+        return f"holds no rows; write a conversation in each line ({WANTED})"
+    try:
+        table[0]
+    except UserError as error:
+        return f"holds no row that can be read; {error}"
+    return "holds no row that can be read"
 
 
 def _refuse(faults: Mapping[int, str], looked_at: int, rows: int, skip: bool) -> None:

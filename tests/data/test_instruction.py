@@ -200,6 +200,29 @@ FORMS = {
         },
         PAIR,
     ),
+    "sharegpt with calls": (
+        {
+            "conversations": [
+                {"from": "human", "value": "q"},
+                {"from": "function_call", "value": '{"name": "f", "arguments": {}}'},
+                {"from": "observation", "value": "o"},
+                {"from": "gpt", "value": "a"},
+            ],
+            "tools": "[]",
+        },
+        [("user", "q"), ("assistant", ""), ("tool", "o"), ("assistant", "a")],
+    ),
+    "prompt and completion": ({"prompt": "q", "completion": "a"}, PAIR),
+    "prompt and completion as messages": (
+        {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]},
+        PAIR,
+    ),
+    "query and response": (
+        {"query": "q", "response": "a", "history": [["p", "b"]], "system": "s"},
+        [("system", "s"), ("user", "p"), ("assistant", "b"), *PAIR],
+    ),
+    "question and answer": ({"question": "q", "answer": "a", "id": 3}, PAIR),
+    "input and output": ({"input": "q", "output": "a"}, PAIR),
     "GeneralInstructionHandler": ({"instruction": "q", "input": "", "output": "a"}, PAIR),
     "BelleMultiTurnInstructionHandler": (
         {"instruction": "Human:p\nAssistant: b: c\nHuman: q\nAssistant:", "input": "", "output": "a"},
@@ -225,10 +248,25 @@ def test_forms_of_rows(form):
     assert [(message["role"], message["content"]) for message in found.messages] == expected
 
 
+def test_calls_of_tools_reach_the_template():
+    record, _ = FORMS["sharegpt with calls"]
+    tool = {"name": "f", "description": "d", "parameters": {}}
+    found = conversation_of({**record, "tools": json.dumps([tool])}, "auto", "row 0")
+    assert found.messages[1]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    assert found.tools == [tool]
+    assert conversation_of(record, "auto", "row 0").tools is None
+
+
 @pytest.mark.parametrize(
     ("record", "handler", "says"),
     [
         ({"text": "x"}, "auto", "row 7: of no known form"),
+        ({"prompt": "q", "completion": "a", "images": ["a.png"]}, "auto", "images: only text can be learnt"),
+        ({"instruction": "q", "output": ["a", "b"]}, "auto", r"assistant is not text but \['a', 'b'\]"),
+        ({"prompt": "q", "completion": None}, "auto", "assistant is not text but None"),
+        ({"prompt": "q"}, "prompt", "has no key 'completion or response or answer or output'"),
+        ({"prompt": "q", "completion": "a", "tools": "{"}, "auto", "tools: not JSON"),
+        ({"conversations": [{"from": "function_call", "value": "f()"}]}, "auto", "not a row for handler sharegpt"),
         ({"instruction": "q"}, "alpaca", "has no key 'output'"),
         ({"conversations": [{"from": "humn", "value": "q"}]}, "auto", "unknown speaker 'humn'; did you mean 'human'"),
         ({"messages": [{"role": "user", "content": "q"}]}, "auto", "the assistant says nothing"),

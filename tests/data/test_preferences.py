@@ -27,6 +27,8 @@ FORMS = {
     },
     "alpaca": {"instruction": "two?", "input": "", "chosen": "2", "rejected": "3"},
     "ms-swift": {"messages": [ASKED, GOOD], "rejected_response": "3"},
+    "query and response": {"query": "two?", "response": "2", "rejected_response": "3"},
+    "question": {"question": "two?", "chosen": "2", "rejected": "3"},
 }
 
 
@@ -38,9 +40,18 @@ def test_every_form_says_the_same(form):
     assert pair.shared == 0
 
 
+@pytest.mark.parametrize("form", ["strings", "alpaca", "query and response", "question"])
+def test_earlier_turns_are_said_before_both_answers(form):
+    pair = pair_of({**FORMS[form], "history": [["one?", "1"]], "system": "count"}, "row 1")
+    before = [("system", "count"), ("user", "one?"), ("assistant", "1"), ("user", "two?")]
+    for answered in (pair.chosen, pair.rejected):
+        assert [(message["role"], message["content"]) for message in answered.messages[:-1]] == before
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "images": ["x.png"]}, "images: only text can be learnt"),
         ({"prompt": "a", "chosen": "b"}, "no pair of answers (keys: prompt, chosen)"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
         ({"chosen": "b", "rejected": "c"}, "chosen begins with an answer; give the question in prompt"),

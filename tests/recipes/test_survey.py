@@ -41,6 +41,9 @@ def refused(tokenizer, path, **options):
         (MOSS, CONVERSATIONS, "MOSSMultiTurnHandler"),
         (CODE, CONVERSATIONS, "LeetcodePythonInstructionHandler"),
         ({"content": "a", "summary": "b"}, CONVERSATIONS, "ADGenInstructionHandler"),
+        ({"prompt": "a", "completion": "b"}, CONVERSATIONS, "auto"),
+        ({"query": "a", "response": "b"}, CONVERSATIONS, "auto"),
+        ({"query": "a", "response": "b", "rejected_response": "c"}, PAIRS, ""),
         (pair(1), PAIRS, ""),
         ({**MESSAGES, "rejected_response": "c"}, PAIRS, ""),
         ({**SHAREGPT, "chosen": "b", "rejected": "c"}, PAIRS, ""),
@@ -105,7 +108,19 @@ def test_of_many_bad_rows_some_are_named(tokenizer, tmp_path):
     ("name", "content", "said"),
     [
         ("rows.jsonl", "", "holds no rows; write a conversation in each line"),
-        ("rows.jsonl", "{bad\n{bad\n", "holds no rows"),
+        ("rows.jsonl", "{bad\n{bad\n", "holds no row that can be read; "),
+        (
+            "rows.jsonl",
+            '{"instruction": "你好"}'.encode("gb18030"),
+            "rows.jsonl:1: not a line of JSON (not UTF-8: byte 0xc4",
+        ),
+        ("rows.jsonl", '{"instruction": "x"}'.encode("utf-16"), "save it as UTF-8"),
+        (
+            "rows.csv",
+            "instruction,output\n什么,是\n".encode("gb18030"),
+            "rows.csv: not UTF-8 (byte 0xca); save it as UTF-8",
+        ),
+        ("rows.csv", "instruction;output\na;b\n", "rows.csv:1: its columns are separated by ';'"),
         ("rows.jsonl", '{"text": "a"}\n', "rows of no known form (keys: text); write messages, conversations"),
         ("rows.jsonl", '{"text": "a"}\n', "running text is learnt by mindllm pretrain --like DIR FILE"),
         ("rows.txt", "some text", "running text is learnt by mindllm pretrain --like DIR FILE"),
@@ -117,7 +132,7 @@ def test_of_many_bad_rows_some_are_named(tokenizer, tmp_path):
 def test_what_is_no_file_of_conversations_is_told(name, content, said, tokenizer, tmp_path):
     path = tmp_path / name
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert said in refused(tokenizer, path)
 
 

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindllm.data.records import Record
-from mindllm.errors import UserError, nearest
+from mindllm.errors import UserError, nearest, shortened
+from mindllm.outside import parse_json
 
 Message = dict[str, Any]
 Reader = Callable[[Record], Iterable[Message]]
 ROLES = ("system", "user", "assistant", "tool")
+ASKED = ("prompt", "query", "question", "input")
+ANSWERED = ("completion", "response", "answer", "output")
+"""Keys of a row that is one question and its answer, in the order in which they are looked for."""
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,24 @@ def conversation_of(record: Record, handler: str, place: str) -> Conversation:
     messages = messages_of(record, HANDLERS[handler], f"handler {handler}", place)
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError(f"{place}: the assistant says nothing, so there is nothing to learn; remove the row")
-    return Conversation(messages, record.get("tools") or None)
+    return Conversation(messages, tools_of(record, place))
+
+
+def tools_of(record: Record, place: str) -> list[Any] | None:
+    """The tools that are at hand in a record, as a list or as JSON of one; None where there are none."""
+    tools = record.get("tools") or None
+    if not isinstance(tools, str):
+        return tools
+    try:
+        return parse_json(tools) or None
+    except ValueError as error:
+        raise UserError(f"{place}: tools: not JSON ({error})") from None
 
 
 def messages_of(record: Record, read: Reader, reader: str, place: str) -> tuple[Message, ...]:
     """What ``read`` makes of a record, checked; ``reader`` names it in errors. Raises UserError as :func:`conversation_of`."""
+    if media := next((key for key in MEDIA if record.get(key)), None):
+        raise UserError(f"{place}: {media}: only text can be learnt; remove the row")
     try:
         return tuple(_checked(message) for message in read(record))
     except KeyError as error:
@@ -52,7 +70,7 @@ def messages_of(record: Record, read: Reader, reader: str, place: str) -> tuple[
 
 
 def detect(record: Record, place: str) -> str:
-    """Returns the form of a row by its keys: messages, sharegpt or alpaca."""
+    """Returns the form of a row by its keys: messages, sharegpt, alpaca or prompt."""
     for handler, keys in (
         ("messages", {"messages"}),
         ("sharegpt", {"conversations"}),
@@ -60,21 +78,53 @@ def detect(record: Record, place: str) -> str:
     ):
         if keys <= record.keys():
             return handler
+    if all(any(key in record for key in keys) for keys in (ASKED, ANSWERED)):
+        return "prompt"
     raise UserError(
-        f"{place}: of no known form (keys: {', '.join(record)}); handler: auto wants messages, conversations, or "
-        f"instruction and output. Name the handler: {', '.join(HANDLERS)}"
+        f"{place}: of no known form (keys: {', '.join(record)}); handler: auto wants messages, conversations, "
+        f"instruction and output, or prompt and completion. Name the handler: {', '.join(HANDLERS)}"
     )
 
 
 def alpaca(record: Record) -> Iterable[Message]:
     """``instruction``, ``input`` (may be empty) and ``output``; perhaps ``system`` and ``history``, pairs of earlier turns."""
-    yield from _system(record)
+    yield from earlier(record)
+    yield from _turn(instructed(record), record["output"])
+
+
+def instructed(record: Record) -> str:
+    """``instruction``, and ``input`` below it where there is one."""
+    return f"{record['instruction']}\n{record['input']}" if record.get("input") else record["instruction"]
+
+
+def prompt(record: Record) -> Iterable[Message]:
+    """One of ASKED and one of ANSWERED: texts, messages or lists of them; perhaps ``system`` and ``history``."""
+    yield from earlier(record)
+    yield from turns_of(first_of(record, ASKED), "user")
+    yield from turns_of(first_of(record, ANSWERED), "assistant")
+
+
+def first_of(record: Record, keys: Iterable[str]) -> Any:
+    """The value of the first of ``keys`` that a record has; raises KeyError where it has none."""
+    found = next((key for key in keys if key in record), None)
+    if found is None:
+        raise KeyError(" or ".join(keys))
+    return record[found]
+
+
+def turns_of(value: Any, role: str) -> list[Message]:
+    """The messages of a value: a text is said by ``role``; a message, or a list of them, says who speaks."""
+    if isinstance(value, str | None):
+        return [{"role": role, "content": value}]
+    return [sharegpt_turn(turn) for turn in ([value] if isinstance(value, dict) else value)]
+
+
+def earlier(record: Record) -> Iterable[Message]:
+    """``system`` and ``history``, pairs of earlier turns, where a record has them."""
+    if record.get("system"):
+        yield {"role": "system", "content": record["system"]}
     for asked, answered in record.get("history") or []:
         yield from _turn(asked, answered)
-    asked = record["instruction"]
-    if record.get("input"):
-        asked = f"{asked}\n{record['input']}"
-    yield from _turn(asked, record["output"])
 
 
 SHAREGPT_ROLES = {
@@ -84,12 +134,14 @@ SHAREGPT_ROLES = {
     "chatgpt": "assistant",
     "bot": "assistant",
     "observation": "tool",
+    "function_call": "assistant",
 }
+CALLS = "function_call"  # of LLaMA-Factory: what the assistant says is JSON of a call, or a list of them
 
 
 def sharegpt(record: Record) -> Iterable[Message]:
     """``conversations``: a list of ``from`` (human, gpt, system, ...) and ``value``; perhaps ``system``."""
-    yield from _system(record)
+    yield from earlier(record)
     for turn in record["conversations"]:
         yield sharegpt_turn(turn)
 
@@ -99,7 +151,12 @@ def sharegpt_turn(turn: Mapping[str, Any]) -> Message:
     speaker = turn["from"] if "from" in turn else turn["role"]
     if speaker not in SHAREGPT_ROLES:
         raise ValueError(f"unknown speaker '{speaker}'{nearest(str(speaker), SHAREGPT_ROLES)}")
-    return {"role": SHAREGPT_ROLES[speaker], "content": turn["value"] if "value" in turn else turn["content"]}
+    said = turn["value"] if "value" in turn else turn["content"]
+    if speaker == CALLS:
+        called = parse_json(said)
+        calls = [{"type": "function", "function": call} for call in (called if isinstance(called, list) else [called])]
+        return {"role": SHAREGPT_ROLES[speaker], "content": "", "tool_calls": calls}
+    return {"role": SHAREGPT_ROLES[speaker], "content": said}
 
 
 def messages(record: Record) -> Iterable[Message]:
@@ -148,6 +205,7 @@ HANDLERS: Mapping[str, Reader] = {
     "alpaca": alpaca,
     "sharegpt": sharegpt,
     "messages": messages,
+    "prompt": prompt,
     "GeneralInstructionHandler": alpaca,
     "BelleMultiTurnInstructionHandler": belle,
     "MOSSMultiTurnHandler": moss,
@@ -161,20 +219,16 @@ def _turn(asked: str, answered: str) -> tuple[Message, Message]:
     return {"role": "user", "content": asked}, {"role": "assistant", "content": answered}
 
 
-def _system(record: Record) -> list[Message]:
-    return [{"role": "system", "content": record["system"]}] if record.get("system") else []
-
-
 def _checked(message: Message) -> Message:
     """The message with its content as text; an answer may be tool calls alone."""
     if message["role"] not in ROLES:
         raise ValueError(f"unknown role '{message['role']}'{nearest(str(message['role']), ROLES)}")
     content = message.get("content", "" if message.get("tool_calls") else None)
-    if isinstance(content, list):
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         kinds = {part["type"] for part in content} - {"text"}
         if kinds:
             raise ValueError(f"content of type {', '.join(sorted(kinds))}: only text can be learnt")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise ValueError(f"content of the {message['role']} is not text but {content!r}")
+        raise ValueError(f"content of the {message['role']} is not text but {shortened(repr(content))}")
     return {**message, "content": content}

@@ -6,7 +6,8 @@ stands at the first place of its row, so the sum of ``loss_mask`` is the number 
 Rows of preference files are read as two conversations: the same words before, then the chosen answer or the rejected one.
 
 Forms are told apart by their keys: those of TRL (``prompt``, ``chosen``, ``rejected``), of LLaMA-Factory (``conversations`` or
-``instruction``, with ``chosen`` and ``rejected``) and of ms-swift (``messages`` with ``rejected_response``).
+``instruction``, with ``chosen`` and ``rejected``) and of ms-swift (``messages``, or ``query`` and
+``response``, with ``rejected_response``).
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 
 from mindllm.data.chat.conversation_rows import ConversationRows
-from mindllm.data.chat.conversations import Conversation, Message, messages, messages_of, sharegpt, sharegpt_turn
+from mindllm.data.chat.conversations import (
+    ASKED,
+    Conversation,
+    Message,
+    earlier,
+    instructed,
+    messages,
+    messages_of,
+    prompt,
+    sharegpt,
+    tools_of,
+    turns_of,
+)
 from mindllm.data.chat.instruction import encode_chat, trained_tokens
 from mindllm.data.mind_record import IGNORED
 from mindllm.data.records import Record
@@ -28,7 +40,10 @@ from mindllm.data.rows import HeldOutRows, Row, RowDataset, assemble
 from mindllm.errors import UserError
 
 READER = "pairs of answers"
-FORMS = "prompt, conversations, instruction or nothing, with chosen and rejected; or messages with rejected_response"
+FORMS = (
+    "prompt, conversations, instruction or nothing, with chosen and rejected; or messages, or query and response, with "
+    "rejected_response"
+)
 logger = logging.getLogger(__name__)
 Arrays = dict[str, np.ndarray]
 
@@ -65,7 +80,7 @@ def pair_of(record: Record, place: str) -> Pair:
             raise UserError(f"{place}: {name} has no answer of its own{advice}; remove the row")
         if conversation[0]["role"] == "assistant":
             raise UserError(f"{place}: {name} begins with an answer; give the question in prompt")
-    tools = record.get("tools") or None
+    tools = tools_of(record, place)
     shared = sum(first["role"] == "assistant" for first, _ in same)
     return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
 
@@ -73,11 +88,11 @@ def pair_of(record: Record, place: str) -> Pair:
 def _conversation(record: Record, name: str) -> Iterable[Message]:
     """All messages up to the answer ``name``, that included. One that begins before the answer is a whole conversation."""
     if "rejected_response" in record:
-        *before, last = messages(record)
+        *before, last = messages(record) if "messages" in record else prompt(record)
         if last["role"] != "assistant":
             raise ValueError(f"messages end with the {last['role']}, not with the chosen answer")
         return [*before, last if name == "chosen" else {"role": "assistant", "content": record["rejected_response"]}]
-    answer = answer_of(record[name])
+    answer = turns_of(record[name], "assistant")
     return answer if answer and answer[0]["role"] not in ("assistant", "tool") else [*before_answer(record), *answer]
 
 
@@ -85,22 +100,10 @@ def before_answer(record: Record) -> list[Message]:
     """What was said before the answers of a record."""
     if "conversations" in record:
         return list(sharegpt(record))
-    system = [{"role": "system", "content": record["system"]}] if record.get("system") else []
-    if "instruction" in record:
-        asked = f"{record['instruction']}\n{record['input']}" if record.get("input") else record["instruction"]
-    else:
-        asked = record.get("prompt", [])
-    if isinstance(asked, str):
-        return [*system, {"role": "user", "content": asked}]
-    return [*system, *(sharegpt_turn(turn) for turn in asked)]
-
-
-def answer_of(value: Any) -> list[Message]:
-    """The messages of an answer: a text, a message or a list of them."""
-    if isinstance(value, str):
-        return [{"role": "assistant", "content": value}]
-    turns = [value] if isinstance(value, dict) else value
-    return [sharegpt_turn(turn) for turn in turns]
+    asked: object = (
+        instructed(record) if "instruction" in record else next((record[key] for key in ASKED if key in record), [])
+    )
+    return [*earlier(record), *turns_of(asked, "user")]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.data.chat.conversations import HANDLERS, Conversation, Message, detect, messages_of
-from mindllm.data.chat.pairs import Arrays, PairRows, answer_of, before_answer, is_pair, pair_of, pair_sample
+from mindllm.data.chat.conversations import HANDLERS, Conversation, Message, detect, messages_of, tools_of, turns_of
+from mindllm.data.chat.pairs import Arrays, PairRows, before_answer, is_pair, pair_of, pair_sample
 from mindllm.data.records import Record
 from mindllm.data.rows import Row
 from mindllm.data.tokenizers.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ def answer_in(record: Record, place: str, side: int = 0) -> Answer:
 
     Raises UserError where keys are missing, nobody asks or answers, or the label is neither true nor false.
     """
-    tools = record.get("tools") or None
+    tools = tools_of(record, place)
     if is_pair(record):
         pair = pair_of(record, place)
         chosen, rejected = pair.chosen.messages, pair.rejected.messages
@@ -77,7 +77,7 @@ def answer_in(record: Record, place: str, side: int = 0) -> Answer:
     if "completion" in record:
         asked, answer = (
             messages_of(record, read, READER, place)
-            for read in (before_answer, lambda row: answer_of(row["completion"]))
+            for read in (before_answer, lambda row: turns_of(row["completion"], "assistant"))
         )
     else:
         *before, last = messages_of(record, HANDLERS[detect(record, place)], READER, place)
