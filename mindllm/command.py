@@ -22,7 +22,7 @@ from mindllm.extras import advice
 from mindllm.files import FULL, obstacle
 from mindllm.process.exit_hooks import leave
 from mindllm.process.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
-from mindllm.shorthands import SHORTHANDS
+from mindllm.shorthands import OF_OTHERS, SHORTHANDS
 from mindllm.terminal.console import error_console
 from mindllm.terminal.text import styled, visible
 
@@ -115,7 +115,8 @@ class CommandParser(argparse.ArgumentParser):
         known = [*ours, *(f"--{name}" for name in SHORTHANDS if self.takes_keys)]
         meant = difflib.get_close_matches(option[:LONGEST_PART], known, n=1, cutoff=ALIKE)
         name = option.removeprefix("--")
-        if meant and not (self.takes_keys and (name in SHORTHANDS or any(test(name) for test in self.key_tests))):
+        is_key = name in SHORTHANDS or name in OF_OTHERS or any(test(name) for test in self.key_tests)
+        if meant and not (self.takes_keys and is_key):
             self.error(f"{option}: no such option; did you mean {meant[0]}?")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

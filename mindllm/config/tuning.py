@@ -22,6 +22,7 @@ from mindllm.architecture.tuners import ADALORA, BOTTLENECK, TUNERS, Tuner, Tuni
 from mindllm.config.section import DType, List, PositiveInt, Section
 
 ALL = "ALL"
+ALL_OF_OTHERS = ("all-linear", "all")  # as PEFT, ms-swift and LLaMA-Factory say it
 RANK_EPSILON = 1e-5  # PEFT's AdaLoRA adds it to the rank it divides by
 
 
@@ -52,8 +53,9 @@ class PetConfig(Section):
     lora_dropout: float = Field(default=0.0, ge=0, lt=1, description="Part of an adapter's input that is dropped.")
     target_modules: str | List[str] = Field(
         default=ALL,
-        description="Projections with adapters: ALL, a list of names (ours or those of the family's files), or a regular "
-        "expression over whole paths, such as `.*wq|.*wv`. `pet_type: bottleneck`: ALL, or of `attention`, `feed_forward`.",
+        description="Projections with adapters: ALL (or `all-linear`), a list of names (ours or those of the family's files), or "
+        "a regular expression over whole paths, such as `.*wq|.*wv`. `pet_type: bottleneck`: ALL, or of `attention`, "
+        "`feed_forward`.",
     )
     modules_to_save: List[str] = Field(
         default=(), description="Parts trained whole beside the adapters, by name: norm_out, tok_embeddings, lm_head, …"
@@ -112,6 +114,8 @@ class PetConfig(Section):
     @field_validator("target_modules")
     @classmethod
     def _is_expression(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if value in (*ALL_OF_OTHERS, *((name,) for name in ALL_OF_OTHERS)):
+            return ALL
         if isinstance(value, str):
             try:
                 re.compile(value)

@@ -79,6 +79,8 @@ def test_versions_are_told_without_importing_mindspore():
         (("train", "--resume_training"), "write the YAML of the run first: mindllm train run.yaml"),
         (("time", "--explain"), "write the YAML of the run first: mindllm time run.yaml"),
         (("eval", "--config", TINY, "--batch_sise", "3"), "did you mean --batch_size?"),
+        (("eval", "--config", TINY, "--train_type", "lora"), "write --method of mindllm finetune"),
+        (("eval", "--config", TINY, "--num_train_epochs", "3"), "write runner_config.epochs (--epochs)"),
         (("weights", "impot", "a", "b"), "did you mean 'import'?"),
         (("weights", "import", "a", "b", "--jsn"), "did you mean --json?; mindllm weights import --help"),
         (("calibrate", "--mesured", "a"), "did you mean --measured?; mindllm time calibrate --help"),

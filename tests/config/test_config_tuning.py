@@ -74,6 +74,11 @@ def test_an_architecture_follows_from_the_keys_without_asking_families(monkeypat
     assert copied.architecture == model.architecture
 
 
+@pytest.mark.parametrize("word", ["all-linear", "[all-linear]", "all"])
+def test_all_projections_by_the_words_of_others(word):
+    assert load(QWEN, target_modules=word).pet_config == load(QWEN, target_modules="ALL").pet_config
+
+
 def test_what_is_written_back_has_the_same_adapters(tmp_path):
     run = load_config(CONFIGS / QWEN, [*ALONE, "--model.model_config.pet_config={target_modules: [c_attn]}"])
     (tmp_path / "run.yaml").write_text(render_config(run))
@@ -146,6 +151,11 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
     [
         ({"target_modules": "[c_atn]"}, "target_modules", "did you mean 'c_attn'"),
         ({"target_modules": "'.*nothing'"}, "target_modules", "matches no projection"),
+        (
+            {"target_modules": "'wq,wv'"},
+            "target_modules",
+            "matches no projection (value wq,wv); write a list, [wq, wv]",
+        ),
         ({"target_modules": "'.*('"}, "target_modules", "no regular expression"),
         ({"target_modules": r"'.*layers\.1\..*wq'"}, "target_modules", "in all layers or in none"),
         ({"lora_rank": 5000}, "lora_rank", "above the width of attention.wq, 4096"),

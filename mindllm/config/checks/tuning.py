@@ -183,7 +183,9 @@ def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) 
         for module in layer.adaptable():
             matched.setdefault(module, set()).add(targets(pet, module, files, number))
     if not any(True in found for found in matched.values()):
-        yield key, f"matches no projection (value {wanted}); projections: {', '.join(modules)}"
+        names_in = wanted.split(",") if isinstance(wanted, str) else []
+        listed = f"write a list, [{', '.join(map(str.strip, names_in))}]; " if len(names_in) > 1 else ""
+        yield key, f"matches no projection (value {wanted}); {listed}projections: {', '.join(modules)}"
     for module, found in matched.items():
         if len(found) > 1:
             yield key, f"must name {module} in all layers or in none (value {wanted})"

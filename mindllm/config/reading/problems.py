@@ -18,6 +18,7 @@ from mindllm.config.section import Section
 from mindllm.errors import nearest
 from mindllm.files import SIZE_PATTERN
 from mindllm.mindformers.keys.tables import instead_of
+from mindllm.shorthands import OF_OTHERS
 
 EXPECTED = {
     "int_type": "an integer",
@@ -182,7 +183,7 @@ def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> st
     alternatives = kinds_with(root, path[:-1], key)
     if alternatives:
         return f"not used by this type (value {shown(value)}); it is a key of {', '.join(alternatives)}"
-    elsewhere = instead_of(path)
+    elsewhere = instead_of(path) or (OF_OTHERS.get(key, "") if len(path) == 1 else "")
     if elsewhere:
         return f"not a key here (value {shown(value)}); {elsewhere}"
     places = [place for place in places_of(root, key) if key != "type"]
