@@ -122,12 +122,18 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse what is none of the choices, and name the one that is nearest."""
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(
-                action, f"invalid choice: {value!r}{nearest(str(value), map(str, action.choices))}"
-            )
+            choices = [*map(str, action.choices)]
+            hint = nearest(str(value), choices)
+            if action.nargs == argparse.PARSER and Path(str(value)).suffix:  # a file
+                hint = f"; write one of {', '.join(choices)} before it"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
 
     def error(self, message: str) -> NoReturn:
         """Ends with 2 and one line; what it quotes is not obeyed by the terminal."""
+        if message.endswith("are required: command"):
+            commands = next(action.choices for action in self._actions if action.dest == "command")
+            aliases = {id(parser): name for name, parser in reversed(dict(commands or {}).items())}
+            message = f"{message}; valid: {', '.join(reversed(aliases.values()))}"
         if CONFIG in message.split() and "required" in message:
             message = f"{message}; write the YAML of the run first: {self.prog} run.yaml"
         self.exit(UserError.exit_code, f"error: {visible(bounded(message))}; {self.prog} --help lists the options\n")

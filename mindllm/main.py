@@ -11,6 +11,19 @@ COMPLETION = "completion"
 HELP = ("-h", "--help", "help")
 SHORT = {"calibrate": ("time", "calibrate")}
 """What is a verb below a verb, by the name that people try alone."""
+SERVED = "serving is out of scope; vLLM serves what mindllm weights export or merge writes"
+OF_OTHERS = {
+    **dict.fromkeys(("infer", "inference"), "write mindllm chat MODEL, or mindllm generate MODEL --prompt TEXT"),
+    **dict.fromkeys(("sft", "lora", "rlhf", "dpo", "kto", "fine-tune"), "write mindllm finetune MODEL DATA"),
+    **dict.fromkeys(("merge", "merge-lora", "merge_lora"), "write mindllm weights merge ADAPTER DIRECTORY"),
+    **dict.fromkeys(("deploy", "serve", "server", "api", "app", "web-ui", "webui", "webchat"), SERVED),
+    "export": "write mindllm weights export CHECKPOINT DIRECTORY",
+    "import": "write mindllm weights import WEIGHTS DIRECTORY",
+    "pt": "write mindllm pretrain --like NETWORK TEXT",
+    "download": "write mindllm fetch ORGANISATION/MODEL",
+    "verify": "write mindllm check RUN",
+}
+"""Commands of ms-swift, LLaMA-Factory and others, and what does their work here."""
 
 
 def command() -> None:
@@ -76,6 +89,8 @@ def _unknown(word: str) -> Exception:
         return UserError(
             f"{shown}: a verb comes first{hint or ', as in: mindllm train --config FILE'}; mindllm --help lists all"
         )
+    if word in OF_OTHERS:
+        return UserError(f"{shown}: no such verb; {OF_OTHERS[word]}; mindllm --help lists all")
     olds = {verb.old.rpartition(".")[2]: name for name, verb in VERBS.items() if not verb.run_mode}
     known = olds.get(word.replace("-", "_")) or ("train" if word == RUN_SCRIPT else "")
     hint = f"; did you mean '{known}'?" if known else nearest(word, [*VERBS, COMPLETION]).partition("; valid")[0]

@@ -191,7 +191,7 @@ class IndexedDataset:
 def _prefix_hint(prefix: Path | str) -> str:
     if str(prefix).endswith((".bin", ".idx")):
         return f"; write the prefix without its ending: {str(prefix)[:-4]}"
-    return f"; make it with: mindllm data --output-prefix {prefix}"
+    return f"; make it with mindllm data TEXT --output-prefix {prefix}, or name another by --train_dataset_dir PREFIX"
 
 
 def _read_index(path: Path) -> tuple[np.dtype, np.ndarray]:

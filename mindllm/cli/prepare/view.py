@@ -57,8 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = make_parser().parse_known_args(arguments)
 
     from mindllm.config import load_config
+    from mindllm.data.records import kind_of
     from mindllm.train.batches.datasets import RunData
 
+    if kind_of(options.config) not in (None, "json"):
+        raise UserError(
+            f"{options.config}: is data; name the YAML of the run that reads them, as mindllm finetune writes it"
+        )
     with passing() as progress:
         data = RunData(load_config(options.config, overrides), progress=progress)
         if options.count:

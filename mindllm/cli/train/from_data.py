@@ -54,7 +54,7 @@ OUTPUT = Path("output")
 MODES = {FINETUNE: "finetune", PRETRAIN: "train"}
 RESULTS = ("overwrite", "resume_training")  # what becomes of a run that is there: of one start, not of a YAML
 NEEDS = {
-    FINETUNE: "a model and data, as in mindllm finetune DIR chats.jsonl",
+    FINETUNE: "a model and data as words, without --model or --data: mindllm finetune DIR chats.jsonl",
     PRETRAIN: "a network and text, as in mindllm pretrain --like DIR corpus.jsonl",
 }
 STARTED = "MS_WORKER_NUM"  # by a launcher, in the environment of its processes

@@ -79,6 +79,7 @@ def read_use(arguments: Sequence[str] | None, verb: str) -> tuple[Namespace, Run
     """
     given = list(sys.argv[2:] if arguments is None else arguments)
     options, overrides = make_parser(verb).parse_known_args(given)
+    _refuse_words(overrides, verb)
     overrides = with_mode([*overrides, *_asked(options, verb)], MODES[verb])
     if bool(options.model) == bool(options.config):
         raise UserError(f"mindllm {verb}: name a model, as in mindllm {verb} DIR, or --config FILE: one of them")
@@ -87,6 +88,13 @@ def read_use(arguments: Sequence[str] | None, verb: str) -> tuple[Namespace, Run
 
         return options, load_config(options.config, overrides)
     return options, _of_model(options, overrides, verb, given)
+
+
+def _refuse_words(rest: Sequence[str], verb: str) -> None:
+    """Refuse a word that is no option's value: most often a prompt."""
+    if words := [word for word in rest if not word.startswith("-")]:
+        advice = "give a prompt by --prompt TEXT" if verb == GENERATE else "say it once the model asks for it"
+        raise UserError(f"mindllm {verb}: {' '.join(words)}: not an option; {advice}")
 
 
 def _of_model(options: Namespace, overrides: list[str], verb: str, given: Sequence[str]) -> RunConfig:

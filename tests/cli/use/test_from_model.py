@@ -109,6 +109,7 @@ def test_where_nothing_can_be_written_it_answers_all_the_same(model, tmp_path, c
         ([], "name a model"),
         (["tiny", "--config", "x.yaml", "--prompt", "a"], "one of them"),
         (["tiny"], "nothing is asked"),
+        (["tiny", "hello"], "hello: not an option; give a prompt by --prompt TEXT"),
         (["tiny", "--prompt", "a", "--input", "b"], "keep one"),
         (["tiny", "--input", "nowhere"], "--input nowhere: no such file"),
         (["tiny", "--prompt", "a", "--run_mode", "train"], "contradicts"),
