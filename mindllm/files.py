@@ -14,6 +14,7 @@ from typing import IO
 from mindllm.process.temporary import goes_with_this_process, stays
 
 SIZE_PATTERN = r"^[1-9]\d*(\.\d+)?(KB|MB|GB)$"
+SHELLS_OWN = re.compile(r"^~(?=/|$)|\$\w+|\$\{\w+\}")
 LONGEST_NAME = 200  # of the 255 bytes Linux allows; names of unfinished files are longer than the final ones
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk, or of what a user may have of it
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -31,6 +32,12 @@ def size_text(size: int) -> str:
     unit = next((unit for unit in ("GB", "MB") if size % UNITS[unit] == 0), "KB")
     whole, rest = divmod(size, UNITS[unit])
     return f"{whole}.{rest:03d}{unit}" if rest else f"{whole}{unit}"
+
+
+def unexpanded(path: Path | str) -> str:
+    """``"; …"`` for a path that begins with ``~`` or names a variable, which a shell expands and no YAML does; else empty."""
+    found = SHELLS_OWN.search(str(path))
+    return f"; {found[0]} is not expanded in a YAML: write the path itself" if found else ""
 
 
 def sync_directory(directory: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mindllm.errors import UserError
-from mindllm.files import atomic_path, naming
+from mindllm.files import atomic_path, naming, unexpanded
 from mindllm.outside import open_file, read_bytes
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -160,7 +160,7 @@ class IndexedDataset:
         self.prefix = Path(prefix)
         for path in (index_path(prefix), bin_path(prefix)):
             if not path.is_file():
-                raise UserError(f"{path}: no such file{_prefix_hint(prefix)}")
+                raise UserError(f"{path}: no such file{unexpanded(prefix) or _prefix_hint(prefix)}")
         self.dtype, self.document_starts = _read_index(index_path(prefix))
         self.tokens = self._map_tokens()
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from mindllm.data.rows import Row
 from mindllm.errors import UserError
+from mindllm.files import unexpanded
 
 LABELS = ("labels", "target_ids")
 LOSS_MASK, POSITIONS = "loss_mask", "position_ids"
@@ -37,7 +38,9 @@ class MindRecordRows:
         for path in self.paths:
             for file in (path, f"{path}.db"):
                 if not Path(file).is_file():
-                    raise UserError(f"{file}: no such file; a MindRecord file is NAME with its index NAME.db")
+                    raise UserError(
+                        f"{file}: no such file; a MindRecord file is NAME with its index NAME.db{unexpanded(path)}"
+                    )
         self._count, columns = self._open()
         if "input_ids" not in columns:
             raise UserError(f"{self.paths[0]}: no column input_ids; found: {', '.join(sorted(columns))}")

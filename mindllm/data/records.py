@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 
 from mindllm.errors import UserError
+from mindllm.files import unexpanded
 from mindllm.outside import FileRefusedError, bounded_lines, open_file, parse_json
 
 Record = dict[str, Any]
@@ -273,7 +274,7 @@ def record_files(paths: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for given in map(Path, paths):
         if not given.exists():
-            raise UserError(f"{given}: no such file or directory")
+            raise UserError(f"{given}: no such file or directory{unexpanded(given)}")
         below = (
             sorted(path for path in given.rglob("*") if path.is_file() and kind_of(path)) if given.is_dir() else [given]
         )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mindllm.config.dataset import IndexedDataConfig, IndexedDataLoader, InstructionDataLoader, RowsDataLoader
+from mindllm.files import unexpanded
 from mindllm.parallel.context import input_columns
 from mindllm.train.engine.columns import completed
 
@@ -54,6 +55,17 @@ def test_kinds_of_loaders(load):
     [
         ([f"--{LOADER}.type=CommonDataloader"], f"{LOADER}.type", "did you mean 'CommonDataLoader'"),
         ([CHATS[0]], "processor.tokenizer.vocab_file", "conversations need a tokenizer"),
+        (
+            [CHATS[0], "--load_checkpoint=~/models/base"],
+            "processor.tokenizer.vocab_file",
+            "load_checkpoint, which may bring one, does not exist; ~ is not expanded in a YAML: write the path itself",
+        ),
+        (
+            ["--output_dir=~/output"],
+            "output_dir",
+            "would be made by this very name (value ~/output); ~ is not expanded",
+        ),
+        (["--output_dir=${HOME}/out"], "output_dir", "; ${HOME} is not expanded in a YAML: write the path itself"),
         ([*CHATS, f"--{LOADER}.config.handler=alpacca"], f"{LOADER}.config.handler", "did you mean 'alpaca'"),
         (
             [*CHATS, f"--{LOADER}.config.reset_position_ids"],
@@ -67,6 +79,11 @@ def test_refused_data(refused, options, key, words):
     message = refused(*options)
     assert f": {key}: " in message
     assert words in message
+
+
+@pytest.mark.parametrize("path", ["out~1/run", "a/~/b", "output", "cost in $", "/data/x"])
+def test_paths_that_are_their_names(path, load):
+    assert (unexpanded(path), load(f"--output_dir={path}").output_dir) == ("", path)
 
 
 @pytest.mark.parametrize("target", ["CPU", "Ascend"])

@@ -44,6 +44,14 @@ def test_the_account_names_every_key_and_ours_is_short(theirs, tmp_path, capsys,
     assert load_config(ours) == load_config(source)
 
 
+def test_what_is_read_is_not_written_over(theirs):
+    source = theirs(LEGACY)
+    before = source.read_bytes()
+    with pytest.raises(UserError, match=r"is the file that is read, and would be lost; write another name"):
+        main([str(source), "-o", str(source.parent / "." / source.name)])
+    assert source.read_bytes() == before
+
+
 def test_without_output_ours_is_printed(theirs, capsys):
     assert main([str(theirs(MCORE)), "--train_dataset_dir", "data/wiki"]) == 0
     shown = capsys.readouterr().out

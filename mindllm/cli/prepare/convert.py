@@ -71,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from mindllm.mindformers.recognise import is_mindformers
     from mindllm.mindformers.report import account, as_json
 
+    if options.output and options.output.exists() and options.output.resolve() == options.source.resolve():
+        raise UserError(f"--output {options.output}: is the file that is read, and would be lost; write another name")
     if options.to:
         return _write_pynative(options, overrides)
     theirs = read_file(options.source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from mindllm.architecture.optimizer_state import ADAMW, CODE_BITS, MUON, weight_of_cut_blocks
 from mindllm.architecture.query_key_rows import query_key_rows, why_not_linear
@@ -39,6 +40,7 @@ from mindllm.config.optimizer import (
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.reading.pretrained import check_family, check_pretrained
 from mindllm.config.run import RunConfig
+from mindllm.files import unexpanded
 
 GENERATION: KeyPath = ("generation",)
 GROUPS: KeyPath = ("grouped_lr_schedule", "grouped")
@@ -98,6 +100,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_pretrained,
         check_family,
         check_data,
+        check_output,
         check_generation,
         check_schedule,
         check_optimizer,
@@ -153,13 +156,29 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
     if not all(data.data_paths) or not data.data_paths:
         yield (*loader, "data_path"), f"run_mode {config.run_mode} needs {FILES_OF[kind]}"
     if kind in ("CommonDataLoader", "PreferenceDataLoader") and not config.processor.tokenizer.vocab_file:
-        yield ("processor", "tokenizer", "vocab_file"), "conversations need a tokenizer; write its path"
+        yield (
+            ("processor", "tokenizer", "vocab_file"),
+            f"conversations need a tokenizer; write its path{_not_there(config)}",
+        )
     weights = dict(zip(("train", "valid", "test"), data.split_weights, strict=True))
     if config.run_mode != "eval" and weights["train"] == 0:
         yield (*loader, "split"), f"leaves nothing to train on (value {data.split}); write for example 949,50,1"
     if (config.do_eval or config.run_mode == "eval") and weights[config.eval_dataset.split] == 0:
         part = config.eval_dataset.split
         yield (*loader, "split"), f"leaves nothing in the {part} part, which is evaluated (value {data.split})"
+
+
+def _not_there(config: RunConfig) -> str:
+    """What was to bring the tokenizer and does not exist."""
+    named = {"load_checkpoint": config.load_checkpoint, "pretrained_model_dir": config.pretrained_model_dir}
+    missing = next((key for key, path in named.items() if path and not Path(path).exists()), "")
+    return f"; {missing}, which may bring one, does not exist{unexpanded(named[missing])}" if missing else ""
+
+
+def check_output(config: RunConfig) -> Iterator[Finding]:
+    """A directory that would be called ``~``."""
+    if advice := unexpanded(config.output_dir):
+        yield ("output_dir",), f"would be made by this very name (value {config.output_dir}){advice}"
 
 
 def check_schedule(config: RunConfig) -> Iterator[Finding]:

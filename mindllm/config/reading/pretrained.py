@@ -20,6 +20,7 @@ from mindllm.families.hugging_face import (
     read_model_config,
     tokenizer_in,
 )
+from mindllm.files import unexpanded
 from mindllm.gguf.header import gguf_files
 
 STATE = "state.json"  # of a checkpoint
@@ -74,7 +75,7 @@ def _why_nothing_is_filled(document: Document, key: str, directory: Path) -> str
         return f"not a Hugging Face directory, it has no {CONFIG}" if key == "pretrained_model_dir" else ""
     if "hidden_size" in _section(document, MODEL):
         return ""
-    return "does not exist; it was to give the architecture, which model.model_config does not"
+    return f"does not exist; it was to give the architecture, which model.model_config does not{unexpanded(directory)}"
 
 
 def check_pretrained(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:

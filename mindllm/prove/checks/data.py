@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mindllm.config import RunConfig
 from mindllm.config.dataset import IndexedDataLoader
 from mindllm.errors import UserError
+from mindllm.files import unexpanded
 from mindllm.prove.answers import Answer, Finding, Standing, of_error
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import DATA
@@ -59,7 +60,8 @@ def _nothing_here(paths: tuple[str, ...]) -> Answer:
     if not any(paths):
         reason = Finding("no data is named", "name the files to train on", PATHS)
         return Answer(DATA, Standing.NOT_PROVED, "the YAML names no data", (reason,))
-    reason = Finding(f"{', '.join(paths)}: not on this machine", "prove it where the files are", PATHS)
+    told = next(filter(None, map(unexpanded, paths)), "")
+    reason = Finding(f"{', '.join(paths)}: not on this machine{told}", "prove it where the files are", PATHS)
     return Answer(DATA, Standing.NOT_PROVED, "the files are not on this machine", (reason,))
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from mindllm.config import ModelConfig
 from mindllm.errors import UserError, nearest
 from mindllm.families import with_file_names
+from mindllm.files import unexpanded
 from mindllm.outside import read_json
 from mindllm.train.checkpoint.joint import ALONE, Peers
 from mindllm.train.checkpoint.manifest import (
@@ -203,7 +204,7 @@ def _refuse_other_paths(path: Path, option: str) -> None:
     if path.is_file():
         raise UserError(f"{option}={path} is a file; a checkpoint is a directory: give {option}={path.parent}")
     if not path.is_dir():
-        raise UserError(f"{option}={path} does not exist{beside_missing(path)}")
+        raise UserError(f"{option}={path} does not exist{beside_missing(path)}{unexpanded(path)}")
     inside = entries(path) or entries(path / "checkpoint")
     if inside and not (path / MANIFEST).exists():
         raise UserError(f"{option}={path} holds checkpoints; give one of them: {option}={inside[-1].path}")
