@@ -14,7 +14,7 @@ from mindllm.errors import UserError
 from mindllm.prove import kept
 from mindllm.prove.answers import Answer, Standing, located, merged, of_error
 from mindllm.prove.checks.checkpoints import with_sizes
-from mindllm.prove.expected import configuration, expected
+from mindllm.prove.expected import configuration, expected, left_open
 from mindllm.prove.found import hash_of, versions_here
 from mindllm.prove.local import Done, Told, do_here
 from mindllm.prove.pieces import PIECES, Options, Piece
@@ -47,7 +47,7 @@ def prove_run(
         options: how to prove.
         name: what the proof calls it.
         quick: stop after the configuration and the formulas.
-        allowed: questions that may stay without a proof.
+        allowed: questions that may stay without a proof; those that no proof answers for a run on a CPU are added.
         use_kept: answer from earlier proofs what has not changed since.
         executor: does the pieces.
         answered: called with every answer as it is known; what formulas expect comes first.
@@ -79,7 +79,7 @@ def prove_run(
     return Proof(
         _run_of(config, name),
         in_order(answers),
-        tuple(allowed),
+        tuple(dict.fromkeys((*allowed, *left_open(config, options.device or DEFAULT)))),
         time.monotonic() - begun,
         complete,
         options.device or DEFAULT,

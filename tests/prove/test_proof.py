@@ -59,6 +59,28 @@ def test_all_questions_are_answered_and_formulas_come_first():
     assert {answer.question for answer in said} == set(QUESTIONS)
 
 
+@pytest.mark.parametrize(("device", "open_ones"), [(None, ["memory", "step_time"]), ("here", ["memory"])])
+def test_a_run_on_a_cpu_is_ready_without_what_is_about_devices(device, open_ones, tmp_path):
+    if device:
+        device = tmp_path / "here.yaml"
+        text = (DEVICES / "atlas_800t_a2.yaml").read_text()
+        device.write_text(re.sub("^software: .*", "software: cpu", text, flags=re.MULTILINE))
+
+    def do(config, pieces, options, told):
+        for piece in pieces:
+            standing = Standing.NOT_PROVED if {*piece.questions} & {*open_ones} else Standing.PROVED
+            yield piece, tuple(Answer(name, standing, f"{name} says so") for name in piece.questions)
+
+    run = override_config(cluster_run(dp=2), {"context.device_target": "CPU"})
+    proof = prove_run(run, Options(device=str(device) if device else ""), executor=do)
+    assert (proof.verdict, list(proof.allowed)) == (Verdict.READY, open_ones)
+    assert proof.headline().endswith(f"ready: without a proof of {', '.join(open_ones)}")
+    on_devices = override_config(run, {"context.device_target": "Ascend"})
+    assert prove_run(on_devices, Options(), executor=do).verdict is Verdict.NOT_PROVED
+    refuted = prove_run(run, Options(), executor=executor([], Standing.REFUTED))
+    assert refuted.verdict is Verdict.REFUTED
+
+
 @pytest.mark.parametrize("refuting", ["ranks", "graphs", ""])
 def test_a_question_of_two_pieces_is_answered_once_and_stands_as_the_worse_part(refuting):
     """Which of them ends first is chance; the parts come in the order of the pieces."""

@@ -26,6 +26,7 @@ DESCRIPTION = """Proves a run before it is launched: ten questions, each proved,
 What formulas expect comes at once; then every stage is simulated by MindSpore's dry run, all ranks are compiled and executed
 beside a single device, recomputation and communication are read off the compiled graphs, and data, checkpoints and this machine
 are looked at. What has not changed since an earlier proof is not proved again. Ctrl-C keeps what is known.
+A run on a CPU may leave memory and step_time open: the dry run and the described devices are of Ascend.
 Exit code 0: ready, 3: refuted, 1: something could not be proved (--allow names what may stay open), 2: wrong input."""
 EXAMPLE = """examples:
   %(prog)s run.yaml

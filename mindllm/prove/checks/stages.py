@@ -37,7 +37,9 @@ def not_simulated(config: RunConfig) -> Answer:
     """Return the answer for devices that are not simulated."""
     target = config.context.device_target
     reason = Finding(
-        f"MindSpore's dry run is of Ascend devices (value {target})", "write Ascend", "context.device_target"
+        f"MindSpore's dry run is of Ascend devices (value {target})",
+        "--context.device_target=Ascend asks for the memory of one",
+        "context.device_target",
     )
     return Answer(MEMORY, Standing.NOT_PROVED, f"the memory of a {target} is not simulated", (reason,))
 

@@ -34,7 +34,7 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     """Answer how long a step takes, with the bound of all plans."""
     device = described(options)
     if config.context.device_target == "CPU" and device.device_target != "CPU":
-        ways = "give --device FILE of mindllm time calibrate --here, allow step_time, or write Ascend"
+        ways = "give --device FILE of mindllm time calibrate --here, or --context.device_target=Ascend"
         reason = Finding("no CPU is described (value CPU)", ways, "context.device_target")
         yield Answer(STEP_TIME, Standing.NOT_PROVED, "a step on a CPU is not predicted", (reason,))
         return
