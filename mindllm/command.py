@@ -130,9 +130,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends with 2 and one line; what it quotes is not obeyed by the terminal."""
-        if message.endswith("are required: command"):
-            commands = next(action.choices for action in self._actions if action.dest == "command")
-            aliases = {id(parser): name for name, parser in reversed(dict(commands or {}).items())}
+        commands = next((action.choices for action in self._actions if action.nargs == argparse.PARSER), None)
+        if message.lower().endswith("required: command") and commands:
+            aliases = {id(parser): name for name, parser in reversed(dict(commands).items())}
             message = f"{message}; valid: {', '.join(reversed(aliases.values()))}"
         if CONFIG in message.split() and "required" in message:
             message = f"{message}; write the YAML of the run first: {self.prog} run.yaml"

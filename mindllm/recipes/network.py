@@ -130,9 +130,12 @@ def _shipped(named: str) -> Network:
     name = re.sub(r"[^a-z0-9]+", "_", named.lower().rpartition("/")[2])
     if name not in known:
         shown = bounded(named, LONGEST_PART)
-        hint = nearest(name, known).partition("; valid")[0]
+        of_name = [one for one in known if one.startswith(name)]
+        hint = (
+            f"; shipped are {', '.join(of_name)}" if len(of_name) > 1 else nearest(name, known).partition("; valid")[0]
+        )
         more = hint or f"; shipped are {', '.join([*known][:8])}, … ({len(known)} in configs/)"
-        raise UserError(f"--like {shown}: no such directory, and no network of that name is shipped{more}")
+        raise UserError(f"{shown}: no such directory, and no network of that name is shipped{more}")
     file = known[name]
     return _of_yaml(file, f"configs/{file.parent.name}/{file.name}", name)
 

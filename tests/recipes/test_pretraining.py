@@ -44,6 +44,8 @@ def test_a_shipped_network_is_found_by_its_name(named):
 def test_a_name_that_is_near_is_told():
     with pytest.raises(UserError, match="no network of that name is shipped; did you mean 'llama3_8b'"):
         find_network("llama3_8")
+    with pytest.raises(UserError, match=r"^llama3: no such directory, .*; shipped are llama3_1_70b, .*llama3_8b"):
+        find_network("llama3")
     with pytest.raises(UserError, match="shipped are "):
         find_network("zzz")
 

@@ -217,10 +217,11 @@ def _end(options: argparse.Namespace, found: Configured, place: Path, code: int,
     beside = "" if found.proof is None else f"; its proof: {place.with_name(f'{place.stem}_proof')}/report.html"
     output.print(f"wrote {place}{beside}")
     if book:
+        launch = ["mindllm", "launch", str(place), "--book", str(written), "--restart", "3"]
         output.print(f"wrote {written}, a book of {sum(layout.found is not None for layout in book.layouts)} layouts")
-        output.print(f"mindllm launch {place} --book {written} --restart 3 takes them where nodes are lost")
+        output.print(f"{shlex.join(launch)} takes them where nodes are lost")
     if found.proof is None:
-        error_console.print(f"by formula alone; mindllm prove {place}")
+        error_console.print(f"by formula alone; mindllm prove {shlex.quote(str(place))}")
     return code
 
 

@@ -68,9 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_json({"written": str(path), "options": str(place)})
     else:
         output.print(f"wrote {path}")
-        error_console.print(
-            f"options: {place} (again: mindllm quantize --config {place}); talk to it: mindllm chat {path}"
+        again, talk = (
+            shlex.join(["mindllm", *words]) for words in (["quantize", "--config", str(place)], ["chat", str(path)])
         )
+        error_console.print(f"options: {place} (again: {again}); talk to it: {talk}")
     return 0
 
 

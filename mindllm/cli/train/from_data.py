@@ -238,7 +238,7 @@ def _written(made: MadeRun, options: Namespace, verb: str) -> RunConfig:
     made.without(RESULTS).write(place)
     for line in summary(made.config):
         error_console.print(line)
-    error_console.print(f"every choice, and why: {place} (again: mindllm {verb} --config {place})")
+    error_console.print(f"every choice, and why: {place} (again: mindllm {verb} --config {shlex.quote(str(place))})")
     return load_config(place, {key: getattr(made.config, key) for key in RESULTS})
 
 

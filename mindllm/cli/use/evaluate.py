@@ -173,7 +173,7 @@ def _of_model(
         where = f"{file} is not there any more" if file else "it names none"
         raise UserError(f"{named}: no tokenizer, {where}; give --tokenizer FILE")
     made.write(place := directory / "evaluate.yaml")
-    error_console.print(f"every choice, and why: {place} (again: mindllm evaluate --config {place})")
+    error_console.print(f"every choice, and why: {place} (again: mindllm evaluate --config {shlex.quote(str(place))})")
     return made.config, str(named)
 
 

@@ -109,7 +109,8 @@ def _of_model(options: Namespace, overrides: list[str], verb: str, given: Sequen
     if not options.print_config:
         try:
             made.write(place)
-            error_console.print(f"every choice, and why: {place} (again: mindllm {verb} --config {place})")
+            again = shlex.join(["mindllm", verb, "--config", str(place)])
+            error_console.print(f"every choice, and why: {place} (again: {again})")
         except UserError as error:  # nobody asked for the file: an answer does not need it
             if options.output is not None:
                 raise

@@ -10,6 +10,7 @@ from enum import Enum
 from mindllm.config import RunConfig
 from mindllm.launch.meeting import RendezvousClient
 from mindllm.train.job.ranks import ALONE, CollectiveMeeting, Ranks
+from mindllm.units import counted
 
 LAUNCHER = 'mindllm launch --workers {devices} "{mode} --config {source} ..."'
 SIMULATION_LEVEL = "MS_SIMULATION_LEVEL"
@@ -56,7 +57,7 @@ def execution_of(config: RunConfig, environment: Mapping[str, str] = os.environ)
     if started != devices:
         raise config.error(
             "parallel_config",
-            f"describes {devices} devices, but {started} processes were started; start {devices}, or write "
+            f"describes {counted(devices, 'device')}, but {started} processes were started; start {devices}, or write "
             f"use_parallel: true and data_parallel: {started}",
         )
     rank = int(environment["RANK_ID"])
@@ -102,7 +103,8 @@ def _simulated(config: RunConfig, environment: Mapping[str, str]) -> Execution:
     )
     if size != devices:
         raise config.error(
-            "parallel_config", f"describes {devices} devices, but RANK_SIZE is {size}; set RANK_SIZE={devices}"
+            "parallel_config",
+            f"describes {counted(devices, 'device')}, but RANK_SIZE is {size}; set RANK_SIZE={devices}",
         )
     if rank >= devices:
         raise config.error("parallel_config", f"has ranks 0 to {devices - 1}, but RANK_ID is {rank}; set one of these")

@@ -87,6 +87,11 @@ def test_a_run_of_that_name_is_left_as_it_is(left, model, tmp_path):
     assert (tmp_path / "output" / "tiny-chat" / "chat.yaml").is_file()
 
 
+def test_the_command_that_repeats_it_can_be_typed(model, tmp_path, capsys):
+    asked(model, "--output", "my runs", verb="chat")
+    assert "(again: mindllm chat --config 'my runs/chat.yaml')" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_a_conversation_is_bounded_by_what_is_fast_here(model):
     content = CONFIG | {"max_position_embeddings": 1 << 17}
     (model / "config.json").write_text(json.dumps(content))
