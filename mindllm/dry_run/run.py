@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.compiled.simulation.simulate_rank import DEVICE_MEMORY
+from mindllm.compiled.simulation.simulate_rank import DEVICE_MEMORY, check_simulated
 from mindllm.config import RunConfig
 from mindllm.dry_run.advice import shortage
 from mindllm.dry_run.forecast import StageMemory, forecast_stages, simulate_stages
@@ -108,7 +108,7 @@ def simulate(
         UserError: no such stage, another device than Ascend, or what MindSpore's compiler refuses.
         RunFailed: a simulation that ended unexpectedly.
     """
-    check_target(config)
+    check_simulated(config)
     stages = chosen_stages(config, numbers)
     if with_lines:
         simulations.prepare_source_lines(config)
@@ -120,13 +120,6 @@ def simulate(
 def advise(found: DryRun, simulations: Simulations, seconds: float = math.inf) -> str:
     """Return what does not fit, by how much, and which changes would help; try none after ``seconds``. Empty where all fits."""
     return "" if found.fits else shortage(found.stages, found.config, found.limit, simulations, seconds)
-
-
-def check_target(config: RunConfig) -> None:
-    """Refuse other devices than Ascend."""
-    target = config.context.device_target
-    if target != "Ascend":
-        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
 
 
 def chosen_stages(config: RunConfig, numbers: Sequence[int] | None) -> list[Stage]:

@@ -11,7 +11,7 @@ import pytest
 from simulations import needs_compiler
 from small_cluster import MODEL, cluster_run
 
-from mindllm.compiled.simulation.simulate_rank import simulate_rank, unknown_lines
+from mindllm.compiled.simulation.simulate_rank import check_simulated, simulate_rank, unknown_lines
 from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
 from mindllm.errors import UserError
 
@@ -157,6 +157,21 @@ def test_memory_that_is_freed_and_memory_that_stays(simulated):
     assert overtime[-1][1] == sum(block.size for block in simulation.blocks if block.end is None)
     peak = simulation.alive(simulation.peak_time)
     assert [block.size for block in peak] == sorted((block.size for block in peak), reverse=True)
+
+
+@pytest.mark.parametrize(("parallel", "refused"), [(False, True), (True, False)])
+def test_gradients_that_stay_whole_are_not_accumulated_without_a_pipeline(parallel, refused):
+    run = cluster_run(
+        dp=2, runner_config={"gradient_accumulation_steps": 4}, parallel={"enable_parallel_optimizer": parallel}
+    )
+    for config in (run, cluster_run(), cluster_run(pp=2, micro=4)):
+        if config is run and refused:
+            with pytest.raises(
+                UserError, match=r"parallel\.enable_parallel_optimizer: .*; write true, or runner_config"
+            ):
+                check_simulated(config)
+        else:
+            check_simulated(config)
 
 
 def test_a_rank_that_cannot_be_simulated(tmp_path, monkeypatch):

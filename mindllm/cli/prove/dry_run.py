@@ -68,14 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what every stage needs; returns 0 when all fit."""
     options, overrides = make_parser().parse_known_args(arguments)
 
+    from mindllm.compiled.simulation.simulate_rank import check_simulated
     from mindllm.config import load_config
-    from mindllm.dry_run.run import advise, check_target, simulate
+    from mindllm.dry_run.run import advise, simulate
     from mindllm.dry_run.simulations import simulations_here
 
     if options.max_device_memory:
         overrides += [f"--context.max_device_memory={options.max_device_memory}"]
     config = load_config(options.config, overrides)
-    check_target(config)
+    check_simulated(config)
     _check_cluster(config, options)
     with drawn(transient=False) as progress:
         simulations = simulations_here(options.workers, progress)

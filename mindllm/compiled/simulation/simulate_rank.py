@@ -80,6 +80,28 @@ def product_of(rank: int) -> str:
     return f"rank_{rank}/memory_block.csv"
 
 
+def check_simulated(config: RunConfig) -> None:
+    """Refuse what MindSpore's dry run is not of, before anything is compiled.
+
+    Accumulated gradients that stay whole are used by an update that is a graph of its own (``ReusedOptimizer``), which is called
+    where numbers are finite. MindSpore 2.10's back end has no kernel for such a call within a branch (``CallInline``): "The
+    pointer[ker_ptr] is null".
+
+    Raises:
+        UserError: another device than Ascend, or such a run.
+    """
+    target, sizes, steps = config.context.device_target, config.parallel_config, config.runner_config
+    if target != "Ascend":
+        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    accumulates = steps.gradient_accumulation_steps > 1 and sizes.pipeline_stage == 1 and sizes.device_num > 1
+    if accumulates and not config.parallel.enable_parallel_optimizer:
+        raise config.error(
+            "parallel.enable_parallel_optimizer",
+            "MindSpore 2.10's back end cannot build a step that accumulates gradients which stay whole on every device (value "
+            f"false); write true, or runner_config.gradient_accumulation_steps 1 in place of {steps.gradient_accumulation_steps}",
+        )
+
+
 def simulate_rank(
     config: RunConfig,
     rank: int,
@@ -104,9 +126,7 @@ def simulate_rank(
         raise UserError(
             f"rank {rank} does not exist: the configuration has {mesh.device_num} devices, 0 to {mesh.device_num - 1}"
         )
-    if config.context.device_target != "Ascend":
-        target = config.context.device_target
-        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    check_simulated(config)
     run, rename = (config, str) if whole else reduce_other_stages(config, mesh.stage_of(rank))
     with temporary_directory("mindllm_simulate_") as directory:
         output = run_process(run, rank, directory, timeout, whole)

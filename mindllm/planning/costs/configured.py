@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindllm.architecture.layer_counts import ZERO_BUBBLE_V
+from mindllm.compiled.simulation.simulate_rank import check_simulated
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.simulations import Simulations
 from mindllm.planning.costs.formula import judged
@@ -156,6 +157,4 @@ def _check(config: RunConfig) -> None:
     if scheduler not in PLANNED:
         message = f"small runs have no costs of it (value {scheduler}); add --formula, or write {' or '.join(PLANNED)}"
         raise config.error("parallel.pipeline_config.pipeline_scheduler", message)
-    target = config.context.device_target
-    if target != "Ascend":
-        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    check_simulated(config)
