@@ -64,6 +64,13 @@ def test_a_run_without_room_names_what_it_could_not_write(free, file, inputs, di
     assert not [path for path in run.rglob(".*") if path.name != ".lock"], "no temporary file is left"
 
 
+def test_a_run_without_room_for_kernels_does_not_wait_for_them(inputs, disk, told):
+    run = disk(200) / "run"
+    code, said = told("finetune", inputs / "tiny", inputs / "chats.jsonl", "--output", run)
+    assert code == 2
+    assert f"{run}/compile_cache: 0.2 MB are free, and compiled kernels take up to 16 MB there; free some" in said
+
+
 @pytest.mark.parametrize(
     ("words", "free", "file"),
     [

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.files import obstacle
-from mindllm.units import GB
+from mindllm.units import GB, MIB
 
 FLOAT32 = 4
 STATE = 4  # copies of a weight in training: itself, its gradient, two moments of AdamW
+KERNELS = 16 * MIB  # of a small model 2 MB were seen
 CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -21,6 +23,7 @@ def refuse_what_must_fail(config: RunConfig) -> None:
     for key, path, is_directory in _written(config):
         if why := obstacle(path, directory=is_directory):
             raise config.error(key, f"{path}: {why}")
+    _refuse_no_room_for_kernels(config)
     devices = config.parallel_config.device_num
     if config.context.device_target != "CPU" or devices != int(os.environ.get("MS_WORKER_NUM", "1")):
         return  # no replicas on CPUs: what executes the run knows its own needs
@@ -30,6 +33,22 @@ def refuse_what_must_fail(config: RunConfig) -> None:
         raise UserError(
             f"{config.source}: this run needs at least {sum(parts.values()) / GB:,.1f} GB of memory ({shares}), and this "
             f"machine has {memory / GB:,.1f} GB; make the largest of them smaller"
+        )
+
+
+def _refuse_no_room_for_kernels(config: RunConfig) -> None:
+    """Where the disk is full, MindSpore's server of kernels neither compiles nor ends, and a run would wait for it without end."""
+    context = config.context
+    if config.run_mode not in ("train", "finetune") or not context.compile_cache:
+        return
+    directory = config.compile_cache_directory
+    free = shutil.disk_usage(next(path for path in (directory, *directory.absolute().parents) if path.exists())).free
+    if free < KERNELS:
+        key = "context.compile_cache_path" if context.compile_cache_path else "output_dir"
+        raise config.error(
+            key,
+            f"{directory}: {free / MIB:.1f} MB are free, and compiled kernels take up to {KERNELS / MIB:.0f} MB there; free some, "
+            "or write where there is room",
         )
 
 
