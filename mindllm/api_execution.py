@@ -28,7 +28,8 @@ def train(run: Run, *, progress: Progress = unwatched) -> Training:
     several Ascend devices need the launcher, as the error says.
 
     Args:
-        run: the run. Results of another run in its ``output_dir`` are kept: change ``resume_training`` or ``overwrite``.
+        run: the run. Results of another run in its ``output_dir`` are kept: ``load_config(run, {"resume_training": True})`` goes
+            on with them, ``{"overwrite": True}`` begins anew.
         progress: told of the last step that is done.
 
     Raises:
@@ -75,7 +76,7 @@ def generate(
 def evaluate(
     run: Run,
     *,
-    tasks: Sequence[str] = (),
+    tasks: str | Sequence[str] = (),
     load_checkpoint: str | Path | None = None,
     output: Path | str = "output_evaluate",
     **options: Any,
@@ -84,7 +85,7 @@ def evaluate(
 
     Args:
         run: a run; or, with ``tasks``, a Hugging Face directory or a checkpoint.
-        tasks: tasks of lm-evaluation-harness, or groups of them; none: the loss on the run's held-out text.
+        tasks: a task of lm-evaluation-harness or a group of them, or several; none: the loss on the run's held-out text.
         load_checkpoint: the weights of a run; None: those it names.
         output: where results of a directory go; those of a run go below its ``output_dir``.
         options: of tasks, as ``limit=100`` or ``num_fewshot=5``: keys of the section ``evaluation``.
@@ -93,6 +94,7 @@ def evaluate(
         UserError: no weights, an unknown task or option.
         RunFailed: a task failed.
     """
+    tasks = [tasks] if isinstance(tasks, str) and tasks else tasks
     if isinstance(run, str | os.PathLike) and tasks and Path(run).is_dir():
         from mindllm.evaluate.outcome import evaluate_model
 

@@ -6,8 +6,11 @@ People read memory of devices in GB (:func:`gigabytes`); programs and files have
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from mindllm.errors import UserError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MB, GB = 10**6, 10**9
@@ -15,6 +18,8 @@ MB, GB = 10**6, 10**9
 
 MILLISECONDS, MICROSECONDS = 1e3, 1e6
 """In a second."""
+
+DEVICE_SIZE = re.compile(r"\d+(\.\d+)?(GB|MB|KB)")
 
 
 def counted(number: int, what: str) -> str:
@@ -34,7 +39,13 @@ def file_size(size: float) -> str:
 
 
 def device_mebibytes(size: str) -> float:
-    """Return ``58GB`` or ``58000MB`` of a device in MB of 2**20 bytes, as ``max_device_memory`` has them."""
+    """Return ``58GB`` or ``58000MB`` of a device in MB of 2**20 bytes, as ``max_device_memory`` has them.
+
+    Raises:
+        UserError: it is no such size.
+    """
+    if not isinstance(size, str) or not DEVICE_SIZE.fullmatch(size):
+        raise UserError(f"{size} is no size of a memory; write it as '58GB' or '58000MB'")
     return float(size[:-2]) * {"GB": GIB, "MB": MIB, "KB": KIB}[size[-2:]] / MIB
 
 

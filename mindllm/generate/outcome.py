@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig, override_config, render_config
+from mindllm.errors import UserError
 from mindllm.launch.child import run_yaml_in_child
 from mindllm.process.temporary import temporary_directory
 from mindllm.results import Result
@@ -62,6 +63,8 @@ def generate_in_child(config: RunConfig, prompts: Sequence[Prompt]) -> Generatio
         UserError: there are no weights, no tokenizer, or a prompt that cannot be continued.
         RunFailed: the process failed.
     """
+    if not prompts:
+        raise UserError("prompts: holds none; give at least one")
     with temporary_directory("mindllm_prompts_") as directory:
         asked, answered = directory / "prompts.jsonl", directory / "results.jsonl"
         lines = [{"prompt": one} if isinstance(one, str) else {"messages": [*map(dict, one)]} for one in prompts]

@@ -185,9 +185,8 @@ def read_device(name: str) -> Device:
     if name in shipped:
         path = DEVICES / f"{name}{SUFFIX}"
     elif not path.is_file():
-        raise UserError(
-            f"--device {name}: neither a file nor one of the described devices {', '.join(shipped)}{nearest(name, shipped)}"
-        )
+        near = nearest(name, shipped).partition("; valid")[0]
+        raise UserError(f"--device {name}: neither a file nor one of the described devices {', '.join(shipped)}{near}")
     try:
         return Device.model_validate(read_mapping(path))
     except ValidationError as error:

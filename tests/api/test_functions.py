@@ -58,6 +58,21 @@ def test_a_plan_that_cannot_be_is_an_error():
     assert refused.value.key == "parallel_config.pipeline_stage"
 
 
+@pytest.mark.parametrize("size", [54, "54", "54 GB", "lots"])
+def test_a_size_of_memory_has_a_unit(size):
+    with pytest.raises(mindllm.UserError, match=rf"{size} is no size of a memory; write it as '58GB'"):
+        mindllm.plan(SMALL, formula=True, max_memory=size, seconds=1)
+
+
+def test_one_task_is_its_name_and_a_prompt_is_needed(monkeypatch):
+    asked = []
+    monkeypatch.setattr("mindllm.evaluate.outcome.evaluate_run", lambda config, tasks: asked.append(tasks))
+    mindllm.evaluate(SMALL, tasks="arc_easy", load_checkpoint="model")
+    assert asked == [["arc_easy"]]
+    with pytest.raises(mindllm.UserError, match="prompts: holds none; give at least one"):
+        mindllm.generate({"base": SMALL, "processor": {"tokenizer": {"vocab_file": "t.json"}}}, [])
+
+
 def test_a_search_is_that_of_the_command_and_writes_nothing(capsys, tmp_path, monkeypatch):
     from mindllm.cli.plan.search import main
 

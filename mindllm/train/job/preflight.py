@@ -37,7 +37,7 @@ def refuse_what_must_fail(config: RunConfig) -> None:
 
 
 def _refuse_no_room_for_kernels(config: RunConfig) -> None:
-    """Where the disk is full, MindSpore's server of kernels neither compiles nor ends, and a run would wait for it without end."""
+    """On a full disk MindSpore's server of kernels neither compiles nor ends, and a run would wait for it without end."""
     context = config.context
     if config.run_mode not in ("train", "finetune") or not context.compile_cache:
         return
@@ -47,8 +47,8 @@ def _refuse_no_room_for_kernels(config: RunConfig) -> None:
         key = "context.compile_cache_path" if context.compile_cache_path else "output_dir"
         raise config.error(
             key,
-            f"{directory}: {free / MIB:.1f} MB are free, and compiled kernels take up to {KERNELS / MIB:.0f} MB there; free some, "
-            "or write where there is room",
+            f"{directory}: {free / MIB:.1f} MB are free, and compiled kernels take up to {KERNELS / MIB:.0f} MB there; free "
+            "some, or write where there is room",
         )
 
 
