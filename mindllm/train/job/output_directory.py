@@ -66,9 +66,7 @@ class RunLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"{self.directory} is in use: {_holder(file)}; give another --output_dir, or stop that run first"
-            ) from None
+            raise _in_use(self.directory, file) from None
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:
                 raise
@@ -84,6 +82,26 @@ class RunLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def refuse_in_use(directory: Path) -> None:
+    """Refuse a directory that a run trains in; nothing is made or kept there.
+
+    Raises:
+        UserError: another process holds its lock.
+    """
+    with suppress(FileNotFoundError), open(directory / LOCK_NAME, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(directory, file) from None
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+
+
+def _in_use(directory: Path, file: IO[str]) -> UserError:
+    return UserError(f"{directory} is in use: {_holder(file)}; give another --output_dir, or stop that run first")
 
 
 def _holder(file: IO[str]) -> str:

@@ -1,6 +1,7 @@
 """``mindllm finetune DIR DATA`` and ``pretrain --like``: mistakes before anything compiles, and a run that its YAML repeats."""
 
 import json
+import os
 
 import pytest
 from tiny_chat import WORDS, conversation, save_tiny_chat_model, write_rows
@@ -9,6 +10,7 @@ from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.main import main
 from mindllm.recipes.model_source import find_model
+from mindllm.train.job.output_directory import RunLock, refuse_in_use
 from mindllm.train.metrics_file import read_metrics
 
 QUICK = ("--context.enable_graph_kernel=false", "--context.compile_cache=false")
@@ -40,6 +42,22 @@ def said(capsys):
 
 def losses(directory):
     return [record["loss"] for record in read_metrics(directory / "metrics.jsonl")]
+
+
+def test_the_yaml_of_a_run_that_trains_is_not_written_over(models, chats, tmp_path, said):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "finetune.yaml").write_text("of the run that trains\n")
+    lock = RunLock(run)
+    lock.acquire()
+    words = ("finetune", models / "tiny", chats, "--output", run)
+    code, err = said(*words, *QUICK)
+    assert (code, f"{run} is in use: process {os.getpid()} on" in " ".join(err.split())) == (2, True), err
+    assert (run / "finetune.yaml").read_text() == "of the run that trains\n"
+    lock.release()
+    assert said(*words, "--runner_config.train_steps=-1", *QUICK)[0] == 2
+    refuse_in_use(run)
+    refuse_in_use(tmp_path / "nothing")
 
 
 def test_two_steps_of_lora_are_repeated_by_their_yaml_and_the_result_is_a_model(models, chats, tmp_path, said):
