@@ -232,3 +232,12 @@ def test_what_is_written_is_read_back(directory, heads, head_dim, theta, rope, f
     content = config_json(model, "float32", {**TOKENS, "eos_token_id": eos})
     (directory / "config.json").write_text(json.dumps(content))
     assert read_model_config(directory) == model
+
+
+@pytest.mark.parametrize("tree", [{}, {"model": {"model_config": {"num_layers": 2}}}])
+def test_what_a_directory_that_is_not_there_was_to_give_is_told_once(tree):
+    with pytest.raises(UserError) as caught:
+        load_config({"load_checkpoint": "models/nowhere", "run_mode": "predict", **tree})
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value) == ("load_checkpoint", "models/nowhere")
+    assert problem.advice.startswith("it was to give the architecture")

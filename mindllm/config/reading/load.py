@@ -22,7 +22,7 @@ from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.model import ModelConfig
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, at, child, closest_origin, dotted, merge
 from mindllm.config.reading.overrides import Overrides, override_document
-from mindllm.config.reading.pretrained import fill_from_pretrained
+from mindllm.config.reading.pretrained import fill_from_pretrained, without_what_follows
 from mindllm.config.reading.problems import schema_problems
 from mindllm.config.reading.shipped import NAME, shipped_as, shipped_configs, shipped_or_own
 from mindllm.config.reading.yaml_tree import read_yaml, unusable_text, write_yaml
@@ -232,7 +232,8 @@ def _build(document: Document, overrides: Overrides, source: Path | None) -> Run
     try:
         config = RunConfig.model_validate(document.data)
     except ValidationError as error:
-        _refuse(document.problems + schema_problems(error, document, RunConfig, source), document.data)
+        wrong = schema_problems(error, document, RunConfig, source)
+        _refuse(document.problems + without_what_follows(document.problems, wrong), document.data)
     config._provenance = Provenance(source, document.origins)
     if beyond := [config.problem(path, message) for path, message in check_limits(config)]:
         _refuse(document.problems + beyond)  # before anything is made of so many layers

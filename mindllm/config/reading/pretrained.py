@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem
+from mindllm.config.reading.problems import REQUIRED
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 from mindllm.families import family_of
@@ -58,6 +59,14 @@ def _fill(document: Document, directory: Path) -> None:
     tokenizer = tokenizer_in(directory)
     if tokenizer is not None:
         _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
+
+
+def without_what_follows(found: Sequence[Problem], further: Sequence[Problem]) -> list[Problem]:
+    """Return further mistakes without keys of the network that are missing because the directory is, which is told."""
+    missing = any(len(problem.path) == 1 and problem.path[0] in DIRECTORY_KEYS for problem in found)
+    return [
+        one for one in further if not (missing and one.path[:2] == MODEL[: len(one.path)] and one.message == REQUIRED)
+    ]
 
 
 def _base_of_adapter(checkpoint: str) -> str:

@@ -56,6 +56,7 @@ FORMS = {
     SPLIT_PATTERN: "one to three weights such as 949,50,1",
 }
 READ_AS = {"int_type": int, "float_type": float, "bool_type": bool}
+REQUIRED = "this key is required"
 FOLLOWS_FROM_ANOTHER = "default_factory_not_called"
 
 
@@ -106,7 +107,7 @@ def _message(path: KeyPath, details: list[Any], data: Any, root: type[Section]) 
     if "extra_forbidden" in kinds:
         return unknown_key(path, value, data, root)
     if "missing" in kinds:
-        return "this key is required"
+        return REQUIRED
     if kinds & {"union_tag_invalid", "union_tag_not_found"}:
         return _wrong_type(path, details[0], root)
     if all(kind in EXPECTED for kind in kinds):
@@ -120,7 +121,7 @@ def plain_message(detail: Any) -> str:
     """One of pydantic's errors as a sentence about the value, without the name of the key."""
     value = detail["input"]
     if detail["type"] == "missing":
-        return "this key is required"
+        return REQUIRED
     if detail["type"] == "extra_forbidden":
         return f"unknown key (value {shown(value)})"
     if detail["type"] in EXPECTED:
