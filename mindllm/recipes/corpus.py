@@ -13,6 +13,7 @@ from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from mindllm.process.cores import cores
 from mindllm.process.temporary import temporary_directory
 from mindllm.terminal.progress import Progress, unwatched
+from mindllm.units import counted
 
 DIRECTORY, PREFIX, TOKENIZER = "corpus", "text", "tokenizer.json"
 
@@ -34,7 +35,7 @@ class PreparedText:
         """One line for people."""
         meta = self.summary.meta
         kept = ", as it was" if self.summary.up_to_date else ""
-        return f"{meta.documents:,} documents, {meta.tokens:,} tokens{kept}"
+        return f"{counted(meta.documents, 'document')}, {meta.tokens:,} tokens{kept}"
 
 
 def size_of(paths: Sequence[Path | str]) -> int:

@@ -157,6 +157,12 @@ def _missing(path: Path) -> str:
     return f"{text}: no such directory{hint if 'did you mean' in hint else '; name a directory with config.json'}"
 
 
+def _checkpoints_in(path: Path) -> list[Path]:
+    from mindllm.train.checkpoint.names import entries
+
+    return [entry.path for entry in entries(path) if (entry.path / MANIFEST).is_file()]
+
+
 def _steps_beside(path: Path) -> str:
     from mindllm.train.checkpoint.names import beside_missing, entries, entry_of
 
@@ -167,6 +173,8 @@ def _why_no_model(path: Path) -> str:
     """What a path is in place of a model."""
     if path.is_file():
         return "is a file; a model is a directory with config.json, or a .gguf file"
+    if checkpoints := _checkpoints_in(path):
+        return f"holds checkpoints; name one of them, such as {checkpoints[-1]}"
     inside = sorted(entry.name for entry in path.iterdir())
     below = [name for name in inside if is_hugging_face(path / name)]
     if below:

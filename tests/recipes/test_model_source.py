@@ -73,6 +73,14 @@ def test_a_step_is_not_taken_for_another_one(tmp_path):
         find_model(tmp_path / "llm-64")
 
 
+def test_a_directory_of_checkpoints_names_the_newest(tmp_path):
+    for step in (8, 10):
+        (tmp_path / "checkpoint" / f"llm-{step}").mkdir(parents=True)
+        (tmp_path / "checkpoint" / f"llm-{step}" / "manifest.json").touch()
+    with pytest.raises(UserError, match=r"holds checkpoints; name one of them, such as .*/checkpoint/llm-10$"):
+        find_model(tmp_path / "checkpoint")
+
+
 def test_a_run_without_a_checkpoint_is_told_apart(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     assert "a run without a checkpoint yet" in refused(tmp_path)

@@ -205,6 +205,18 @@ def test_weights_alone_load_without_the_optimizer(tmp_path):
     assert loaded.optimizer == {}
 
 
+def test_a_model_of_hugging_face_is_no_damaged_checkpoint(tmp_path):
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "config.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"merged: is a whole model of Hugging Face; a checkpoint of mindllm, or an adapter"
+    ):
+        load_checkpoint(tmp_path / "merged", option="ADAPTER")
+    (tmp_path / "text.txt").touch()
+    with pytest.raises(UserError, match=r"ADAPTER=.*text\.txt is a file; a checkpoint is a directory$"):
+        load_checkpoint(tmp_path / "text.txt", option="ADAPTER")
+
+
 def test_paths_that_are_no_checkpoint_are_explained(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoint")
     path = save(store, 12)

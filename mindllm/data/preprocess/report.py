@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 from mindllm.data.corpus import DEFAULT_SPLIT, SPLITS, Corpus, split_ranges
 from mindllm.data.preprocess.build import Summary
 from mindllm.terminal.tables import pairs
+from mindllm.units import counted
 
 NAMED_FILES = 3
 
@@ -66,7 +67,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     if summary.up_to_date:
         yield (f"{summary.files[-1]} is up to date: nothing to do")
     yield (
-        f"{figures['documents']:,} documents, {figures['tokens']:,} tokens, {figures['bytes']:,} bytes "
+        f"{counted(figures['documents'], 'document')}, {figures['tokens']:,} tokens, {figures['bytes']:,} bytes "
         f"({_ratio(figures['bytes_per_token'])} bytes per token){speed}"
     )
     if summary.resumed_tokens:
@@ -85,7 +86,9 @@ def description_table(corpus: Corpus) -> RichTable:
     description = description_of(corpus)
     rows = [(name, _cell(value)) for name, value in description.items() if name != "splits"]
     for name, split in description["splits"].items():
-        rows.append((f"{name} ({DEFAULT_SPLIT})", f"{split['documents']:,} documents, {split['tokens']:,} tokens"))
+        rows.append(
+            (f"{name} ({DEFAULT_SPLIT})", f"{counted(split['documents'], 'document')}, {split['tokens']:,} tokens")
+        )
     return pairs(rows)
 
 

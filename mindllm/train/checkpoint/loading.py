@@ -202,7 +202,8 @@ def _verified(path: Path, roles: tuple[str, ...], peers: Peers = ALONE) -> Manif
 def _refuse_other_paths(path: Path, option: str) -> None:
     """Names the usual slips: a path that is not there, one file of a checkpoint, the directory above checkpoints."""
     if path.is_file():
-        raise UserError(f"{option}={path} is a file; a checkpoint is a directory: give {option}={path.parent}")
+        holder = f": give {option}={path.parent}" if (path.parent / MANIFEST).is_file() else ""
+        raise UserError(f"{option}={path} is a file; a checkpoint is a directory{holder}")
     if not path.is_dir():
         raise UserError(f"{option}={path} does not exist{beside_missing(path)}{unexpanded(path)}")
     inside = entries(path) or entries(path / "checkpoint")
@@ -215,7 +216,8 @@ def _offer(damaged: Path, option: str, roles: tuple[str, ...], verified: bool) -
     others = (entry.path for entry in _alternatives(damaged))
     good = next((path for path in others if not verified or is_good(path, roles)), None)
     if good is None:
-        return f"there is no other good checkpoint in {damaged.parent}; start without {option}"
+        without = f"; start without {option}" if option.startswith("--") else ""
+        return f"there is no other good checkpoint in {damaged.parent}{without}"
     verb = "resume with" if option == "--resume_training" else "give"
     return f"the previous {'good ' if verified else ''}checkpoint is there: {verb} {option}={good}"
 

@@ -18,6 +18,7 @@ from mindllm.versions import __version__
 
 FORMAT = "mindllm-checkpoint"
 FORMAT_VERSION = 1
+MODEL_CONFIG = "config.json"  # of Hugging Face
 MANIFEST = "manifest.json"
 
 WEIGHTS, OPTIMIZER, STATE = "weights", "optimizer", "state"  # roles
@@ -66,6 +67,10 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         fields = read_json(path)
     except FileNotFoundError:
+        if (directory / MODEL_CONFIG).is_file():
+            raise UserError(
+                f"{directory}: is a whole model of Hugging Face; a checkpoint of mindllm, or an adapter, is needed here"
+            ) from None
         raise DamagedCheckpointError(
             path,
             "is missing: the directory is not a checkpoint of mindllm, or a damaged one; "
