@@ -190,6 +190,14 @@ class RunConfig(Section):
         return model.flops_per_token() + (model.base.flops_per_token() / 3 if compared else 0.0)
 
     @property
+    def about_mode(self) -> str:
+        """What figures of a training step are of, where ``run_mode`` trains nothing; empty where it trains."""
+        trains = self.run_mode in ("train", "finetune")
+        return (
+            "" if trains else f"run_mode {self.run_mode} trains nothing: this is the step that would train its network"
+        )
+
+    @property
     def compile_cache_directory(self) -> Path:
         """Directory of the compile cache."""
         return Path(self.context.compile_cache_path or Path(self.output_dir) / "compile_cache")

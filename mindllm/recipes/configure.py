@@ -27,7 +27,7 @@ from mindllm.strategies.search import Planned
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import mean_stage
-from mindllm.units import GIB
+from mindllm.units import GIB, counted
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -131,7 +131,7 @@ class Configured(Result):
         """What was chosen, and what was second best and why, in words."""
         best, others = self.strategies.recommended, self.strategies.best
         yield (
-            f"{best.candidate.name} on {self.device_count} devices: {best.step.seconds:.2f} s a step, "
+            f"{best.candidate.name} on {counted(self.device_count, 'device')}: {best.step.seconds:.2f} s a step, "
             f"{best.step.tokens_per_device * self.device_count:,.0f} tokens/s predicted, "
             f"{max(best.memory) / GIB:.1f} of {self.strategies.limit / GIB:g} GB {best.source}"
         )

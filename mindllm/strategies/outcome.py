@@ -28,7 +28,7 @@ from mindllm.timing.device import Device
 from mindllm.timing.stage_times import mean_stage
 from mindllm.timing.step import StepTime
 from mindllm.timing.verdict import implausible, memory_limit
-from mindllm.units import GIB
+from mindllm.units import GIB, counted
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -190,7 +190,8 @@ def find_strategies(
         why = f"can be planned; of the first: {refused[0]}" if refused else "fits when its layers are planned"
         raise CheckFailed(f"none of the best strategies {why}; give more --best or --seconds")
     _demand_speed(best[0].step.tokens_per_device, best[0].candidate, devices, constraints)
-    title = f"{config.trainer.model_name or config.source or 'run'} on {devices} devices, {batch} sequences a step"
+    name = config.trainer.model_name or config.source or "run"
+    title = f"{name} on {counted(devices, 'device')}, {batch} sequences a step"
     return Strategies(title, found, tuple(best), hand, limit)
 
 

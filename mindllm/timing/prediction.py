@@ -17,6 +17,7 @@ from mindllm.timing.stage_times import StageTime, mean_stage, report, stage_time
 from mindllm.timing.step import StepTime, step_time
 from mindllm.timing.verdict import Room, implausible, memory_limit
 from mindllm.timing.what_if import changes
+from mindllm.units import counted
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -155,6 +156,6 @@ def headline(step: StepTime) -> str:
     """Return the step in a line."""
     strategy = step.workload.strategy
     return (
-        f"{step.device.name}, {strategy.device_num} devices: {step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} "
-        f"tokens/s/device, {100 * step.utilisation:.1f}% model FLOPs utilisation"
+        f"{step.device.name}, {counted(strategy.device_num, 'device')}: {step.seconds:.3f} s a step, "
+        f"{step.tokens_per_device:,.0f} tokens/s/device, {100 * step.utilisation:.1f}% model FLOPs utilisation"
     )

@@ -15,6 +15,7 @@ from mindllm.parallel.refusals import CompileFailed
 from mindllm.process.host_memory import ADVICE
 from mindllm.prove import local, worker
 from mindllm.prove.answers import Answer, Finding, Standing
+from mindllm.prove.expected import configuration
 from mindllm.prove.found import find_proof, hash_of, read_proof, remember
 from mindllm.prove.pieces import OF_NO_GRAPH, PIECES, Options, Piece
 from mindllm.prove.proof import Proof, Verdict, check_allowed
@@ -57,6 +58,13 @@ def test_all_questions_are_answered_and_formulas_come_first():
     assert first[0] == ("configuration", Standing.PROVED)
     assert {standing for _, standing in first[1:]} == {Standing.EXPECTED}
     assert {answer.question for answer in said} == set(QUESTIONS)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_what_trains_nothing_is_proved_as_what_would_train_it(mode):
+    says = configuration(override_config(cluster_run(dp=2), {"run_mode": mode})).says
+    told = "run_mode eval trains nothing: this is the step that would train its network"
+    assert says.endswith("on 2 devices" if mode == "train" else f"on 2 devices; {told}")
 
 
 @pytest.mark.parametrize(("device", "open_ones"), [(None, ["memory", "step_time"]), ("here", ["memory"])])

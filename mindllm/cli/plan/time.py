@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import CheckFailed, UserError
+from mindllm.terminal.console import error_console
 from mindllm.terminal.render import show
 from mindllm.timing.shipped import DEFAULT, shipped_devices
 
@@ -124,7 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = uncalibrated(device)
     if options.simulated is not None:
         return _simulated(options, overrides, device)
-    predicted = predict(load_config(options.config, overrides), device, options.explain)
+    config = load_config(options.config, overrides)
+    if config.about_mode:
+        error_console.print(config.about_mode)
+    predicted = predict(config, device, options.explain)
     if options.timeline:
         predicted.write_timeline(options.timeline)
     show(predicted, options.json)
