@@ -208,6 +208,7 @@ def test_weights_alone_load_without_the_optimizer(tmp_path):
 def test_a_model_of_hugging_face_is_no_damaged_checkpoint(tmp_path):
     (tmp_path / "merged").mkdir()
     (tmp_path / "merged" / "config.json").write_text("{}")
+    (tmp_path / "merged" / "model.safetensors").touch()
     with pytest.raises(
         UserError, match=r"merged: is a whole model of Hugging Face; a checkpoint of mindllm, or an adapter"
     ):

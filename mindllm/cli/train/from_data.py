@@ -224,9 +224,9 @@ def _refuse_another_run(config: RunConfig) -> None:
     """Before the YAML is written: that of a run which trains there, or has trained, stays as it is."""
     from mindllm.train.job.output_directory import refuse_in_use, refuse_results
 
+    refuse_results(config)
     if STARTED not in os.environ:  # ranks of one job come at once, and the first one claims the directory for all
         refuse_in_use(Path(config.output_dir))
-    refuse_results(config)
 
 
 def _written(made: MadeRun, options: Namespace, verb: str) -> RunConfig:

@@ -67,7 +67,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         fields = read_json(path)
     except FileNotFoundError:
-        if (directory / MODEL_CONFIG).is_file():
+        if (directory / MODEL_CONFIG).is_file() and any(directory.glob("*.safetensors")):
             raise UserError(
                 f"{directory}: is a whole model of Hugging Face; a checkpoint of mindllm, or an adapter, is needed here"
             ) from None

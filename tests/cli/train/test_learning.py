@@ -111,7 +111,10 @@ def test_new_weights_of_a_network_are_trained_on_text(models, tmp_path, said):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("finetune",), "name a model and data, as in mindllm finetune DIR chats.jsonl; or --config FILE"),
+        (
+            ("finetune",),
+            "name a model and data as words, without --model or --data: mindllm finetune DIR chats.jsonl; or",
+        ),
         (("finetune", "MODELS/tiny"), "name a model and data"),
         (("finetune", "MODELS/tny", "CHATS"), "no such directory; did you mean 'tiny'?"),
         (("finetune", "MODELS", "CHATS"), "is no model, but tiny in it is: name"),
@@ -119,7 +122,7 @@ def test_new_weights_of_a_network_are_trained_on_text(models, tmp_path, said):
         (("finetune", "MODELS/tiny", "CHATS", "--method", "lorra"), "did you mean 'lora'"),
         (("finetune", "MODELS/tiny", "CHATS", "--method", "dpo"), "learns from pairs of answers"),
         (("finetune", "MODELS/tiny", "CHATS", "--epochs", "0"), "0 is not a number from 1 on"),
-        (("finetune", "MODELS/tiny", "CHATS", "--lora_rank", "4"), "lora_rank"),
+        (("finetune", "MODELS/tiny", "CHATS", "--lora_rnk", "4"), "did you mean --lora_rank?"),
         (("finetune", "--config", "x.yaml", "--method", "lora"), "has all of a run already, leave out --method"),
         (("finetune", "MODELS/tiny", "CHATS", "--run_mode", "train"), "contradicts mindllm finetune"),
         (("pretrain", "CHATS"), "name a network and text, as in mindllm pretrain --like DIR corpus.jsonl"),
