@@ -48,7 +48,7 @@ def test_every_key_has_a_reason_and_the_second_best_a_cause(found):
     ],
 )
 def test_a_limit_holds(constraints, holds):
-    run = find_run(replace(REQUEST, memory="12GB", constraints=constraints), "c")
+    run = find_run(replace(REQUEST, memory="13GB", constraints=constraints), "c")
     assert holds(run.config)
 
 
