@@ -16,7 +16,6 @@ from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
 FEWEST_LAYERS = 2  # of a model without stages
-FEW_NUMBERS = 3  # of layers of a place: fewer than an even split, as many, more
 
 
 def layer_keys(model: ModelConfig, specs: Sequence[LayerSpec]) -> dict[str, Any]:
@@ -76,19 +75,20 @@ def one_of_every_kind(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: 
         at_least = min(len(place), FEWEST_LAYERS) if plan.stages == 1 else 1
         first_of_each = [number for number in kinds.values() if number not in ahead]
         last = [number for number in place if number in ahead]
-        wanted = at_least + more[len(place)] - len(last)
+        wanted = at_least + more[chunk, stage] - len(last)
         kept += first_of_each + first_of_each[-1:] * (wanted - len(first_of_each)) + last
     return kept
 
 
-def _more_layers(plan: LayerPlan) -> dict[int, int]:
-    """For each number of layers that places have, how many more than the fewest they keep.
+def _more_layers(plan: LayerPlan) -> dict[tuple[int, int], int]:
+    """How many more layers than the fewest each place ``(chunk, stage)`` keeps.
 
-    The order of numbers stays where there are few; of many, whether a place has more than an even split. That the layers of the
-    whole run are where its keys say is asked of the plan, not of the small model.
+    Of every chunk the first place that has more than an even split keeps one more: places of unequal length are compiled, and each
+    further layer would cost as much as any. That the layers of the whole run are where its keys say is asked of the plan, not of
+    the small model.
     """
-    counts = sorted({count for row in plan.counts for count in row})
-    if len(counts) <= FEW_NUMBERS:
-        return {count: place for place, count in enumerate(counts)}
+    counts = {(chunk, stage): plan.counts[chunk][stage] for chunk, stage in plan.places}
     even = len(plan.layers) // len(plan.places)
-    return {count: int(count > even) for count in counts}
+    larger = sorted(place for place, count in counts.items() if count > even)
+    first = {chunk: (chunk, stage) for chunk, stage in reversed(larger)}
+    return {place: int(place in first.values()) for place in counts}
