@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindllm.compiled.graph import mind_ir
 from mindllm.compiled.graph.compiled_graph import ClosureType, OtherType, TupleType
 from mindllm.compiled.graph.file import FACTS, INITIAL, MIND_IR, VERSION, load, save
 from mindllm.compiled.graph.mind_ir import parse_mind_ir
@@ -55,6 +56,16 @@ def test_a_call_gives_each_input_of_the_function_its_type(compiled):
                     assert getattr(value.type, "dtype", None) == getattr(known, "dtype", None)
         for node in calls:
             assert len(node.inputs) == len(graph.function(node.callee).inputs)
+
+
+@pytest.mark.compiles(ALL)
+def test_the_fast_parser_reads_what_the_slow_one_reads(compiled, monkeypatch):
+    graph = compiled(ALL)
+    fast = parse_mind_ir(graph.mind_ir, graph.rank)
+    parser = mind_ir._model_proto()
+    assert parser is not mind_ir._protobuf().ModelProto  # this protobuf has the parser in C
+    monkeypatch.setattr(mind_ir, "_model_proto", lambda: mind_ir._protobuf().ModelProto)
+    assert repr(parse_mind_ir(graph.mind_ir, graph.rank)) == repr(fast)
 
 
 @pytest.mark.compiles(ALL)
