@@ -145,22 +145,25 @@ class RankCompilation:
         return [graphs[rank] for rank in self._all()]
 
     def _compiled_graphs(self, progress: Progress) -> dict[int, CompiledGraph]:
-        """Waits for the ranks that are compiled."""
+        """Waits for the ranks that are compiled, and reads each while others are compiled."""
         files: dict[int, Path] = {}
+        graphs: dict[int, CompiledGraph | None] = {}
         running = True
-        while running:
+        while running or len(graphs) < len(files):
             running = self._server is not None and self._server.poll() is None
             files |= {rank: self._keep(rank) for rank in self.ranks if rank not in files and self._is_done(rank)}
             progress(len(files))
-            if running:
+            unread = next((rank for rank in files if rank not in graphs), None)
+            if unread is not None:
+                graphs[unread] = self._load(files[unread])
+            elif running:
                 time.sleep(POLL_SECONDS)
         if len(files) < len(self.ranks):
             raise self._failure([rank for rank in self.ranks if rank not in files])
-        graphs = {rank: self._load(files[rank]) for rank in self.ranks}
         if damaged := [rank for rank, graph in graphs.items() if graph is None]:
             self._server = self._start(damaged)
             return self._compiled_graphs(progress)
-        return {rank: graph for rank, graph in graphs.items() if graph is not None}
+        return {rank: graph for rank, graph in sorted(graphs.items()) if graph is not None}
 
     def _load(self, file: Path) -> CompiledGraph | None:
         """A graph; None, and the file is removed, where a kept one is damaged: it is compiled again."""
