@@ -83,9 +83,9 @@ def one_of_every_kind(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: 
 def _more_layers(plan: LayerPlan) -> dict[tuple[int, int], int]:
     """How many more layers than the fewest each place ``(chunk, stage)`` keeps.
 
-    Of every chunk the first place that has more than an even split keeps one more: places of unequal length are compiled, and each
-    further layer would cost as much as any. That the layers of the whole run are where its keys say is asked of the plan, not of
-    the small model.
+    Of every chunk the first place that has more than an even split keeps one more: places of unequal length are compiled, and
+    each further layer would cost as much as any. That the layers of the whole run are where its keys say is asked of the plan,
+    not of the small model.
     """
     counts = {(chunk, stage): plan.counts[chunk][stage] for chunk, stage in plan.places}
     even = len(plan.layers) // len(plan.places)

@@ -15,7 +15,7 @@ from mindllm.compiled.execute.state import state_parts
 from mindllm.config import OptimizerConfig, RunConfig
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
-from mindllm.verify.coded_state import in_numbers, parts_in_numbers, room_of_codes
+from mindllm.verify.recomputed.coded_state import in_numbers, parts_in_numbers, room_of_codes
 
 Arrays = Mapping[str, np.ndarray]
 Explained = Callable[[str], np.ndarray | None]

@@ -27,14 +27,14 @@ from mindllm.reduced_runs.model import single_device
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
-from mindllm.verify.balance import balance_problems, bias_problems, share_problems
-from mindllm.verify.coded_state import AppliedGradients, in_numbers
 from mindllm.verify.compare import Comparison, compare, explained_by_moments, held_by, tolerance_of
-from mindllm.verify.kept_values import StepValues
-from mindllm.verify.loss import last_gradients, loss_problems
+from mindllm.verify.recomputed.balance import balance_problems, bias_problems, share_problems
+from mindllm.verify.recomputed.coded_state import AppliedGradients, in_numbers
+from mindllm.verify.recomputed.kept_values import StepValues
+from mindllm.verify.recomputed.loss import last_gradients, loss_problems
+from mindllm.verify.recomputed.slope import slope_problems
+from mindllm.verify.recomputed.update import head_factors, update_problems
 from mindllm.verify.single import BEYOND_NORMS, FINAL_NORM, Arrays, SingleDevice, Task, tasks
-from mindllm.verify.slope import slope_problems
-from mindllm.verify.update import head_factors, update_problems
 
 TOLERANCE = 1e-3
 """Of a decay, which is a number such as 0.1; rounding of fp32 changes it by about 1e-5."""

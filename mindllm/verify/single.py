@@ -20,7 +20,7 @@ from mindllm.data.mind_record import IGNORED
 from mindllm.models.weights import assign, constant, quantized_parameters
 from mindllm.random_keys import RANDOM_KEYS, random_keys
 from mindllm.train.engine import ReplicaEngine, StepResult
-from mindllm.verify.kept_values import StepValues, ValueKeeper
+from mindllm.verify.recomputed.kept_values import StepValues, ValueKeeper
 
 Arrays = dict[str, np.ndarray]
 SPREAD = 0.02

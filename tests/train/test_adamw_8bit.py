@@ -17,7 +17,7 @@ from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.engine import ReplicaEngine
 from mindllm.train.optimizers.adamw_8bit import AdamW8bit, BlockCodes, cut_of_scales
 from mindllm.train.optimizers.dynamic_map import decoded, dynamic_map, encoded, steps_beside
-from mindllm.verify.update import update_problems
+from mindllm.verify.recomputed.update import update_problems
 from tests.train.test_muon import Step, batch
 
 BLOCK = 256

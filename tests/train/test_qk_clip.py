@@ -10,7 +10,7 @@ from mindllm.config import load_config, override_config
 from mindllm.errors import UserError
 from mindllm.reduced_runs.model import single_device
 from mindllm.train.engine import ReplicaEngine
-from mindllm.verify.update import update_problems
+from mindllm.verify.recomputed.update import update_problems
 
 FORMS = Path(verify.__file__).parent / "forms"
 RATE = 1e-2

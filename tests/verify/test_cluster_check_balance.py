@@ -15,8 +15,8 @@ from mindllm.config import load_config, override_config
 from mindllm.models.experts import router as routers
 from mindllm.reduced_runs.model import reduce_model
 from mindllm.train import expert_loads
-from mindllm.verify.balance import balance_problems, bias_problems, share_problems
-from mindllm.verify.kept_routers import RouterValues
+from mindllm.verify.recomputed.balance import balance_problems, bias_problems, share_problems
+from mindllm.verify.recomputed.kept_routers import RouterValues
 from mindllm.verify.side import loss_on_both, train_single
 
 FORMS = Path(verify.__file__).parent / "forms"

@@ -11,8 +11,8 @@ from small_cluster import cluster_run
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
 from mindllm.config.optimizer import OptimizerConfig
 from mindllm.verify.compare import TOLERANCES, explained_by_moments
+from mindllm.verify.recomputed.update import update_problems
 from mindllm.verify.side import count_errors
-from mindllm.verify.update import update_problems
 
 MATRIX, NORM = "model.layers.0.attention.wq.weight", "model.norm_out.weight"
 RATE, UPDATES = 1e-2, 2

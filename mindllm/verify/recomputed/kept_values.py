@@ -2,7 +2,7 @@
 
 They are kept by assignments inside the compiled step, so nothing is compiled or computed for them once more. Of layers, which are
 compiled once where they are alike, nothing can be kept so: with assignments in a router the step made no update (MindSpore 2.10).
-What routers made goes from layer to layer in place of the sum of what they add (:mod:`mindllm.verify.kept_routers`).
+What routers made goes from layer to layer in place of the sum of what they add (:mod:`mindllm.verify.recomputed.kept_routers`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mindspore import ops as P
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM
 from mindllm.models.weights import constant
-from mindllm.verify.kept_routers import OwnSums, RouterKeeper, RouterValues, balancing_layers
+from mindllm.verify.recomputed.kept_routers import OwnSums, RouterKeeper, RouterValues, balancing_layers
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 from mindllm.config import RunConfig
 from mindllm.config.model import ModelConfig
-from mindllm.verify.kept_values import RouterValues
+from mindllm.verify.recomputed.kept_values import RouterValues
 
 ROUTER = re.compile(r"model\.layers\.(\d+)\.feed_forward\.router\.weight")
 OF_ROUTER = "model.layers.{}.feed_forward.router."

@@ -15,7 +15,7 @@ from mindllm.architecture.optimizer_state import CODES, MOMENT_PREFIXES, MUON_MO
 from mindllm.architecture.query_key_rows import query_key_rows
 from mindllm.config import RunConfig
 from mindllm.train.optimizers.dynamic_map import decoded, steps_beside
-from mindllm.verify.coded_state import SIGNED
+from mindllm.verify.recomputed.coded_state import SIGNED
 
 FIRST, SECOND = MOMENT_PREFIXES
 CLIP_EPSILON = 1e-6

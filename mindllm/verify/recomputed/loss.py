@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from mindllm.config import RunConfig
-from mindllm.verify.kept_values import StepValues
+from mindllm.verify.recomputed.kept_values import StepValues
 
 Columns = Mapping[str, np.ndarray]
 TOLERANCE = 1e-5

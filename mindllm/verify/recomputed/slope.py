@@ -20,9 +20,9 @@ import numpy as np
 from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, B
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, MUON, MUON_MOMENT, STEPS_IN_INTERVAL, updated_weights
 from mindllm.config import RunConfig
-from mindllm.verify.loss import divergences, mean_loss
+from mindllm.verify.recomputed.loss import divergences, mean_loss
+from mindllm.verify.recomputed.update import CLIP_EPSILON, MOVED_OTHERWISE
 from mindllm.verify.single import Arrays, SingleDevice, Task
-from mindllm.verify.update import CLIP_EPSILON, MOVED_OTHERWISE
 
 FIRST = MOMENT_PREFIXES[0]
 WIDER = 4  # than the next one is a step

@@ -1,0 +1,1 @@
+"""What holds the single device itself: its loss, gradients and update once more, from what its step has kept."""
