@@ -28,11 +28,8 @@ from mindllm.terminal.console import error_console
 from mindllm.terminal.text import styled, visible
 
 READER_GONE = 141
-SEARCHES_FOR_GARBAGE = (
-    20_000,
-    20,
-    50,
-)  # Python's 700, 10, 10 take a tenth of the time in which modules and graphs are read
+# Python's 700, 10, 10 take a tenth of the time in which modules and graphs are read
+SEARCHES_FOR_GARBAGE = (20_000, 20, 50)
 CONFIG = "--config"
 ALIKE = 0.8  # of 1, from which on an unknown option is one of ours misspelt
 LARGEST_PORT = 65535
