@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "same")
 )  # other inputs at every run: HYPOTHESIS_PROFILE=search
 os.environ.setdefault("GLOG_v", "3")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+"""Commands that tests interrupt inherit what is done at a SIGINT: ignored, they would be waited for in vain."""
 TESTS = Path(__file__).parent
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.environ.get("PYTHONPATH", "")]))
 """For commands that tests start elsewhere: toolkit is a part of the checkout, and of no installed package."""

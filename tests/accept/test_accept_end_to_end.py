@@ -22,8 +22,7 @@ def start(output, *options):
     command = [sys.executable, "-m", "mindllm", "accept", "--output", str(output), "--json", *options]
     environment = {**os.environ, "GLOG_v": "3", "HUSH_TOKEN": "tr0ub4dor"}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=output.parent,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=output.parent
     )  # fmt: skip
 
 

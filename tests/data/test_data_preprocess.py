@@ -187,9 +187,6 @@ def start(much_text, tokenizer_path, out, workers, grown="c.partial/tokens"):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        ),  # also where tests run in the background
     )
     deadline = time.monotonic() + 60
     while not (out / grown).exists() or not (out / grown).stat().st_size:

@@ -46,7 +46,6 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_interruptible,
     )
 
 
@@ -198,10 +197,6 @@ def _command(pid):
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
-
-
-def _interruptible():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # where the tests run in the background it is ignored
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

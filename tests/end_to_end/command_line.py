@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,13 +24,8 @@ def start(config_file, output, *options, cwd=None, limit=resource.RLIM_INFINITY)
         text=True,
         env=environment,
         cwd=cwd,
-        preexec_fn=lambda: _begin(limit),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
     )
-
-
-def _begin(limit):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
 
 
 def run(config_file, output, *options, expect=0, typed=None, seconds=300):

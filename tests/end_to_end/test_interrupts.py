@@ -17,12 +17,9 @@ MOMENTS = ["pydantic_core", "_multiarray_umath", "libmindspore_core", "libmindsp
 
 
 def start(*command):
-    def default_handler():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
-
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3", "PYTHONUNBUFFERED": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, *map(str, command)], env=environment, preexec_fn=default_handler, **pipes)
+    return subprocess.Popen([sys.executable, *map(str, command)], env=environment, **pipes)
 
 
 def wait_for_library(process, name):

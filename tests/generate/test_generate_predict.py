@@ -192,7 +192,6 @@ def start(run, directory):
         stderr=subprocess.PIPE,
         cwd=directory,
         env={**os.environ, "GLOG_v": "3"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
 
 
