@@ -18,14 +18,14 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGEST = 16
 
 
-def shipped() -> list:
-    """Those of few enough devices."""
-    paths = [Path(name) for name, run in configurations([CONFIGS], []) if run.parallel_config.device_num <= LARGEST]
-    return [pytest.param(path, id=path.stem) for path in paths]
+def pytest_generate_tests(metafunc):
+    """Those of few enough devices; read where they are run, not whenever tests are collected."""
+    read = configurations([CONFIGS], []) if metafunc.config.option.markexpr != "not slow" else []
+    paths = [Path(name) for name, run in read if run.parallel_config.device_num <= LARGEST]
+    metafunc.parametrize("path", [pytest.param(path, id=path.stem) for path in paths])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", shipped())
 def test_a_shipped_configuration_computes_what_one_device_does(path, graph_cache):
     outcome = check(load_config(path), Options(cache=graph_cache))
     assert outcome.ok, (outcome.problems[:3], outcome.first_difference)
