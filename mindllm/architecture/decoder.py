@@ -59,7 +59,7 @@ class Architecture:
 
     def specifications(self) -> tuple[LayerSpec, ...]:
         """Return the different specifications of layers, in the order in which they first appear."""
-        return tuple(dict.fromkeys(self.layers))
+        return tuple(self.layers[number] for number in dict.fromkeys(self.specification_numbers))
 
     @cached_property
     def specification_numbers(self) -> tuple[int, ...]:

@@ -79,10 +79,12 @@ def _pass_bytes(workload: Workload) -> np.ndarray:
     plan, orders = workload.plan, _orders(workload)
     layers: list[list[tuple[float, float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
     left: list[list[float]] = [[] for _ in layers]
-    for own, needs, spec in zip(plan.layers, _needs(workload), workload.architecture.layers, strict=True):
+    kinds, specs = workload.architecture.specification_numbers, workload.architecture.layers
+    left_of_kind = {kind: left_of_layer(workload, specs[kind]) for kind in set(kinds)}
+    for own, needs, kind in zip(plan.layers, _needs(workload), kinds, strict=True):
         place = own.chunk * plan.stages + own.stage
         layers[place].append(needs)
-        left[place].append(left_of_layer(workload, spec))
+        left[place].append(left_of_kind[kind])
     kept = np.array([sum(size for size, _, _ in held) for held in layers])
     kept[plan.last_place] += kept_at_the_loss(workload)
     working = np.array([

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import add
 
 from mindllm.architecture.decoder import EMBEDDING, Architecture
 from mindllm.architecture.layer import LayerSpec
@@ -139,10 +140,10 @@ class Held:
     alike: float = 0.0
 
     def __add__(self, other: Held) -> Held:
-        return Held(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
+        return Held(*map(add, vars(self).values(), vars(other).values()))
 
     def __rmul__(self, count: int) -> Held:
-        return Held(*(count * one for one in astuple(self)))
+        return Held(*(count * one for one in vars(self).values()))
 
     @property
     def updated(self) -> float:
