@@ -94,6 +94,16 @@ def _young_garbage_alone():
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nothing that is imported is garbage: it is not looked for among it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config, items):
     """Marks all other tests ``compiles``: a new file is one of them until it is named above. Marks what is shown again slow."""
     quick = tuple(f"{TESTS / name}{'' if name.endswith('.py') else os.sep}" for name in WITHOUT_MINDSPORE)
