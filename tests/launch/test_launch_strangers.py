@@ -168,7 +168,12 @@ def test_node_0_can_be_stopped_while_it_waits_for_the_others(port):
     assert "stopped before all nodes had joined" in printed
 
 
-def test_a_node_that_is_gone_before_the_last_one_has_joined_can_join_again(port, tmp_path):
+def test_a_node_that_is_gone_before_the_last_one_has_joined_can_join_again(port, tmp_path, monkeypatch):
+    close_heard = SignedLine.close_heard
+    monkeypatch.setattr(
+        SignedLine, "close_heard", lambda line: close_heard(line, 0.2)
+    )  # nobody closes before it is over
+
     def join(node):
         line = ask(socket.create_connection(("127.0.0.1", port + 1)), secret.read(), 30, lambda: None)
         line.send(node=node, ranks=[node], host="here", log_dir="log")

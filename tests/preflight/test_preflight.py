@@ -217,7 +217,8 @@ def test_nodes_that_are_alone_say_so(tmp_path, port):
 @pytest.mark.parametrize(
     "said", [b"", b"[]\n", b"hello\n", b'{"node": [1]}\n', b'{"node": 7}\n', b"x" * 100_000, b"[" * 5000 + b"\n"]
 )
-def test_strangers_on_the_port_neither_end_nor_delay_the_check(said, tmp_path, port):
+def test_strangers_on_the_port_neither_end_nor_delay_the_check(said, tmp_path, port, monkeypatch):
+    monkeypatch.setattr("mindllm.preflight.network.ANSWER_SECONDS", 2.0)  # those who are silent are waited for as long
     answers = []
     thread = threading.Thread(target=lambda: answers.extend(answer_nodes("127.0.0.1", port, 2, tmp_path, 20.0)))
     thread.start()

@@ -56,7 +56,7 @@ def start(tmp_path):
 
 def environment():
     root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "GLOG_v": "1", "PYTHONPATH": root}
+    return {**os.environ, "GLOG_v": "2", "PYTHONPATH": root}
 
 
 def test_a_signal_while_the_compiler_works_leaves_nothing(tmp_path, monkeypatch):
