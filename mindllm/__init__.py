@@ -1,8 +1,8 @@
 """mindllm: static-parallel training of large language models with MindSpore, proved before it is launched.
 
-The public functions are those of :mod:`mindllm.api` and :mod:`mindllm.api_execution` (docs/python.md); each imports what it
-needs when it is called. Six of them have the name of a room, ``mindllm.train`` for one: that package is callable, so that the
-name means both.
+The public functions are those of :mod:`mindllm.api`, :mod:`mindllm.api_programs` and :mod:`mindllm.api_execution`
+(docs/python.md); each imports what it needs when it is called. Six of them have the name of a room, ``mindllm.train`` for one:
+that package is callable, so that the name means both.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
         prove,
         search,
         step_time,
-        time_program,
         verify,
-        verify_program,
     )
     from mindllm.api_execution import evaluate, generate, train
+    from mindllm.api_programs import time_program, verify_program
     from mindllm.config import RunConfig
     from mindllm.errors import CheckFailed, RunFailed, UserError
 
@@ -57,6 +56,7 @@ __all__ = [
 ROOMS = ("dry_run", "evaluate", "generate", "prove", "train", "verify")
 HOMES = {"RunConfig": "config", "CheckFailed": "errors", "RunFailed": "errors", "UserError": "errors"}
 HOMES |= dict.fromkeys(("evaluate", "generate", "train"), "api_execution")
+HOMES |= dict.fromkeys(("time_program", "verify_program"), "api_programs")
 
 
 def __getattr__(name: str) -> Any:

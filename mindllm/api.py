@@ -1,9 +1,10 @@
 """The public functions of mindllm, which commands and notebooks call: documented in docs/python.md, and stable.
 
 Each takes a run (a ``RunConfig``, or what :func:`load_config` takes) and options with the defaults of the command of its name,
-and returns a frozen result (:class:`mindllm.results.Result`): ``print`` shows the tables of the command, ``to_dict()`` gives
-what ``--json`` prints. None of them prints, draws or ends the process. Where one takes ``progress``, it is called with what is
-being done, how many are done, and of how many (:class:`mindllm.terminal.progress.Progress`).
+all of them held against its signature (:mod:`mindllm.arguments`). It returns a frozen result (:class:`mindllm.results.Result`):
+``print`` shows the tables of the command, ``to_dict()`` gives what ``--json`` prints. None of them prints, draws or ends the
+process. Where one takes ``progress``, it is called with what is being done, how many are done, and of how many
+(:class:`mindllm.terminal.progress.Progress`).
 
 Imports stand in the functions, so that ``import mindllm`` takes milliseconds; MindSpore is imported to compile or train alone.
 """
@@ -13,15 +14,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from mindllm.arguments import Advice, Count, Index, Memory, Overrides, Patience, Seconds, checked
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, unwatched
 
 if TYPE_CHECKING:
     from mindllm.compiled.inspect.inspection import Inspection
     from mindllm.config import RunConfig
-    from mindllm.config.reading.overrides import Overrides
     from mindllm.dry_run.run import DryRun
     from mindllm.planning.outcome import PipelinePlan
     from mindllm.prove.proof import Proof
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
     from mindllm.strategies.constraints import Constraints
     from mindllm.strategies.outcome import Strategies
     from mindllm.timing.device import Device
-    from mindllm.timing.foreign_program import ProgramStep
     from mindllm.timing.prediction import StepPrediction
-    from mindllm.verify.program import ProgramOutcome
     from mindllm.verify.verification import Verification
 
-    Run = RunConfig | str | os.PathLike[str] | Mapping[str, Any]
+Run = Annotated[
+    "RunConfig | str | os.PathLike[str] | Mapping[str, Any]",
+    Advice("give one run: the path of its YAML, a dictionary of its keys, or what load_config has returned"),
+]
 
 
+@checked
 def load_config(source: Run, overrides: Overrides = ()) -> RunConfig:
     """Read the configuration of a run, and change keys of it.
 
@@ -56,6 +59,7 @@ def load_config(source: Run, overrides: Overrides = ()) -> RunConfig:
     return config.load_config(source, overrides)
 
 
+@checked
 def step_time(
     run: Run, *, device: Device | str | Path | None = None, zero_shot: bool = False, explain: bool = False
 ) -> StepPrediction:
@@ -73,38 +77,19 @@ def step_time(
     from mindllm.timing.measured.calibrate import uncalibrated
     from mindllm.timing.prediction import predict
 
-    known = _device(device)
+    known = described(device)
     return predict(load_config(run), uncalibrated(known) if zero_shot else known, explain)
 
 
-def time_program(
-    directory: str | Path, *, device: Device | str | Path | None = None, zero_shot: bool = False
-) -> ProgramStep:
-    """Predict how long a step of anybody's program takes, from its compiled graphs. No MindSpore.
-
-    Args:
-        directory: what ``mindllm offline`` kept of the program.
-        device: a described device, as of :func:`step_time`.
-        zero_shot: the device as it was before it was calibrated.
-
-    Raises:
-        UserError: ranks are missing, the pipeline is interleaved, or the device lacks a figure.
-    """
-    from mindllm.timing.foreign_program import program_step
-    from mindllm.timing.measured.calibrate import uncalibrated
-
-    known = _device(device)
-    return program_step(Path(directory), uncalibrated(known) if zero_shot else known)
-
-
+@checked
 def dry_run(
     run: Run,
     *,
-    stages: Sequence[int] | None = None,
+    stages: Sequence[Index] | None = None,
     full: bool = False,
-    max_device_memory: str | None = None,
-    workers: int | None = None,
-    advice: float = 20.0,
+    max_device_memory: Memory | None = None,
+    workers: Count | None = None,
+    advice: Patience = 20.0,
     output: Path | str | None = None,
     progress: Progress = unwatched,
 ) -> DryRun:
@@ -137,16 +122,17 @@ def dry_run(
     return replace(found, advice=advise(found, simulations, advice)) if advice else found
 
 
+@checked
 def verify(
     run: Run,
     *,
-    steps: int = 2,
+    steps: Count = 2,
     real_dtype: bool = False,
     mindspore_kernels: bool = False,
-    workers: int | None = None,
-    most_ranks: int | None = None,
+    workers: Count | None = None,
+    most_ranks: Count | None = None,
     every_rank: bool = False,
-    accumulation_steps: int | None = None,
+    accumulation_steps: Count | None = None,
     cache: Path | str | None = None,
     use_cache: bool = True,
     progress: Progress = unwatched,
@@ -174,8 +160,6 @@ def verify(
     """
     from mindllm.verify.verification import quiet, several, verify_run
 
-    if steps < 1:
-        raise UserError(f"steps: must be at least 1 (value {steps})")
     config = several(load_config(run))
     quiet()
     from mindllm.compiled.rank.compile_ranks import cache_directory
@@ -196,39 +180,17 @@ def verify(
     return verify_run(config, how, _name(run, config), progress)
 
 
-def verify_program(directory: str | Path, *, single: str | Path | None = None, steps: int = 2) -> ProgramOutcome:
-    """Show whether all ranks of anybody's program agree with each other, and with the program on a single device.
-
-    Args:
-        directory: what ``mindllm offline --ranks all`` kept of the program.
-        single: what it kept of the same program on one device; None: what stands beside the ranks, if anything does.
-        steps: training steps that all ranks do together.
-
-    Raises:
-        UserError: ranks are missing, or were not kept so that they can be executed.
-        RunFailed: the graphs hold operators that nothing here computes.
-        CheckFailed: ranks wait for each other.
-    """
-    from mindllm.verify.verification import quiet
-
-    if steps < 1:
-        raise UserError(f"steps: must be at least 1 (value {steps})")
-    quiet()
-    from mindllm.verify.program import check_program
-
-    return check_program(Path(directory), None if single is None else Path(single), steps)
-
-
+@checked
 def plan(
     run: Run,
     *,
-    max_memory: str | None = None,
-    interleave: Sequence[int] | None = None,
+    max_memory: Memory | None = None,
+    interleave: Sequence[Count] | None = None,
     device: Device | str | Path | None = None,
     formula: bool = False,
     swap: bool = False,
     validate: bool = False,
-    seconds: float = 60.0,
+    seconds: Seconds = 60.0,
     progress: Progress = unwatched,
 ) -> PipelinePlan:
     """Plan stages, chunks and recomputation: the fastest plan that fits the memory, and a bound no plan can beat.
@@ -255,7 +217,7 @@ def plan(
         raise UserError("formula: does not go with validate, which corrects costs of small runs")
     if swap and not formula:
         raise UserError("swap: small runs have no costs of it; give formula=True")
-    config, known = load_config(run), _device(device)
+    config, known = load_config(run), described(device)
     if formula:
         return make_plan(subject.of_architecture(config, known, interleave, max_memory, swap), seconds)
     from mindllm.dry_run.simulations import simulations_here
@@ -264,13 +226,14 @@ def plan(
     return make_plan(costs, seconds, interleave, validate)
 
 
+@checked
 def plan_problem(
     problem: Mapping[str, Any] | str | Path,
     *,
     schedule: str | None = None,
-    max_memory: str | None = None,
-    interleave: Sequence[int] | None = None,
-    seconds: float = 60.0,
+    max_memory: Memory | None = None,
+    interleave: Sequence[Count] | None = None,
+    seconds: Seconds = 60.0,
 ) -> PipelinePlan:
     """Plan layers whose costs are given, in schedules that MindSpore has and in others.
 
@@ -298,15 +261,16 @@ def plan_problem(
     return make_plan(subject.of_problem(Path(problem), settings), seconds)
 
 
+@checked
 def search(
     run: Run,
     *,
-    devices: int | None = None,
-    global_batch: int | None = None,
+    devices: Count | None = None,
+    global_batch: Count | None = None,
     device: Device | str | Path | None = None,
-    best: int = 5,
-    seconds: float = 5.0,
-    dry_run: int | None = None,
+    best: Count = 5,
+    seconds: Seconds = 5.0,
+    dry_run: Count | None = None,
     schedules: Sequence[str] = (),
     output: Path | str | None = None,
     progress: Progress = unwatched,
@@ -315,7 +279,7 @@ def search(
 
     Args:
         run: the run.
-        devices: how many; None: the run's.
+        devices: how many devices; None: the run's.
         global_batch: sequences of a step; None: the run's.
         device: a described device, as of :func:`step_time`.
         best: how many are planned and shown.
@@ -336,20 +300,21 @@ def search(
     if directory:
         directory.mkdir(parents=True, exist_ok=True)
     wanted = Wanted(devices, global_batch, best, seconds, dry_run, schedules=tuple(schedules))
-    return find_strategies(load_config(run), _device(device), wanted, directory, progress)
+    return find_strategies(load_config(run), described(device), wanted, directory, progress)
 
 
+@checked
 def prove(
     run: Run,
     *,
     quick: bool = False,
-    allow: Sequence[str] = (),
+    allow: str | Sequence[str] = (),
     search: bool = False,
     every_rank: bool = False,
     device: str | Path | None = None,
     again: bool = False,
     output: Path | str | None = None,
-    workers: int | None = None,
+    workers: Count | None = None,
     progress: Progress = unwatched,
 ) -> Proof:
     """Answer the ten questions about a run: each is proved, refuted or not proved, and one verdict comes of them.
@@ -379,7 +344,7 @@ def prove(
 
     config, allowed = load_config(run), check_allowed([allow] if isinstance(allow, str) else allow)
     options = Options(str(device or ""), search, workers=workers, every_rank=every_rank)
-    _device(device)  # a name that is none is told at once
+    described(device)  # a name that is none is told at once
 
     def told(piece: Any, what: str, done: int, total: int | None) -> None:
         progress(f"{piece.name}: {what}", done, total)
@@ -393,14 +358,15 @@ def prove(
     return proof
 
 
+@checked
 def configure(
     network: str | os.PathLike[str],
-    devices: int,
+    devices: Count,
     *,
     device: str | Path | None = None,
-    global_batch: int | None = None,
-    seq_length: int | None = None,
-    memory: str | None = None,
+    global_batch: Count | None = None,
+    seq_length: Count | None = None,
+    memory: Memory | None = None,
     constraints: Constraints | None = None,
     data: str = "",
     overrides: Overrides = (),
@@ -410,13 +376,13 @@ def configure(
     """Find the fastest strategy of a network on a number of devices, plan it, and prove it: a run without a YAML.
 
     Args:
-        network: name of a shipped network, Hugging Face directory, ``config.json``, or a YAML.
-        devices: how many.
+        network: the name of a shipped network, Hugging Face directory, ``config.json``, or a YAML.
+        devices: how many devices.
         device: a described device: its name or a YAML; None: the default of ``mindllm time``.
         global_batch: sequences of a step; None: the network's own, or 512.
         seq_length: tokens of a sequence; None: the network's own, at most 4,096.
         memory: of a device, as ``58GB``; None: nine tenths of what it has.
-        constraints: what is not wanted, whatever it would gain.
+        constraints: what is not wanted: a ``mindllm.strategies.constraints.Constraints``.
         data: prefix of an indexed corpus; without one the question of the data may stay open.
         overrides: as of :func:`load_config`.
         quick: all is by formula, which takes seconds; nothing is simulated or proved.
@@ -432,7 +398,7 @@ def configure(
 
     request = Request(
         find_network(os.fspath(network)),
-        _device(device),
+        described(device),
         devices,
         global_batch,
         seq_length,
@@ -453,7 +419,8 @@ def configure(
     )
 
 
-def inspect(run: Run, *, rank: int = 0, progress: Progress = unwatched) -> Inspection:
+@checked
+def inspect(run: Run, *, rank: Index = 0, progress: Progress = unwatched) -> Inspection:
     """Look into the compiled graph of one rank: compiled on the spot from a run, without a device, or read from a file.
 
     The result prints operators, FLOPs, bytes and parameters by module; its methods answer further questions: ``communication()``,
@@ -490,7 +457,8 @@ def _name(run: Run, config: RunConfig) -> str:
     return str(config.source or config.trainer.model_name or "run")
 
 
-def _device(device: Device | str | Path | None) -> Device:
+def described(device: Device | str | Path | None) -> Device:
+    """Return a device, of a name or the path of a YAML; None: the default of ``mindllm time``."""
     from mindllm.timing.device import DEFAULT, Device, read_device
 
     return device if isinstance(device, Device) else read_device(str(device or DEFAULT))

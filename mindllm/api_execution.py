@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.api import load_config
+from mindllm.api import Run, load_config
+from mindllm.arguments import Index, Prompt, checked
 from mindllm.terminal.progress import Progress, unwatched
 
 if TYPE_CHECKING:
-    from mindllm.api import Run
     from mindllm.evaluate.outcome import Scores
-    from mindllm.generate.outcome import Generation, Prompt
+    from mindllm.generate.outcome import Generation
     from mindllm.run.outcome import HeldOutLoss, Training
 
 
+@checked
 def train(run: Run, *, progress: Progress = unwatched) -> Training:
     """Train, or fine-tune where ``run_mode`` says so, and return the losses and the last checkpoint.
 
@@ -44,12 +45,13 @@ def train(run: Run, *, progress: Progress = unwatched) -> Training:
     return train_in_child(config, progress)
 
 
+@checked
 def generate(
     run: Run,
     prompts: str | Sequence[Prompt],
     *,
     load_checkpoint: str | Path | None = None,
-    seed: int | None = None,
+    seed: Index | None = None,
     **options: Any,
 ) -> Generation:
     """Continue prompts with a trained model, in a process of its own.
@@ -73,6 +75,7 @@ def generate(
     return generate_in_child(config, [prompts] if isinstance(prompts, str) else prompts)
 
 
+@checked
 def evaluate(
     run: Run,
     *,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from mindllm.errors import LONGEST_PART, CheckFailed, RunFailed, UserError, bounded, nearest
+from mindllm.errors import ALIKE, LONGEST_PART, CheckFailed, RunFailed, UserError, bounded, nearest
 from mindllm.extras import advice
 from mindllm.files import FULL, obstacle
 from mindllm.process.exit_hooks import leave
@@ -31,7 +31,6 @@ READER_GONE = 141
 # Python's 700, 10, 10 take a tenth of the time in which modules and graphs are read
 SEARCHES_FOR_GARBAGE = (20_000, 20, 50)
 CONFIG = "--config"
-ALIKE = 0.8  # of 1, from which on an unknown option is one of ours misspelt
 LARGEST_PORT = 65535
 IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
     errno.ENOENT,

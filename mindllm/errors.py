@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
+ALIKE = 0.8  # of 1, from which on an unknown option or argument is one of ours misspelt
 FORM = re.compile(r"(?P<reason>.*?)(?: \(value .*?\))?(?:; (?P<advice>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A place: a line of a file, or an option of the command line."""
+    """A place: a line of a file, an option of the command line, or a function that is called."""
 
     file: str = ""
     line: int | None = None
@@ -55,7 +56,7 @@ class Problem:
 
     @property
     def option(self) -> str:
-        """The option of the command line, or the override, that is wrong; empty for a file."""
+        """The option of the command line, the override or the function that is given something wrong; empty for a file."""
         return self.origin.option if self.origin else ""
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mindllm.arguments import Prompt
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.errors import UserError
 from mindllm.launch.child import run_yaml_in_child
@@ -17,8 +18,6 @@ from mindllm.units import counted
 
 if TYPE_CHECKING:
     from mindllm.results import Part
-
-Prompt = str | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, repr=False)

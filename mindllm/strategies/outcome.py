@@ -13,7 +13,7 @@ from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.config import RunConfig
 from mindllm.config.checks.mesh import COMPILED, compiles_for
 from mindllm.config.reading.shorten import own_bases, write_short
-from mindllm.errors import CheckFailed, UserError
+from mindllm.errors import CheckFailed, Problem, UserError, nearest
 from mindllm.files import atomic_open
 from mindllm.results import Result
 from mindllm.strategies.candidates import Candidate
@@ -160,6 +160,9 @@ def find_strategies(
         CheckFailed: nothing fits.
         UserError: the run has something that is not modelled, or MindSpore does not compile for so many devices.
     """
+    if unknown := [one for one in wanted.schedules if one not in SEARCHED]:
+        message = f"no such order of micro-batches (value {unknown[0]!r}){nearest(unknown[0], SEARCHED)}"
+        raise UserError.of(Problem(None, ("schedules",), message, unknown[0]))
     devices = wanted.devices or config.parallel_config.device_num
     batch = wanted.global_batch or config.global_batch_size
     if config.context.device_target == "Ascend" and not compiles_for(devices, 1):

@@ -60,8 +60,10 @@ def test_a_plan_that_cannot_be_is_an_error():
 
 @pytest.mark.parametrize("size", [54, "54", "54 GB", "lots"])
 def test_a_size_of_memory_has_a_unit(size):
-    with pytest.raises(mindllm.UserError, match=rf"{size} is no size of a memory; write it as '58GB'"):
+    with pytest.raises(mindllm.UserError) as refused:
         mindllm.plan(SMALL, formula=True, max_memory=size, seconds=1)
+    assert (refused.value.key, refused.value.value) == ("max_memory", size)
+    assert refused.value.advice == "write it as '58GB' or '58000MB'"
 
 
 def test_one_task_is_its_name_and_a_prompt_is_needed(monkeypatch):
@@ -127,7 +129,7 @@ def test_a_verification_is_that_of_the_command(capsys, tmp_path, monkeypatch):
     found = mindllm.verify(str(path), steps=3, progress=lambda what, done=0, total=None: told.append(what))
     assert through_json(found) == said(main, capsys, "--config", path, "--steps", "3")
     assert (found.ok, found.problems, told) == (False, ("step 1: loss",), ["executing"])
-    with pytest.raises(mindllm.UserError, match="at least 1"):
+    with pytest.raises(mindllm.UserError, match="must be an integer from 1 on"):
         mindllm.verify(str(path), steps=0)
     with pytest.raises(mindllm.UserError) as refused:
         mindllm.verify(cluster_run(use_parallel=False))

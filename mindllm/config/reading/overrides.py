@@ -6,10 +6,11 @@ Every command that takes a YAML and such options reads them here, and with them 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any
 
+from mindllm.arguments import Overrides as Overrides
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, child
 from mindllm.config.reading.schema import default_list, fields_at, scalar_types
 from mindllm.config.reading.yaml_tree import DEEPEST, read_value, unusable_text
@@ -17,8 +18,6 @@ from mindllm.config.section import Section
 from mindllm.errors import LONGEST_PART, UserError, bounded
 from mindllm.outside import half_surrogate
 from mindllm.shorthands import SHORTHANDS
-
-Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def override_document(overrides: Overrides, base: Document, root: type[Section]) -> Document:
