@@ -1,7 +1,7 @@
 """Files of records (jsonl, json, csv, tsv, parquet), plain or compressed (gz, bz2, xz, zst): as a stream, or by number.
 
-Streams hold one record at a time (a row group of parquet; a .json file that is one array is read whole). pyarrow and zstandard
-are imported where a file needs them.
+Streams hold one record at a time (a row group of parquet; a .json file that is one value is read whole: an array of records, or
+an object that has it under a key such as ``data``). pyarrow and zstandard are imported where a file needs them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ DAMAGE = (OSError, EOFError, csv.Error, lzma.LZMAError, zlib.error)
 DAMAGE_OF_LIBRARIES = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
 PARQUET_BATCH = 1024  # records decoded at a time
 LINE_BYTES = 512 << 20  # of one record; it is held several times while it is parsed
-LARGEST_ARRAY = 1 << 30  # bytes of a .json file that is one array; it is parsed as a whole
+LARGEST_WHOLE = 1 << 30  # bytes of a .json file that is one value; it is parsed as a whole
+ROWS = ("data", "rows", "records", "examples", "instances", "train", "validation", "test")
+"""Keys under which an object that is a whole file has its records."""
 
 
 def compression_of(path: Path | str) -> str | None:
@@ -83,8 +85,8 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
             yield from _parquet(path, columns)
         elif kind in ("csv", "tsv"):
             yield from _csv(path, "\t" if kind == "tsv" else ",")
-        elif kind == "json" and _is_array(path):
-            yield from _json_array(path)
+        elif kind == "json" and _is_whole(path):
+            yield from _json_whole(path)
         else:
             with open_bytes(path) as file:
                 for number, line in enumerate(bounded_lines(file, LINE_BYTES, path), start=1):
@@ -158,27 +160,48 @@ def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:
             yield from batch.to_pylist()
 
 
-def _is_array(path: Path | str) -> bool:
+def _is_whole(path: Path | str) -> bool:
+    """Whether a .json file is one value, an array or an object, in place of a record a line."""
     with open_bytes(path) as file:
-        for line in bounded_lines(file, LARGEST_ARRAY, path):
-            if line.strip():
-                return line.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        lines = (line for line in bounded_lines(file, LARGEST_WHOLE, path) if line.strip())
+        first, second = next(lines, b""), next(lines, None)
+    if first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") or (first and second is None):
+        return True
+    try:
+        parse_json(first)
+    except ValueError:  # an object over several lines
+        return first.lstrip().startswith(b"{")
     return False
 
 
-def _json_array(path: Path | str) -> Iterator[Record]:
+def _json_whole(path: Path | str) -> Iterator[Record]:
     with open_bytes(path) as file:
         try:
-            content = file.read(LARGEST_ARRAY + 1)
-            if len(content) > LARGEST_ARRAY:
+            content = file.read(LARGEST_WHOLE + 1)
+            if len(content) > LARGEST_WHOLE:
                 raise UserError(
-                    f"{path}: is one array of more than {LARGEST_ARRAY >> 20} MB; write a record a line (.jsonl)"
+                    f"{path}: is one value of more than {LARGEST_WHOLE >> 20} MB; write a record a line (.jsonl)"
                 )
             records = parse_json(content)
         except ValueError as error:
             raise UserError(f"{path}: not JSON ({error})") from None
+    records = records if isinstance(records, list) else _rows(_object(records, str(path)), path)
     for number, record in enumerate(records, start=1):
         yield _object(record, f"{path}: record {number}")
+
+
+def _rows(tree: dict[str, Any], path: Path | str) -> list[Any]:
+    """The records that an object of a whole file holds under one key, as ``{"data": [...]}``; without such the object itself.
+
+    Raises:
+        UserError: it holds several lists of records.
+    """
+    found = [
+        key for key in ROWS if isinstance(rows := tree.get(key), list) and all(isinstance(row, dict) for row in rows)
+    ]
+    if len(found) > 1:
+        raise UserError(f"{path}: holds records under {', '.join(found)}; write each list as a file of its own")
+    return tree[found[0]] if found else [tree]
 
 
 class RecordFile(Protocol):

@@ -7,11 +7,12 @@ of Hugging Face, that decides instead.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindllm.config.reading.document import Document, Problem, merge
+from mindllm.config.reading.document import Document, Problem, at, dotted, merge
 from mindllm.config.reading.overrides import Overrides, override_document, split_overrides
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError, nearest
@@ -75,6 +76,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # by ``model_type``, in their names
     },
 }
 SEVERAL_NAMES = (*SAME.values(), *GROUPS.values(), SHARED, SCORES, tuple(f"{MODEL}.{name}" for name in AHEAD))
+NONE = "None"  # as Python has nothing
+WITH_NONE = ("extend_method", "mode", "pre_seq_len")  # keys of theirs that have it as a word
 REASON = "left out: the default of MindFormers' class"
 MEANINGS = ("as_run", "as_written")
 
@@ -143,6 +146,7 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     meaning = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
     _repeat_at_anchors(theirs, changed)
+    changed, nothing = _without_none_texts(changed)
     static = as_static(changed) if is_pynative(changed.data) else None
     completed, added = with_class_defaults(static.document if static else changed)
     reading = translate(completed, meaning)
@@ -154,7 +158,18 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
         reading.ours.problems = [*problems, *problems_as_written(static, reading.ours.problems)]
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries.sort(key=lambda entry: order.get(entry.path, len(order)))
-    return Conversion(reading.ours, remaining, tuple(entries), tuple(reading.warnings))
+    return Conversion(reading.ours, remaining, tuple(entries), (*nothing, *reading.warnings))
+
+
+def _without_none_texts(theirs: Document) -> tuple[Document, list[str]]:
+    """The document with null for each text ``None``, by which its authors mean nothing, and a line that says where."""
+    data, named = copy.deepcopy(theirs.data), []
+    for path, value in leaves(theirs.data):
+        if value == NONE and path[-1] not in WITH_NONE:
+            at(data, path[:-1])[path[-1]] = None
+            named.append(dotted(path))
+    said = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
+    return (replace(theirs, data=data) if named else theirs), said
 
 
 def _repeat_at_anchors(theirs: Document, changed: Document) -> None:

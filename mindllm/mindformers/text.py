@@ -306,7 +306,7 @@ def _tokenizer(reading: Reading) -> None:
     for key in filter(reading.has, keys):
         value = reading.get(key)
         name = PurePath(str(value)).name
-        if not value or value == "None":
+        if not value:
             reading.idle(key, "empty")
         elif taken:
             reading.idle(key, "another file is named")

@@ -16,6 +16,7 @@ from mindllm.recipes.licence import licence_line
 from mindllm.recipes.recipe import Choice
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+ADDRESS = re.compile(r"(https?:)//?(?=\w)")  # as a path it has one slash
 CHECKPOINTS = "checkpoint"  # below the output directory of a run
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 MANIFEST, STATE = "manifest.json", "state.json"  # of a checkpoint
@@ -147,7 +148,9 @@ def _of_checkpoint(path: Path, checkpoint: Path) -> ModelSource:
 
 
 def _missing(path: Path) -> str:
-    text = bounded(str(path), LONGEST_PART)
+    text = ADDRESS.sub(r"\1//", bounded(str(path), LONGEST_PART))
+    if ADDRESS.match(text):
+        return f"{text}: is an address, not a directory; what it shows is downloaded first: mindllm fetch {text}"
     if HUB_NAME.fullmatch(text) and not path.parent.exists():
         return f"{text}: no such directory; a name on the hub is downloaded first: mindllm fetch {text}"
     if checkpoints := _steps_beside(path):

@@ -11,6 +11,7 @@ from typing import Any
 
 from mindllm.config import RunConfig, render_config, with_model
 from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
+from mindllm.config.reading.load import RESOLVED
 from mindllm.data import Tokenizer
 from mindllm.files import atomic_open, size_in_bytes
 from mindllm.launch.heartbeat import heart
@@ -45,7 +46,6 @@ from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
 from mindllm.train.whole_weights import whole_weights
 
-RESOLVED_CONFIG = "config.yaml"
 logger = logging.getLogger(__name__)
 
 
@@ -86,7 +86,7 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     if not execution.connects_first:
         set_up_execution(config, execution)
     if ranks.is_first:
-        with atomic_open(f"{config.output_dir}/{RESOLVED_CONFIG}") as file:
+        with atomic_open(f"{config.output_dir}/{RESOLVED}") as file:
             file.write(render_config(config))
     engine = make_engine(config, execution, progress=progress, loaded=given or ())
     state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)

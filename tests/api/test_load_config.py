@@ -52,7 +52,7 @@ def test_a_hugging_face_directory_is_a_run_over_the_base(tmp_path):
 
 
 def test_a_directory_without_a_model_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match="cannot be read: is a directory"):
+    with pytest.raises(UserError, match="is a directory, not a file, and holds neither a YAML nor a model"):
         load_config(tmp_path)
 
 

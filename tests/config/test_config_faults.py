@@ -221,7 +221,8 @@ def test_both_names_of_one_key(refused):
             ),
             "aliases make the file endless",
         ),
-        ("", "model: this key is required"),
+        ("", "holds no keys; write at least `base:`"),
+        ("# to do", "holds no keys; write at least `base:`"),
     ],
 )
 def test_broken_files(refused, text, expected):
@@ -233,13 +234,63 @@ def test_files_that_cannot_be_read(tmp_path, write, minimal):
     for wrong, expected in [
         (tmp_path / "rum.yaml", "no such file; did you mean 'run.yaml'?"),
         ("llama2_13b", "no such file; did you mean configs/llama2/pretrain_llama2_13b.yaml?"),
-        (tmp_path, "cannot be read"),
+        (tmp_path, "is a directory, not a file; name a YAML in it: run.yaml"),
     ]:
         with pytest.raises(UserError, match=expected.replace("?", r"\?")):
             load_config(wrong)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not a text file in UTF-8"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (("b.yaml", "a.yml"), "is a directory, not a file; name a YAML in it: one of a.yml, b.yaml"),
+        (("config.yaml", "other.yaml"), "is a directory, not a file; of a run name its YAML: {}/config.yaml"),
+        ((), "is a directory, not a file, and holds neither a YAML nor a model (config.json)"),
+        ([f"{n:02}.yaml" for n in range(10)], "04.yaml, 05.yaml, 06.yaml, 07.yaml and 2 more"),
+    ],
+)  # fmt: skip
+def test_a_directory_says_which_file_of_it_to_name(tmp_path, files, said):
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as found:
+        load_config(tmp_path)
+    assert said.format(tmp_path) in str(found.value)
+
+
+def test_the_directory_of_a_run_holds_the_file_that_is_named():
+    from mindllm.config.reading.load import RESOLVED
+    from mindllm.run import training
+
+    assert training.RESOLVED is RESOLVED
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "advice"),
+    [
+        ("load_checkpoint: None", "load_checkpoint", "write '' for nothing"),
+        ("load_checkpoint: null", "load_checkpoint", "write '' for nothing"),
+        ("processor: {tokenizer: {vocab_file: None}}", "processor.tokenizer.vocab_file", "write '' for nothing"),
+        ("train_dataset: {data_loader: {config: {data_path: None}}}", "train_dataset.data_loader.config.data_path", "write"),
+        ("runner_config: {train_steps: None}", "runner_config.train_steps", "write null for nothing"),
+        ("seed: None", "seed", ""),
+    ],
+)  # fmt: skip
+def test_none_is_a_text(write, minimal, text, key, advice):
+    write(minimal, "base.yaml")
+    with pytest.raises(UserError) as found:
+        load_config(write(f"{text}\nbase: base.yaml\n", "run.yaml"))
+    (problem,) = found.value.problems
+    assert (problem.key, problem.line) == (key, 1)
+    assert problem.advice.startswith(advice)
+    assert bool(problem.advice) == bool(advice)
+
+
+def test_a_prompt_may_be_that_word(write, minimal):
+    write(minimal, "base.yaml")
+    assert load_config(write("input_data: None\nbase: base.yaml\n", "run.yaml")).input_data == "None"
 
 
 def test_a_base_that_is_not_there(refused):

@@ -167,6 +167,27 @@ def test_resuming_at_every_piece_gives_the_same_bytes(tokenizer, tmp_path, monke
 
 
 @pytest.mark.parametrize(
+    ("content", "records"),
+    [
+        ('{"data": [{"a": 1}, {"a": 2}]}', [{"a": 1}, {"a": 2}]),
+        ('{\n "version": "v1",\n "rows": [\n  {"a": 1}\n ]\n}', [{"a": 1}]),
+        ('\ufeff{"train": [{"a": 1}]}', [{"a": 1}]),
+        ('{"messages": [{"role": "user"}]}', [{"messages": [{"role": "user"}]}]),
+        ('{"a": 1, "data": "x"}', [{"a": 1, "data": "x"}]),
+        ('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]),
+        ('{"data": [{"a": 1}]}\n{"data": [{"a": 2}]}\n', [{"data": [{"a": 1}]}, {"data": [{"a": 2}]}]),
+    ],
+)
+def test_a_file_that_is_one_object_has_its_records_under_a_key(tmp_path, content, records):
+    """One record a line stays what it was, whatever its keys are called."""
+    path = tmp_path / "a.json"
+    path.write_text(content, encoding="utf-8")
+    assert list(read_records(path)) == records
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert list(read_records(tmp_path / "a.json.gz")) == records
+
+
+@pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("a.jsonl", b'{"txt": "x"}\n', r"record 1: has no key 'text'; did you mean 'txt'"),
@@ -175,6 +196,7 @@ def test_resuming_at_every_piece_gives_the_same_bytes(tokenizer, tmp_path, monke
         ("a.jsonl", b'{"text": "caf\xe9"}\n', r"a\.jsonl:1: not a line of JSON"),
         ("a.json", b"[1, 2]", "record 1: a record is a JSON object, not 1"),
         ("a.json", b"[{}, ", "not JSON"),
+        ("a.json", b'{"train": [{}], "test": [{}]}', "holds records under train, test; write each list as a file"),
         ("a.csv", b"text,b\nx\n", r"a\.csv:2: the header names 2 columns"),
         ("a.jsonl.gz", gzip.compress(jsonl())[:-20], r"a\.jsonl\.gz: damaged"),
         ("a.jsonl.xz", b"nothing", r"a\.jsonl\.xz: damaged"),

@@ -9,9 +9,10 @@ import yaml
 
 from mindllm.cli import run as run_llm
 from mindllm.cli.prepare.convert import main
-from mindllm.config import load_config
+from mindllm.config import load_config, render_config
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
+from mindllm.mindformers.convert import convert
 from mindllm.mindformers.recognise import is_mindformers
 from tests.mindformers.mindformers_files import LEGACY, MCORE, writer
 from toolkit.benchmark.mindformers_yamls import convert_all
@@ -138,3 +139,16 @@ def test_the_yamls_of_a_wheel_convert_or_are_refused_for_a_reason(tmp_path):
     reasons = [result.reason for result in convert_all([tmp_path / "wheel"], predict=True)]
     assert reasons
     assert not [reason for reason in reasons if "unknown key" in reason]
+
+
+def test_none_of_python_is_read_as_nothing(theirs, capsys):
+    """A run of theirs with ``None`` is that with null, and every place of it is told."""
+    source = theirs(
+        LEGACY, {**PIPELINE, "load_checkpoint": "None", "model.model_config.checkpoint_name_or_path": "None"}
+    )
+    without = theirs(LEGACY, {**PIPELINE, "load_checkpoint": None}, "null.yaml")
+    assert render_config(load_config(source)) == render_config(load_config(without))
+    conversion = convert(read_file(source))
+    (said,) = [warning for warning in conversion.warnings if "None" in warning]
+    assert said.startswith("None is a text in YAML, and read as null here: ")
+    assert {*said.rpartition(": ")[2].split(", ")} == {"load_checkpoint", "model.model_config.checkpoint_name_or_path"}

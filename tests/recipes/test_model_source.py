@@ -55,6 +55,12 @@ def test_a_name_on_the_hub_is_to_be_fetched(tmp_path, monkeypatch):
     assert refused("owner/model").endswith("a name on the hub is downloaded first: mindllm fetch owner/model")
 
 
+def test_an_address_is_to_be_fetched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    address = "https://huggingface.co/owner/model"
+    assert refused(address).endswith(f"what it shows is downloaded first: mindllm fetch {address}")
+
+
 @pytest.mark.parametrize(
     ("file", "said"),
     [

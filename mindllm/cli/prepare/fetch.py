@@ -15,6 +15,7 @@ EXAMPLE = """examples:
   %(prog)s qwen3_8b --output models/qwen3-8b --revision main
   %(prog)s bartowski/SmolLM2-135M-Instruct-GGUF --include '*Q4_K_M.gguf'
   %(prog)s --from modelscope Qwen/Qwen2.5-0.5B-Instruct
+  %(prog)s https://huggingface.co/Qwen/Qwen2.5-0.5B-Instruct
 
 HF_ENDPOINT or MODELSCOPE_ENDPOINT names another hub or a mirror, HF_TOKEN or MODELSCOPE_API_TOKEN a login, HTTPS_PROXY a proxy.
 What was interrupted goes on where it was.
@@ -31,7 +32,9 @@ def make_parser() -> CommandParser:
         epilog=EXAMPLE,
     )
     parser.add_argument(
-        "name", metavar="NAME", help="ORGANISATION/MODEL; or a shipped model, as mindllm models lists them"
+        "name",
+        metavar="NAME",
+        help="ORGANISATION/MODEL, or the address of its page; or a shipped model, as mindllm models lists them",
     )
     parser.add_argument(
         "--output", type=output_directory, metavar="DIR", help="must not exist, or be empty (default models/MODEL)"
@@ -40,8 +43,7 @@ def make_parser() -> CommandParser:
         "--from",
         dest="hub",
         choices=("huggingface", "modelscope"),
-        default="huggingface",
-        help="the hub (default %(default)s)",
+        help="the hub (default: that of the address, else huggingface)",
     )
     parser.add_argument("--revision", metavar="R", help="branch, tag or commit (default main; master on ModelScope)")
     parser.add_argument(
@@ -64,13 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Downloads; returns the exit code."""
     options = make_parser().parse_args(arguments)
 
+    from mindllm.fetch.address import Address, read_address
     from mindllm.fetch.directory import fetch
     from mindllm.fetch.huggingface import HuggingFace
     from mindllm.fetch.modelscope import ModelScope
 
-    hub = {"huggingface": HuggingFace, "modelscope": ModelScope}[options.hub]()
-    repository = hub.repository(options.name)
-    listing = hub.list_files(repository, options.revision, options.include)
+    address = read_address(options.name) or Address(options.hub or "huggingface", options.name)
+    hub = {"huggingface": HuggingFace, "modelscope": ModelScope}[options.hub or address.hub]()
+    repository = hub.repository(address.repository)
+    listing = hub.list_files(repository, options.revision or address.revision or None, options.include)
     licence = listing.licence or "not told by its model card"
     error_console.print(f"{repository}: {len(listing.files)} files, {listing.size / 1e9:.2f} GB; licence: {licence}")
     if listing.unchecked:
@@ -83,7 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         written = fetch(listing, directory, progress)
     if options.json:
         files = [file.name for file in listing.files]
-        told = {"written": str(written), "hub": options.hub, "repository": repository, "licence": listing.licence}
+        told = {
+            "written": str(written),
+            "hub": options.hub or address.hub,
+            "repository": repository,
+            "licence": listing.licence,
+        }
         told |= {"revision": listing.revision, "commit": listing.commit}
         print_json({**told, "bytes": listing.size, "files": files})
     else:

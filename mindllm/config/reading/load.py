@@ -23,7 +23,7 @@ from mindllm.config.model import ModelConfig
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, at, child, closest_origin, dotted, merge
 from mindllm.config.reading.overrides import Overrides, override_document
 from mindllm.config.reading.pretrained import fill_from_pretrained, without_what_follows
-from mindllm.config.reading.problems import schema_problems
+from mindllm.config.reading.problems import none_texts, schema_problems
 from mindllm.config.reading.shipped import NAME, shipped_as, shipped_configs, shipped_or_own
 from mindllm.config.reading.yaml_tree import read_yaml, unusable_text, write_yaml
 from mindllm.config.run import Provenance, RunConfig
@@ -60,6 +60,9 @@ FINETUNING_RATE = 1e-5  # of a Hugging Face directory, as the fine-tuning runs b
 IN_MEMORY = "the dictionary"  # where errors of one stand
 MOST_BASES = 20
 MOST_SHOWN = 40  # mistakes of one configuration
+MOST_NAMED = 8  # files of a directory
+RESOLVED = "config.yaml"  # in the directory of a run: all keys it ran with
+STARTS = "mindllm configure and mindllm finetune write such a YAML"
 
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
@@ -128,7 +131,10 @@ def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:
     path = shipped_or_own(Path(source))
     if is_hugging_face(path):
         return _load(_over_directory(path), overrides, None)
-    return _load(read_file(path), overrides, path)
+    document = read_file(path)
+    if not document.data and not overrides:
+        raise UserError.of(_at(path, f"holds no keys; write at least `{BASE}:` and what differs from that: {STARTS}"))
+    return _load(document, overrides, path)
 
 
 def _load(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
@@ -228,6 +234,7 @@ def _build(document: Document, overrides: Overrides, source: Path | None) -> Run
     changes = override_document(overrides, document, RunConfig)
     rename(changes)
     document = merge(document, changes)
+    document.problems.extend(none_texts(document, RunConfig))
     fill_from_pretrained(document)
     try:
         config = RunConfig.model_validate(document.data)
@@ -299,7 +306,18 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise UserError.of(_at(path, f"no such file{_similar(path)}")) from None
     except OSError as error:
-        raise UserError.of(_at(path, f"cannot be read: {error.strerror}")) from None
+        reason = f"is a directory, not a file{_within(path)}" if path.is_dir() else f"cannot be read: {error.strerror}"
+        raise UserError.of(_at(path, reason)) from None
+
+
+def _within(directory: Path) -> str:
+    """Which YAMLs a directory holds, which may have been meant: what a run wrote of itself, else those of its name."""
+    if (own := directory / RESOLVED).is_file():
+        return f"; of a run name its YAML: {own}"
+    names = sorted(file.name for file in directory.glob("*.y*ml") if file.is_file())
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    there = f"one of {', '.join(names[:MOST_NAMED])}{more}" if len(names) > 1 else "".join(names)
+    return f"; name a YAML in it: {there}" if names else ", and holds neither a YAML nor a model (config.json)"
 
 
 def _at(path: Path, message: str) -> Problem:

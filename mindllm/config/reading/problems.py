@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from mindllm.config.dataset import SPLIT_PATTERN
 from mindllm.config.reading.document import Document, KeyPath, Problem, child, closest_origin
-from mindllm.config.reading.schema import fields_at, fields_of, kind_of, kinds_with, places_of, sections_at
+from mindllm.config.reading.schema import (
+    fields_at,
+    fields_of,
+    kind_of,
+    kinds_with,
+    places_of,
+    scalar_types,
+    sections_at,
+)
 from mindllm.config.reading.syntax import line_advice
 from mindllm.config.reading.yaml_tree import LONGEST_VALUE, without_quotes
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
@@ -57,6 +67,8 @@ FORMS = {
 }
 READ_AS = {"int_type": int, "float_type": float, "bool_type": bool}
 REQUIRED = "this key is required"
+NONE = "None"
+OF_ANY_TEXT = (("input_data",), ("generation", "stop_strings"))  # keys under which a person may well mean that word
 FOLLOWS_FROM_ANOTHER = "default_factory_not_called"
 
 
@@ -113,6 +125,7 @@ def _message(path: KeyPath, details: list[Any], data: Any, root: type[Section]) 
     if all(kind in EXPECTED for kind in kinds):
         wanted = dict.fromkeys(_form_of_text(detail, path, data, root) or _expected(detail) for detail in details)
         advice = _nearest_literal(details, value) or _unquoted(kinds, value) or _as_section(kinds, value)
+        advice = advice or _absent(path, value, data, root)
         return f"must be {' or '.join(wanted)} (value {shown(value)}){advice}"
     return plain_message(details[0])
 
@@ -156,6 +169,39 @@ def _as_section(kinds: set[str], value: Any) -> str:
     """What a key is missing that YAML has read as a text."""
     advice = line_advice(value) if kinds & {"model_type", "dict_type"} and isinstance(value, str) else ""
     return f"; {advice}" if advice else ""
+
+
+def _absent(path: KeyPath, value: Any, data: Any, root: type[Section]) -> str:
+    """What to write where nothing was meant: ``null`` under a key of texts, or ``None``, which YAML reads as a text."""
+    if value is not None and value != NONE:
+        return ""
+    infos = fields_at(root, path, data)
+    if any(NoneType in scalar_types(info.annotation) for info in infos):
+        return "; write null for nothing"
+    return "; write '' for nothing" if any(map(_takes_any_text, infos)) else ""
+
+
+def _takes_any_text(info: FieldInfo) -> bool:
+    bounded = any(getattr(part, name, None) for part in info.metadata for name in ("pattern", "min_length"))
+    return str in scalar_types(info.annotation) and not bounded
+
+
+def none_texts(document: Document, root: type[Section]) -> Iterator[Problem]:
+    """Yield a problem for every ``None`` that Python's users mean as nothing, under keys that would take it for a text."""
+    for path, value in _values(document.data, ()):
+        if (
+            value == NONE
+            and path not in OF_ANY_TEXT
+            and any(map(_takes_any_text, fields_at(root, path, document.data)))
+        ):
+            message = f"is a text in YAML, not nothing (value {value}){_absent(path, value, document.data, root)}"
+            yield Problem(closest_origin(document.origins, path), path, message, value)
+
+
+def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        yield (*path, key), value
+        yield from _values(value, (*path, key))
 
 
 def _nearest_literal(details: Iterable[Any], value: Any) -> str:
