@@ -111,9 +111,11 @@ class Proof(Result):
 
     def best_words(self) -> Iterator[str]:
         """Yield what a run that is ready may expect."""
-        memory, step = (self.answer(name).figures for name in ("memory", "step_time"))
-        if "peak" in memory:
-            yield f"fits {TENTHS_OF_GB(memory['peak'])} of {memory['limit'] / GIB:.4g} GB"
+        answer, step = self.answer("memory"), self.answer("step_time").figures
+        if "peak" in (memory := answer.figures):
+            verb = "fits" if memory["peak"] <= memory["limit"] else "does not fit,"
+            how = " by formula" if answer.standing is Standing.EXPECTED else ""
+            yield f"{verb} {TENTHS_OF_GB(memory['peak'])} of {memory['limit'] / GIB:.4g} GB{how}"
         if "seconds" in step:
             yield f"{step['seconds']:.3g} s a step expected"
         if self.allowed:

@@ -38,7 +38,7 @@ def _of_yaml(hand: Planned | None, limit: float) -> str:
     if hand is None:
         return ""
     room = hand.room(limit)
-    fits = "fits" if room.fits else f"does not fit: it {room}, {hand.source}"
+    fits = f"{'fits' if room.fits else f'does not fit: it {room}'}, {hand.source}"
     return (
         f"<p>The YAML as it is, {html.escape(hand.candidate.name)} (the square), {html.escape(fits)}: "
         f"{hand.step.tokens_per_device:,.0f} tokens/s/device.</p>"

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.config import override_config
+from mindllm.config import load_config, override_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.parallel.refusals import CompileFailed
 from mindllm.process.host_memory import ADVICE
@@ -125,6 +125,16 @@ def test_a_quick_proof_proves_the_configuration_alone():
 )
 def test_what_may_stay_open_is_not_what_may_be_wrong(standing, allowed, verdict):
     assert proved(cluster_run(dp=2), allowed=allowed, executor=executor([], standing)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [("58GB", "fits 45.6 of 58 GB by formula"), ("40GB", "does not fit, 45.6 of 40 GB by formula")]
+)
+def test_what_fits_by_formula_alone_says_so(limit, said):
+    """A quick proof is ready where everything may stay open: its memory is expected, not proved."""
+    config = load_config("configs/llama2/pretrain_llama2_7b_8p.yaml", {"context.max_device_memory": limit})
+    proof = proved(config, allowed=tuple(QUESTIONS), quick=True)
+    assert f": ready: {said}, 16 s a step expected, without a proof of" in proof.headline()
 
 
 def test_nothing_is_proved_twice_and_a_change_is_proved_again():

@@ -15,6 +15,7 @@ from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import Table, texts
 
 if TYPE_CHECKING:
+    from mindllm.config.reading.document import Document
     from mindllm.config.run import RunConfig
     from mindllm.mindformers.convert import Conversion
 
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _write_pynative(options, overrides)
     theirs = read_file(options.source)
     if not is_mindformers(theirs):
-        raise UserError(f"{options.source}: is no YAML of MindFormers: it has hardly a key that only MindFormers has")
+        raise UserError(f"{options.source}: {_why_not_theirs(theirs)}")
     conversion = convert(theirs, overrides)
     config, problem = _checked(conversion, options.source)
     text = _written(config, options.source, options.output) if config else None
@@ -93,6 +94,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem:
         raise UserError(problem)
     return 0
+
+
+def _why_not_theirs(document: Document) -> str:
+    """What a YAML is that is none of MindFormers."""
+    from mindllm.mindformers.reading import leaves
+    from mindllm.mindformers.recognise import is_ours
+
+    if "base" in document.data or all(is_ours(path) for path, _ in leaves(document.data)):
+        return (
+            "is a YAML of mindllm already, which every command takes as it is; to write it in MindFormers' form: "
+            "--to mindformers-2"
+        )
+    return "is no YAML of MindFormers: it has hardly a key that only MindFormers has"
 
 
 def _write_pynative(options: Namespace, overrides: Sequence[str]) -> int:
