@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mindllm.arguments import Advice, Count, Index, Memory, Overrides, Patience, Seconds, checked
-from mindllm.errors import UserError
+from mindllm.errors import Problem, UserError
 from mindllm.terminal.progress import Progress, unwatched
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mindllm.dry_run.run import DryRun
     from mindllm.planning.outcome import PipelinePlan
     from mindllm.prove.proof import Proof
+    from mindllm.recipes.book import Book
     from mindllm.recipes.configure import Configured
     from mindllm.strategies.constraints import Constraints
     from mindllm.strategies.outcome import Strategies
@@ -371,9 +373,13 @@ def configure(
     data: str = "",
     overrides: Overrides = (),
     quick: bool = False,
+    spares: Index = 0,
+    node_devices: Count | None = None,
     progress: Progress = unwatched,
-) -> Configured:
+) -> Configured | Book:
     """Find the fastest strategy of a network on a number of devices, plan it, and prove it: a run without a YAML.
+
+    With ``spares`` it returns the run with its layouts for fewer nodes, whose ``write`` writes all of them and their book.
 
     Args:
         network: the name of a shipped network, Hugging Face directory, ``config.json``, or a YAML.
@@ -386,12 +392,15 @@ def configure(
         data: prefix of an indexed corpus; without one the question of the data may stay open.
         overrides: as of :func:`load_config`.
         quick: all is by formula, which takes seconds; nothing is simulated or proved.
+        spares: layouts for up to so many nodes fewer, with the same global batch; 0: none.
+        node_devices: devices of a node, for ``spares``; None: as the device's links say.
         progress: told of what is tried.
 
     Raises:
         CheckFailed: nothing fits, or nothing is as fast as was wanted.
         UserError: no such network, or it has something that is not modelled.
     """
+    from mindllm.recipes.book import Book, devices_of_node, find_spares, spare_counts
     from mindllm.recipes.configure import Request, find_run, prove_found
     from mindllm.recipes.network import find_network
     from mindllm.strategies.constraints import UNLIMITED
@@ -407,16 +416,23 @@ def configure(
         data=data,
         overrides=overrides,
     )
+    if node_devices and not spares:
+        message = f"is said of spares (value {node_devices}); give spares=1 too, or leave it out"
+        raise UserError.of(Problem(None, ("node_devices",), message, node_devices))
+    node = devices_of_node(request.device, node_devices) if spares else 0
+    counts = spare_counts(devices, node, spares) if spares else ()
     command = f"mindllm.configure({os.fspath(network)!r}, {devices})"
-    found = find_run(request, command, progress=progress)
-    if quick:
-        return found
     allowed = () if data else ("data",)
-    return prove_found(
-        found,
-        lambda: find_run(request, command, dry_run=1, progress=progress),
-        lambda config: prove(config, allow=allowed, device=device, progress=progress),
-    )
+
+    def find(asked: Request, number: int = 0) -> Configured:
+        found = find_run(asked, command, progress=progress)
+        if quick:
+            return found
+        again = partial(find_run, asked, command, dry_run=1, progress=progress)
+        return prove_found(found, again, lambda config: prove(config, allow=allowed, device=device, progress=progress))
+
+    run = find(request)
+    return Book(run, node, tuple(find_spares(request, run, counts, find))) if counts else run
 
 
 @checked

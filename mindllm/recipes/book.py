@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindllm.config.checks.mesh import COMPILED, compiles_for
 from mindllm.errors import CheckFailed, UserError
 from mindllm.launch.layouts import LayoutBook
-from mindllm.outside import open_file
 from mindllm.recipes.configure import Configured, Request
-from mindllm.recipes.recipe import WRITTEN_BY
+from mindllm.recipes.spare_files import book_path, forget_spares, spare_path
+from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.device import Device
 from mindllm.units import GIB
 
-SPARE = ".spare_"
+if TYPE_CHECKING:
+    from mindllm.config import RunConfig
+    from mindllm.prove.proof import Proof
+    from mindllm.results import Part
 
 
 @dataclass(frozen=True)
@@ -29,81 +30,125 @@ class Layout:
 
     Attributes:
         devices: how many it takes.
-        path: its YAML.
         found: the run; None: there is none for so many devices.
         reason: why there is none.
     """
 
     devices: int
-    path: Path
     found: Configured | None
     reason: str = ""
 
     def tree(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of it."""
+        """Return what ``--json`` prints of it but for the file."""
         found = self.found
         if found is None:
-            return {"devices": self.devices, "written": None, "reason": self.reason}
+            return {"devices": self.devices, "reason": self.reason}
         verdict = found.proof.verdict.value if found.proof else None
-        best = found.strategies.recommended
-        return {
-            "devices": self.devices,
-            "written": str(self.path),
-            "strategy": found.strategies.recommended_name,
-            "step_s": best.step.seconds,
-            "verdict": verdict,
-        }
+        step = found.strategies.recommended.step.seconds
+        strategy = found.strategies.recommended_name
+        return {"devices": self.devices, "strategy": strategy, "step_s": step, "verdict": verdict}
 
-    def row(self) -> tuple[str, ...]:
-        """Return its row of :meth:`Book.table`."""
+    def row(self, name: str) -> tuple[str, ...]:
+        """Return its row of :meth:`Book.table`, with the name of its file."""
         if self.found is None:
             return (str(self.devices), "none", "", "", "")
         found = self.found
         best = found.strategies.recommended
         verdict = found.proof.verdict.value if found.proof else "by formula alone"
         memory = f"{max(best.memory) / GIB:.1f}"
-        return (
-            str(self.devices),
-            f"{self.path.name}: {best.candidate.name}",
-            f"{best.step.seconds:.2f}",
-            memory,
-            verdict,
-        )
+        return (str(self.devices), f"{name}: {best.candidate.name}", f"{best.step.seconds:.2f}", memory, verdict)
 
 
-@dataclass(frozen=True)
-class Book:
-    """The layouts of a run, that with most devices first.
+@dataclass(frozen=True, repr=False)
+class Book(Result):
+    """A run and its layouts for fewer nodes, that with most devices first, which is the run itself.
 
     Attributes:
+        run: the run.
         node_devices: devices of a node, by which layouts differ.
-        global_batch: sequences of a step, in all layouts.
+        spares: the layouts for one node fewer, for two.
     """
 
+    run: Configured
     node_devices: int
-    global_batch: int
-    layouts: tuple[Layout, ...]
+    spares: tuple[Layout, ...]
 
-    def write(self, path: Path) -> None:
-        """Write the book: the file of each layout by its devices; layouts that were not found are left out.
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """All layouts, the run's first."""
+        return (Layout(self.run.device_count, self.run), *self.spares)
+
+    @property
+    def config(self) -> RunConfig:
+        """The run."""
+        return self.run.config
+
+    @property
+    def proof(self) -> Proof | None:
+        """The proof of the run."""
+        return self.run.proof
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step, in all layouts."""
+        return self.config.global_batch_size
+
+    def paths(self, place: Path) -> list[Path]:
+        """Return the file of each layout, where the run itself is at ``place``."""
+        return [place, *(spare_path(place, number) for number in range(1, len(self.spares) + 1))]
+
+    def write(self, path: Path | str) -> None:
+        """Write the run, its layouts beside it, and the book that names them; earlier ones there are removed.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: they cannot be written.
         """
-        files = {layout.devices: layout.path for layout in self.layouts if layout.found}
-        LayoutBook(path, self.node_devices, self.global_batch, files).write()
+        place = Path(path)
+        forget_spares(place)
+        for layout, file in zip(self.layouts, self.paths(place), strict=True):
+            if layout.found:
+                layout.found.write(file)
+        self.write_book(place)
 
-    def table(self) -> Table:
+    def write_book(self, place: Path) -> Path:
+        """Write the file that names the layouts, which are there, by their devices, and return it; as :meth:`write`."""
+        known = zip(self.layouts, self.paths(place), strict=True)
+        files = {layout.devices: file for layout, file in known if layout.found}
+        LayoutBook(book_path(place), self.node_devices, self.global_batch, files).write()
+        return book_path(place)
+
+    def table_of(self, place: Path) -> Table:
         """Return a row for each layout: its devices, file and strategy, step and memory, and its verdict."""
         columns = [*figures("devices"), *texts("layout"), *figures("step s", "GB"), *texts("verdict")]
         title = f"plan book: {self.global_batch} sequences a step in every layout"
-        return Table(title, columns, [layout.row() for layout in self.layouts])
+        rows = [layout.row(file.name) for layout, file in zip(self.layouts, self.paths(place), strict=True)]
+        return Table(title, columns, rows)
 
     def lines(self) -> Iterator[str]:
         """Yield why a layout is missing."""
         for layout in self.layouts:
             if layout.found is None:
                 yield f"no layout for {layout.devices} devices: {layout.reason}"
+
+    def files(self, place: Path) -> dict[str, Any]:
+        """Return what ``--json`` prints of the book of the run at ``place``."""
+        known = zip(self.layouts, self.paths(place), strict=True)
+        written = [layout.tree() | {"written": str(file) if layout.found else None} for layout, file in known]
+        return {"book": str(book_path(place)), "layouts": written}
+
+    def summary(self) -> str:
+        """Return how many layouts there are, and the strategy of the run."""
+        return f"{sum(layout.found is not None for layout in self.layouts)} layouts, {self.run.summary()}"
+
+    def tree(self) -> dict[str, Any]:
+        """Return the run, and its layouts without files."""
+        return self.run.tree() | {"layouts": [layout.tree() for layout in self.layouts]}
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the run, and the layouts as :meth:`write` would name their files beside ``run.yaml``."""
+        yield from self.run.parts()
+        yield self.table_of(Path("run.yaml"))
+        yield from self.lines()
 
 
 def devices_of_node(device: Device, asked: int | None) -> int:
@@ -146,33 +191,19 @@ def spare_counts(devices: int, node: int, spares: int) -> tuple[int, ...]:
 
 
 def find_spares(
-    request: Request,
-    first: Configured,
-    place: Path,
-    counts: tuple[int, ...],
-    find: Callable[[Request, Path], Configured],
+    request: Request, first: Configured, counts: tuple[int, ...], find: Callable[[Request, int], Configured]
 ) -> Iterator[Layout]:
-    """Yield the layout for each of ``counts`` devices as ``find`` finds and writes it, beside that of ``first`` at ``place``.
+    """Yield the layout for each of ``counts`` devices as ``find`` finds it, which is told how many nodes fewer it has.
 
     A spare has the global batch of ``first``; it may be slower than ``request`` wants, which is said of the whole cluster.
     """
-    _forget_older(place)
     batch, slower = first.config.global_batch_size, replace(request.constraints, tokens_per_second=None)
     for number, devices in enumerate(counts, 1):
-        path = place.with_name(f"{place.stem}{SPARE}{number}{place.suffix}")
         smaller = replace(request, devices=devices, global_batch=batch, fewer=False, constraints=slower)
         try:
-            yield Layout(devices, path, find(smaller, path))
+            yield Layout(devices, find(smaller, number))
         except CheckFailed as error:
-            yield Layout(devices, path, None, f"{error}{_divided(batch, first.device_count, devices)}")
-
-
-def _forget_older(place: Path) -> None:
-    """Remove the spares that an earlier command wrote beside ``place``: of fewer ones, some would stay and be of another run."""
-    for path in place.parent.glob(f"{glob.escape(place.stem)}{SPARE}[0-9]*{place.suffix}"):
-        with suppress(OSError), open_file(path) as file:  # what cannot be read is not ours
-            if file.read(len(WRITTEN_BY)) == WRITTEN_BY.encode():
-                path.unlink()
+            yield Layout(devices, None, f"{error}{_divided(batch, first.device_count, devices)}")
 
 
 def _divided(batch: int, first: int, devices: int) -> str:

@@ -20,6 +20,7 @@ from mindllm.recipes.device import ASCEND
 from mindllm.recipes.network import Network
 from mindllm.recipes.rates import PRETRAIN, Case
 from mindllm.recipes.recipe import Choice, MadeRun, Recipe
+from mindllm.recipes.spare_files import forget_spares
 from mindllm.results import Result
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.outcome import Strategies, Wanted, find_strategies
@@ -103,9 +104,15 @@ class Configured(Result):
         """The run."""
         return self.made.config
 
-    def write(self, path: Path | str) -> None:
-        """Write the run as a YAML: a base and what differs, each key with its reason."""
+    def write(self, path: Path | str) -> tuple[Path, ...]:
+        """Write the run as a YAML: a base and what differs, each key with its reason.
+
+        Returns:
+            The book and the layouts of another run that were beside it, which are removed: a restart would take them.
+        """
+        removed = forget_spares(Path(path), self.config)
         self.made.write(Path(path))
+        return removed
 
     def summary(self) -> str:
         """Return the strategy and its step."""

@@ -5,11 +5,13 @@ import os
 
 import pytest
 
+import mindllm
 from mindllm.cli.plan.configure import main
 from mindllm.config import load_config
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import CheckFailed, UserError
 from mindllm.recipes.book import devices_of_node, spare_counts
+from mindllm.strategies.constraints import Constraints
 from mindllm.timing.device import read_device
 
 DEVICE = read_device("atlas_800t_a2")
@@ -45,6 +47,53 @@ def test_spares_of_an_earlier_command_do_not_stay(tmp_path):
     configure(tmp_path, "--devices", "24", "--spares", "1", "--global-batch", "48")
     spares = sorted(path.name for path in tmp_path.glob("*.spare_*.yaml"))
     assert spares == ["run.spare_1.yaml", "run.spare_8.yaml", own.name]
+
+
+BOOK_OF_TWO = ("--devices", "16", "--spares", "1", "--global-batch", "48")
+
+
+def test_another_run_at_the_same_place_ends_the_book(tmp_path, capsys):
+    """A restart would take layouts of the run that was there; the same run again keeps them, and what is not ours stays."""
+    configure(tmp_path, *BOOK_OF_TWO)
+    plain = [*QUICK, "--global-batch", "48", "-o", str(tmp_path / "run.yaml"), "--devices"]
+    capsys.readouterr()
+    main([*plain, "16"])
+    assert "removed" not in capsys.readouterr().err
+    assert (tmp_path / "run.book.yaml").exists()
+    (tmp_path / "run.spare_2.yaml").write_text("base: run.yaml  # of a person\n")
+    main([*plain, "8"])
+    gone = f"removed beside {tmp_path}/run.yaml, as of another run: run.book.yaml, run.spare_1.yaml"
+    assert gone in capsys.readouterr().err.replace("\n", " ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.spare_2.yaml", "run.yaml"]
+
+
+def test_a_book_that_is_not_ours_stays(tmp_path):
+    (tmp_path / "run.book.yaml").write_text("chapters: 3\n")
+    main([*QUICK, "--devices", "8", "--global-batch", "48", "-o", str(tmp_path / "run.yaml")])
+    assert (tmp_path / "run.book.yaml").read_text() == "chapters: 3\n"
+
+
+def test_from_python_a_book_is_that_of_the_command(tmp_path, capsys):
+    options = {"quick": True, "seq_length": 1024, "global_batch": 48}
+    options["constraints"] = Constraints(most_tensor=1, most_stages=1)
+    found = mindllm.configure("llama3_2_1b", 16, spares=1, **options)
+    assert [layout.devices for layout in found.layouts] == [16, 8]
+    assert repr(found).startswith("<Book: 2 layouts, dp")
+    assert found.config.parallel_config.device_num == 16
+    (tmp_path / "python").mkdir()
+    found.write(tmp_path / "python" / "run.yaml")
+    _, book = configure(tmp_path, *BOOK_OF_TWO, "--json")
+    told = json.loads(capsys.readouterr().out)["layouts"]
+    assert found.to_dict()["layouts"] == [{key: one[key] for key in one if key != "written"} for one in told]
+    assert read_yaml((tmp_path / "python/run.book.yaml").read_text(), "book").data == book
+    for name in ("run.yaml", "run.spare_1.yaml"):
+        assert load_config(tmp_path / "python" / name) == load_config(tmp_path / name)
+    alone = mindllm.configure("llama3_2_1b", 8, **options)
+    removed = alone.write(tmp_path / "python" / "run.yaml")
+    assert [path.name for path in removed] == ["run.book.yaml", "run.spare_1.yaml"]
+    with pytest.raises(UserError) as refused:
+        mindllm.configure("llama3_2_1b", 8, node_devices=2, **options)
+    assert (refused.value.key, refused.value.value) == ("node_devices", 2)
 
 
 def test_a_batch_that_fewer_devices_do_not_divide_is_said_and_left_out(tmp_path, capsys):

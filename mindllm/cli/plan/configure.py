@@ -96,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[2:] if arguments is None else arguments)
     options, overrides = make_parser().parse_known_args(given)
 
-    from mindllm.recipes.book import Book, Layout, devices_of_node, find_spares, spare_counts
+    from mindllm.recipes.book import Book, devices_of_node, find_spares, spare_counts
+    from mindllm.recipes.spare_files import forget_spares, spare_path
 
     request = _request(options, overrides)
     if options.node_devices and not options.spares:
@@ -112,12 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not counts:
         return _end(options, found, place, _code(found))
 
-    def find(smaller: Request, path: Path) -> Configured:
-        return _proved(smaller, command, _search(smaller, command), path, options)
+    def find(smaller: Request, number: int) -> Configured:
+        return _proved(smaller, command, _search(smaller, command), spare_path(place, number), options)
 
-    spares = find_spares(request, found, place, counts, find)
-    book = Book(node, found.config.global_batch_size, (Layout(found.device_count, place, found), *spares))
-    book.write(place.with_name(f"{place.stem}.book.yaml"))
+    forget_spares(place)
+    book = Book(found, node, tuple(find_spares(request, found, counts, find)))
+    book.write_book(place)
     runs = [layout.found for layout in book.layouts]
     return _end(options, found, place, max(_code(run) if run else CheckFailed.exit_code for run in runs), book)
 
@@ -135,14 +136,21 @@ def _proved(request: Request, command: str, found: Configured, place: Path, opti
     from mindllm.recipes.configure import prove_found
 
     if options.quick:
-        found.write(place)
+        _write(found, place)
         return found
     again = partial(_search, request, command, 1)
     found = prove_found(found, again, lambda config: _prove(config, str(place), request, options))
-    found.write(place)
+    _write(found, place)
     assert found.proof is not None
     write_proof(found.proof, place.with_name(f"{place.stem}_proof"))
     return found
+
+
+def _write(found: Configured, place: Path) -> None:
+    """Write the run, and say what of an earlier one is gone."""
+    if removed := found.write(place):
+        names = ", ".join(path.name for path in removed)
+        error_console.print(f"removed beside {place}, as of another run: {names}")
 
 
 def _code(found: Configured) -> int:
@@ -204,19 +212,20 @@ def _prove(config: RunConfig, name: str, request: Request, options: argparse.Nam
 
 def _end(options: argparse.Namespace, found: Configured, place: Path, code: int, book: Book | None = None) -> int:
     """Show what was found, and where it is."""
-    written = place.with_name(f"{place.stem}.book.yaml")
+    from mindllm.recipes.spare_files import book_path
+
     if options.json:
-        spares = {"book": str(written), "layouts": [layout.tree() for layout in book.layouts]} if book else {}
-        print_json(found.to_dict() | {"written": str(place)} | spares)
+        print_json(found.to_dict() | {"written": str(place)} | (book.files(place) if book else {}))
         return code
     show(found, as_json=False)
     if book:
-        output.print(book.table())
+        output.print(book.table_of(place))
         for line in book.lines():
             output.print(line)
     beside = "" if found.proof is None else f"; its proof: {place.with_name(f'{place.stem}_proof')}/report.html"
     output.print(f"wrote {place}{beside}")
     if book:
+        written = book_path(place)
         launch = ["mindllm", "launch", str(place), "--book", str(written), "--restart", "3"]
         output.print(f"wrote {written}, a book of {sum(layout.found is not None for layout in book.layouts)} layouts")
         output.print(f"{shlex.join(launch)} takes them where nodes are lost")
