@@ -13,6 +13,7 @@ from mindllm.mindformers.keys.rules import Outcome, Rule, is_section, pattern_of
 from mindllm.mindformers.keys.tables import KEYS, drop_unread
 from mindllm.mindformers.layer_settings import place_layers_ahead, translate_row_parts, translate_swap
 from mindllm.mindformers.mesh import translate_mesh
+from mindllm.mindformers.monitoring import translate_monitor
 from mindllm.mindformers.reading import Reading, leaves, shown
 from mindllm.mindformers.recomputation import translate_recomputation
 from mindllm.mindformers.session import translate_session
@@ -34,6 +35,7 @@ SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
     translate_update,
     translate_text,
     translate_session,
+    translate_monitor,
 )
 
 

@@ -6,6 +6,7 @@ to its place in the other form, and translated there; the rows of :data:`PYNATIV
 
 from __future__ import annotations
 
+from mindllm.mindformers.keys.monitor import PYNATIVE_MONITOR
 from mindllm.mindformers.keys.rules import Table, decided, idle, only
 from mindllm.mindformers.keys.update import UPDATE
 
@@ -13,7 +14,6 @@ SECTIONS = ("training", "parallelism", "lr_scheduler", "checkpoint")
 """Sections that only this form has."""
 ONE_FILE = "a checkpoint is written once, whole parameters with the optimizer's state, below output_dir"
 HIDING = "it only hides exchanges behind computing"
-WATCHING = "it only watches; metrics.jsonl and monitor_config of mindllm have such figures"
 GATHERED = (
     "weights are gathered before they are used and kept until the backward pass, unless "
     "recompute_config.parallel_optimizer_comm_recompute is true, which gathers them again as FSDP does"
@@ -108,7 +108,7 @@ PYNATIVE: Table = {
     "profiler.profiler_level": idle("the profile is that of level 1, which has shapes"),
     "profiler.mstx": idle("the profile is that of level 1, which has shapes"),
     "profiler.profile_cpu": idle("the profile is that of level 1, which has shapes"),
-    "monitor.*": idle(WATCHING),
+    **PYNATIVE_MONITOR,
     "optimizer.weight_decay_include": only(
         None, reason="none", otherwise="matrices are decayed, vectors are not; write null"
     ),

@@ -6,6 +6,7 @@ Behind them those about distribution: parallel, parallel_config, recompute_confi
 from __future__ import annotations
 
 from mindllm.mindformers.keys.experts import keys_below
+from mindllm.mindformers.keys.monitor import MONITOR
 from mindllm.mindformers.keys.rules import Table, decided, idle, moved, only, used
 
 WHOLE_PARAMETERS = "checkpoints hold whole parameters, whatever the layout they are read into"
@@ -90,7 +91,7 @@ RUN: Table = {
         otherwise="write runner_wrapper.skip_spikes in a YAML of mindllm; its range runs, and has no fixed threshold",
     ),
     "use_checkpoint_health_monitor": only(False, None, reason="off", otherwise="checkpoints are checked by checksums"),
-    "monitor_config.*": idle("it only watches; monitor_config of mindllm has figures by group of layers"),
+    **MONITOR,
     "tensorboard.*": idle("it only watches; callbacks: TensorBoard writes its event files"),
     "swap_config.swap": decided("swap_config.swap"),
     "swap_config.default_prefetch": decided("swap_config.default_prefetch"),
