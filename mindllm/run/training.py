@@ -104,7 +104,13 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
         logger.info("%s", proved.line)
     callbacks = make_callbacks(config, store, evaluator, ranks, [*_evaluations(config, ranks), *_monitors(proved)])
     Trainer(
-        state, data.train_stream(), rates, callbacks, peak_of(config.context.device_target), ranks, group_rates
+        state,
+        data.train_stream(),
+        rates,
+        callbacks,
+        peak_of(config.context.device_target, ranks.simulated),
+        ranks,
+        group_rates,
     ).run()
     if ranks.is_first and not ranks.simulated:
         export(state, store, data.tokenizer)

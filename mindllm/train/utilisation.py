@@ -19,14 +19,14 @@ class Peak:
     """Peak FLOP/s of one device: of a data sheet, or, where ``measure`` is given, what a matrix product reached.
 
     A run may begin while the machine has other work, and the peak is then too low. A step that beats it proves that: it is
-    measured again, :data:`REPEATS` times at most.
+    measured again, :data:`REPEATS` times at most. ``quiet`` is that of a simulation, whose steps compute nothing.
     """
 
-    def __init__(self, flops: float, measure: Callable[[], float] | None = None) -> None:
+    def __init__(self, flops: float, measure: Callable[[], float] | None = None, quiet: bool = False) -> None:
         self.flops = flops
         self.measure = measure
         self.left = REPEATS if measure else 0
-        self.told = False
+        self.told = quiet
 
     def share(self, rate: float) -> float:
         """Model FLOPs utilisation of so many FLOP/s. More than all of the device is told once: the figure cannot be believed."""
@@ -42,10 +42,10 @@ class Peak:
         return rate / self.flops
 
 
-def peak_of(device_target: str) -> Peak:
+def peak_of(device_target: str, simulated: bool = False) -> Peak:
     """That of the data sheet, or, on a CPU, that of a large fp32 matrix product measured now."""
     if device_target in PEAK_FLOPS:
-        return Peak(PEAK_FLOPS[device_target])
+        return Peak(PEAK_FLOPS[device_target], quiet=simulated)
     return Peak(_measured_matmul_rate(), _measured_matmul_rate)
 
 

@@ -154,7 +154,8 @@ def test_a_yaml_of_mindformers_is_valid_and_what_is_refused_is_marked(theirs):
     spoilt["model"]["model_config"]["hiden_size"] = 4
     spoilt["context"]["device_id"] = "0"
     spoilt["monitor_config"] = {"anything": 1}
-    wrong = ["$.context.device_id", "$.layer_scale", "$.model.model_config"]
+    spoilt["tensorboard"] = {"anything": 1}
+    wrong = ["$.context.device_id", "$.layer_scale", "$.model.model_config", "$.monitor_config"]
     assert marked(theirs, spoilt) == wrong
 
 

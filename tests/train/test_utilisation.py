@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from mindllm.train.utilisation import REPEATS, Peak
+from mindllm.train.utilisation import REPEATS, Peak, peak_of
 
 
 def measuring(*rates):
@@ -37,3 +37,12 @@ def test_a_peak_of_a_data_sheet_stands(caplog):
     with caplog.at_level(logging.WARNING):
         assert Peak(376e12).share(400e12) > 1
     assert "of the data sheet, is too low" in caplog.text
+
+
+def test_a_simulation_says_nothing_of_a_device(caplog):
+    """Its steps compute nothing, and take as long as the host does."""
+    with caplog.at_level("WARNING"):
+        assert peak_of("Ascend", simulated=True).share(1e18) > 1
+        assert caplog.records == []
+        peak_of("Ascend").share(1e18)
+    assert "is more than a device has" in caplog.text

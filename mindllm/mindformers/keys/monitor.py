@@ -21,7 +21,7 @@ OTHERS = {
     "invert": ALL_WEIGHTS,
     "local_loss_format": LOSS,
     "device_local_loss_format": LOSS,
-    "device_local_norm_format": "metrics.jsonl has grad_norm over all devices; local_norm_format has it by group of layers",
+    "device_local_norm_format": "metrics.jsonl has global_norm over all devices; local_norm_format has it by group of layers",
     "optimizer_state_format": "norms of moments are not computed; update_ratio_format has what they do to the weights",
     "throughput_baseline": "metrics.jsonl has tokens per second, which nothing is compared with",
     "stable_rank_config": "stable ranks of weights are not computed",
