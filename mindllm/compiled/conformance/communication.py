@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from mindllm import axes
 from mindllm.compiled.conformance.expected import gathers_again, message_of_layer, message_of_others
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
-from mindllm.compiled.conformance.placement import QUERIES, attention_scores, forward_operators, positions_of_rank
+from mindllm.compiled.conformance.placement import QUERIES, attention_scores, positions_of_rank
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import BACKWARD, Operators, layer_of
 from mindllm.config import RunConfig
@@ -99,7 +99,7 @@ def _by_layer(rank: Operators, own: tuple[int, ...]) -> tuple[dict[int, list[Nod
     """What each layer exchanges over ``own`` ranks for its attention, and what makes its scores."""
     exchanges: dict[int, list[Node]] = defaultdict(list)
     scores: dict[int, list[Node]] = defaultdict(list)
-    for node, layer, place in forward_operators(rank):
+    for node, layer, place in rank.forward_in_layers:
         if node.op in WORDS and node.ranks == own and place.startswith("attention"):
             exchanges[layer].append(node)
     for node, layer in attention_scores(rank):

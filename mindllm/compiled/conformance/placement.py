@@ -11,7 +11,7 @@ from mindllm.architecture.optimizer_state import updated_weights
 from mindllm.compiled.conformance.expected import AskedPlan, runs_of_a_layer
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph.compiled_graph import Node
-from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
+from mindllm.compiled.graph.operators import Operators, layer_of
 from mindllm.compiled.graph.schedule import FORWARD as FORWARD_PASS
 from mindllm.compiled.graph.schedule import micro_batch_schedule
 from mindllm.config import RunConfig
@@ -27,17 +27,9 @@ SENT, TAG = (
 )  # by its tag the compiler knows a message and the one that brings its gradient
 
 
-def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
-    """The operators of the forward pass inside layers, with the number of the layer and the rest of their place."""
-    for node in rank.nodes:
-        place = rank.place(node)
-        if rank.phase(node) == FORWARD and not place.startswith(REFERENCE) and (where := layer_of(place)):
-            yield node, *where
-
-
 def attention_scores(rank: Operators) -> Iterator[tuple[Node, int]]:
     """What makes or reads the scores of layers in the forward pass, with the number of the layer."""
-    for node, layer, place in forward_operators(rank):
+    for node, layer, place in rank.forward_in_layers:
         if node.op in SCORED and place.startswith(ATTENTION) and len(node.shapes[0]) == 4:
             yield node, layer
 
@@ -66,7 +58,7 @@ def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Opera
     mistakes = []
     for rank in ranks:
         stage, held = mesh.stage_of(rank.graph.rank), _layers_held(rank)
-        run = {layer for _, layer, _ in forward_operators(rank)}
+        run = {layer for _, layer, _ in rank.forward_in_layers}
         found.setdefault(stage, run)
         for what, layers, planned in (("holds", held, wanted[stage] & trained), ("runs", run, wanted[stage])):
             if layers != planned:
@@ -112,7 +104,7 @@ def _runs_of_layers(rank: Operators, positions: int) -> dict[int, Fraction]:
     One run may score them in pieces (balanced halves of a sequence), and other operators may take tokens in parts
     (``fine_grain_interleave``) or serve several parts of a batch at once, so no operator by itself counts runs.
     """
-    times: dict[int, Fraction] = {layer: Fraction() for _, layer, _ in forward_operators(rank)}
+    times: dict[int, Fraction] = {layer: Fraction() for _, layer, _ in rank.forward_in_layers}
     for node, layer in attention_scores(rank):
         times[layer] += Fraction(node.shapes[0][QUERIES] * rank.times(node), positions)
     return times
@@ -139,7 +131,7 @@ def _layers_held(rank: Operators) -> set[int]:
 def _layers_by_chunk(rank: Operators) -> list[set[int]]:
     """Layers of each reused function, in the order in which a step first calls them."""
     of_function: dict[str, set[int]] = defaultdict(set)
-    for node, layer, _ in forward_operators(rank):
+    for node, layer, _ in rank.forward_in_layers:
         of_function[rank.function_of[node.name]].add(layer)
     called = [event.node.callee for event in micro_batch_schedule(rank.graph) if event.kind == FORWARD_PASS]
     return [of_function[name] for name in dict.fromkeys(called)]

@@ -14,7 +14,6 @@ from mindllm.compiled.conformance.expected import (
     AskedPlan,
 )
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
-from mindllm.compiled.conformance.placement import forward_operators
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import RECOMPUTED, Operators, is_flagged, layer_of
 from mindllm.config import RunConfig
@@ -129,7 +128,7 @@ class _Layer:
 def _by_layer(rank: Operators) -> dict[int, list[tuple[Node, str]]]:
     """Operators that the model declares (they have a sharding), with their path inside the layer."""
     found: dict[int, list[tuple[Node, str]]] = defaultdict(list)
-    for node, layer, place in forward_operators(rank):
+    for node, layer, place in rank.forward_in_layers:
         if node.input_strategy is not None:
             found[layer].append((node, ".".join(filter(None, (place, node.instance)))))
     return found

@@ -22,7 +22,7 @@ from mindllm.compiled.conformance.expected import (
     runs_of_a_layer,
 )
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
-from mindllm.compiled.conformance.placement import SENT, forward_operators, messages
+from mindllm.compiled.conformance.placement import SENT, messages
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, IN_LENGTHS, Node
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
@@ -125,7 +125,7 @@ def _gathers(config: RunConfig, rank: Operators) -> Iterator[str]:
     if len(own) == 1 or config.model.config.fine_grain_interleave > 1:
         return
     found: dict[tuple[int, str], int] = defaultdict(int)
-    for node, layer, place in forward_operators(rank):
+    for node, layer, place in rank.forward_in_layers:
         if not (begins := BEGINS.match(place)):
             continue
         part = begins.group(1)
@@ -160,7 +160,7 @@ def _needless(config: RunConfig, rank: Operators) -> Iterator[str]:
     if model.fine_grain_interleave > 1:
         return
     parts = (ATTENTION,) * (config.parallel_config.context_parallel > 1) + ("feed_forward",) * (model.expert_num > 1)
-    for node, layer, place in forward_operators(rank):
+    for node, layer, place in rank.forward_in_layers:
         if node.op not in COLLECTIVES - {*SENT} or len(node.ranks or ()) < 2 or rank.parameter(node.inputs[0]):
             continue
         if not PROJECTION.match(place) and not place.startswith(parts):
@@ -174,7 +174,7 @@ def _exchanges_of_experts(config: RunConfig, rank: Operators) -> Iterator[str]:
     if once is None:
         return
     found: dict[int, int] = defaultdict(int)
-    for node, layer, place in forward_operators(rank):
+    for node, layer, place in rank.forward_in_layers:
         if place.startswith(OF_EXPERTS):
             found[layer] += 0
         if node.op == EXCHANGE and place.startswith("feed_forward"):
@@ -195,7 +195,7 @@ def _sent_tokens(config: RunConfig, rank: Operators) -> Iterator[str]:
         return
     own, width = mesh.expert_ranks(rank.graph.rank), model.hidden_size
     found: dict[int, list[int]] = defaultdict(list)
-    for node, layer, place in forward_operators(rank):
+    for node, layer, place in rank.forward_in_layers:
         if place.startswith(OF_EXPERTS):
             found[layer] += []
         if place.startswith(OF_EXPERTS) and node.op == IN_LENGTHS:

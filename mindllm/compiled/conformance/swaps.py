@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mindllm.compiled.conformance.expected import swapped
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
-from mindllm.compiled.conformance.placement import forward_operators
 from mindllm.compiled.graph.compiled_graph import IN_LENGTHS, Node
 from mindllm.compiled.graph.operators import Operators, is_flagged
 from mindllm.config import RunConfig
@@ -43,7 +42,7 @@ def _by_layer(rank: Operators) -> tuple[dict[int, list[tuple[Node, str]]], dict[
     """Operators that the model declares with their path inside the layer, and how many results are moved away."""
     declared: dict[int, list[tuple[Node, str]]] = defaultdict(list)
     moved: dict[int, int] = defaultdict(int)
-    for node, layer, place in forward_operators(rank):
+    for node, layer, place in rank.forward_in_layers:
         if node.op == MOVE and not any(user.op == IN_LENGTHS for user in rank.consumers(node)):
             moved[layer] += 1
         elif node.input_strategy is not None:

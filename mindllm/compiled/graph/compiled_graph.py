@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -134,8 +134,7 @@ class Node:
     @property
     def path(self) -> str:
         """Names of the cells around it, outermost first: ``model.layers.0.attention.wq``."""
-        levels = self.scope.removeprefix(BACKWARD).split("/")[1:-1]
-        return ".".join(level.rsplit("-", 1)[0] for level in levels)
+        return _path_in(self.scope)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -403,6 +402,12 @@ def tensors_of(kind: ValueType) -> Iterator[TensorType]:
     elif isinstance(kind, TupleType):
         for item in kind.items:
             yield from tensors_of(item)
+
+
+@lru_cache(1 << 16)  # the operators of a cell have few scopes, and are asked for theirs again and again
+def _path_in(scope: str) -> str:
+    levels = scope.removeprefix(BACKWARD).split("/")[1:-1]
+    return ".".join(level.rsplit("-", 1)[0] for level in levels)
 
 
 def local_name(name: str) -> str:

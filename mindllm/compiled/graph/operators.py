@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node, TensorType
 
@@ -116,6 +116,16 @@ class Operators:
             return BACKWARD
         return UPDATE if UPDATING & set(node.path.split(".")) else FORWARD
 
+    @cached_property
+    def forward_in_layers(self) -> tuple[tuple[Node, int, str], ...]:
+        """The operators of the forward pass inside layers, with the number of the layer and the rest of their place."""
+        found = []
+        for node in self.nodes:
+            place = self.place(node)
+            if self.phase(node) == FORWARD and not place.startswith(REFERENCE) and (where := layer_of(place)):
+                found.append((node, *where))
+        return tuple(found)
+
     def weight(self, node: Node) -> str:
         """The weight that it gathers, or whose gradient it exchanges; "" where that cannot be told."""
         named = node.attributes.get("mirror_user_id") or node.primal.get("mirror_user_id")
@@ -169,7 +179,12 @@ def is_flagged(node: Node) -> bool:
 
 def place_of(node: Node) -> str:
     """The cells around a node, without those that only wrap a network and without ``Grad_…``."""
-    levels = [level for level in node.path.split(".") if level and not level.startswith("Grad_")]
+    return _unwrapped(node.path)
+
+
+@lru_cache(1 << 16)
+def _unwrapped(path: str) -> str:
+    levels = [level for level in path.split(".") if level and not level.startswith("Grad_")]
     while levels and (levels[0] in WRAPPERS or (levels[0].isdigit() and len(levels) > 1)):
         levels.pop(0)
     return ".".join(levels)
