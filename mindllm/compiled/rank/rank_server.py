@@ -27,6 +27,7 @@ from mindllm.config import RunConfig, load_config
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
 from mindllm.process.cores import Core
+from mindllm.process.no_job import leave_job
 
 LOG, PARSED = "log.txt", "parsed.json"
 
@@ -150,6 +151,7 @@ def _settle(job: Job, rank: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(directory)
+    leave_job()
     os.environ.update({**environment(rank, mesh_of(job.config).device_num), **text_of_last_graph(directory)})
 
 

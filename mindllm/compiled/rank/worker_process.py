@@ -16,6 +16,7 @@ from mindllm.parallel.refusals import CompileFailed, reason
 from mindllm.process.allocation import allocation_variables
 from mindllm.process.cores import Core
 from mindllm.process.host_memory import free_memory
+from mindllm.process.no_job import without_job
 from mindllm.sources import python_path
 
 SHOWN_LINES = 12
@@ -44,7 +45,7 @@ def run_worker(
         UserError: what the worker says about the user's input.
         CompileFailed: MindSpore's own error, too little memory, or too long a time.
     """
-    environment = {**os.environ, **allocation_variables(), **variables}
+    environment = {**without_job(os.environ), **allocation_variables(), **variables}
     environment["PYTHONPATH"] = python_path(environment)
     free = free_memory()
     try:

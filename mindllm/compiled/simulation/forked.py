@@ -28,6 +28,7 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.refusals import CompileFailed
 from mindllm.process.allocation import allocation_variables
 from mindllm.process.host_memory import free_memory
+from mindllm.process.no_job import leave_job
 
 LOG, PARSED = "mindspore.log", "parsed.json"
 POLL_SECONDS = 0.05
@@ -126,6 +127,7 @@ def fork(main: Callable[[], None], log: Path, variables: Mapping[str, str] | Non
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
+        leave_job()
         os.environ.update(variables or {})
         run_command(lambda _: main())
     finally:  # never back into the caller's code
