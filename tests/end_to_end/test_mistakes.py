@@ -45,7 +45,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_parameter(finishe
     poisoned = CheckpointStore(tmp_path / "poisoned").save(
         12, {0: RankTensors(weights, checkpoint.optimizer)}, checkpoint.state
     )
-    options = ("--run_mode=finetune", f"--load_checkpoint={poisoned}")
+    options = ("--run_mode=finetune", f"--load_checkpoint={poisoned}", "--do_eval=false")
     printed = run(config_file, tmp_path / "out", *options, expect=1)
     assert "model.layers.1.feed_forward.w2.weight" in printed
     assert "step 1" in printed
