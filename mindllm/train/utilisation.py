@@ -49,7 +49,7 @@ def peak_of(device_target: str, simulated: bool = False) -> Peak:
     return Peak(_measured_matmul_rate(), _measured_matmul_rate)
 
 
-def _measured_matmul_rate(rows: int = 1024, inner: int = 4096, repeats: int = 10) -> float:
+def _measured_matmul_rate(rows: int = 512, inner: int = 2048, repeats: int = 10) -> float:
     """FLOP/s of the best of a few products ``[rows, inner] x [inner, rows]`` in fp32, by the kernel and threads that train."""
     matrix = Tensor(np.ones((rows, inner), np.float32))
     product = P.MatMul(transpose_b=True)
