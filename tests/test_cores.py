@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from mindllm.process.cores import FILE, VARIABLE, Core, cores, shared_cores
+from mindllm.process.cores import FILE, KEPT, VARIABLE, Core, cores, first_core_kept, shared_cores
 
 WORKS = """
 import sys, time
@@ -56,8 +56,35 @@ def test_a_core_given_back_is_free(tmp_path, monkeypatch):
         core.give_back()  # twice is as good as once
 
 
+def test_the_first_core_is_left_to_who_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    for number in range(2):
+        (tmp_path / f"{FILE}{number}").touch()
+    with first_core_kept():
+        other = begin(tmp_path, "other", 0.5)
+        third = begin(tmp_path, "third", 0)
+        assert [int(process.communicate(timeout=30)[0]) for process in (other, third)] == [1, 1]  # one after another
+        with Core(keeper=True):
+            assert int(begin(tmp_path, "beside", 0).communicate(timeout=30)[0]) == 1
+    with Core():  # both are everybody's again
+        assert int(begin(tmp_path, "behind", 0).communicate(timeout=30)[0]) == 1
+
+
+def test_a_single_core_is_kept_until_the_block_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    (tmp_path / f"{FILE}0").touch()
+    with first_core_kept():
+        waiting = begin(tmp_path, "waiting", 0)
+        time.sleep(0.5)
+        assert waiting.poll() is None
+        assert not (tmp_path / "at_work_waiting").exists()
+    assert waiting.communicate(timeout=30)[0]
+
+
 def test_where_none_are_shared_nobody_waits(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
+    with first_core_kept():
+        Core().give_back()
     for core in [Core() for _ in range(cores() + 1)]:
         core.give_back()
 
@@ -65,3 +92,4 @@ def test_where_none_are_shared_nobody_waits(monkeypatch):
 def test_as_many_are_shared_as_there_are(tmp_path):
     assert shared_cores(tmp_path) == {VARIABLE: str(tmp_path)}
     assert len(list(tmp_path.glob(f"{FILE}*"))) == cores()
+    assert (tmp_path / KEPT).exists()

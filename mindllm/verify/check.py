@@ -12,6 +12,7 @@ from dataclasses import replace
 from mindllm.compiled.rank.compile_ranks import RankCompilation
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed
+from mindllm.process.cores import first_core_kept
 from mindllm.process.host_memory import MemoryClaim
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.outcome import Options, Outcome
@@ -26,7 +27,7 @@ def check(config: RunConfig, options: Options, progress: Progress = unwatched) -
     Raises:
         UserError: the configuration is wrong, or does not compile.
     """
-    with MemoryClaim() as claim:
+    with MemoryClaim() as claim, first_core_kept():  # executing takes one core, and comes last
         model = fitting(
             config, options.real_dtype, claim, options.most_ranks, options.workers, options.accumulation_steps
         )

@@ -126,7 +126,7 @@ def _start(job: Job, alike: Sequence[int], rank: int) -> int:
     code = 1
     try:
         _settle(job, rank)
-        core = Core()
+        core = Core(keeper=True)
         asked = partial(_become_each, job, alike, core) if alike else None
         code = exit_code(lambda _: _compile(job, rank, asked))
     except BaseException:
@@ -185,7 +185,7 @@ def _become_each(job: Job, ranks: Sequence[int], core: Core) -> int:
         gc.freeze()  # forks need not search what lives as long as they do
         os._exit(0 if compile_each(ranks, job.workers, start, partial(_note, job.output)) else 1)
     except _Forked as forked:
-        Core()
+        Core(keeper=True)
         begin_threads()
         _settle(job, forked.rank)
         return forked.rank
