@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mindllm.planning.outcome import PipelinePlan
     from mindllm.prove.proof import Proof
     from mindllm.recipes.book import Book
-    from mindllm.recipes.configure import Configured
+    from mindllm.recipes.configure import Configured, Request
     from mindllm.strategies.constraints import Constraints
     from mindllm.strategies.outcome import Strategies
     from mindllm.timing.device import Device
@@ -401,7 +401,7 @@ def configure(
         UserError: no such network, or it has something that is not modelled.
     """
     from mindllm.recipes.book import Book, devices_of_node, find_spares, spare_counts
-    from mindllm.recipes.configure import Request, find_run, prove_found
+    from mindllm.recipes.configure import Request
     from mindllm.recipes.network import find_network
     from mindllm.strategies.constraints import UNLIMITED
 
@@ -422,17 +422,24 @@ def configure(
     node = devices_of_node(request.device, node_devices) if spares else 0
     counts = spare_counts(devices, node, spares) if spares else ()
     command = f"mindllm.configure({os.fspath(network)!r}, {devices})"
-    allowed = () if data else ("data",)
 
     def find(asked: Request, number: int = 0) -> Configured:
-        found = find_run(asked, command, progress=progress)
-        if quick:
-            return found
-        again = partial(find_run, asked, command, dry_run=1, progress=progress)
-        return prove_found(found, again, lambda config: prove(config, allow=allowed, device=device, progress=progress))
+        return _found(asked, command, device, quick, progress)
 
     run = find(request)
     return Book(run, node, tuple(find_spares(request, run, counts, find))) if counts else run
+
+
+def _found(request: Request, command: str, device: str | Path | None, quick: bool, progress: Progress) -> Configured:
+    """Return the run that is asked for, proved unless ``quick``; without data that question may stay open."""
+    from mindllm.recipes.configure import find_run, prove_found
+
+    found = find_run(request, command, progress=progress)
+    if quick:
+        return found
+    again = partial(find_run, request, command, dry_run=1, progress=progress)
+    allowed = () if request.data else ("data",)
+    return prove_found(found, again, lambda config: prove(config, allow=allowed, device=device, progress=progress))
 
 
 @checked
