@@ -25,6 +25,7 @@ from mindllm.parallel.stages import FIRST, MIDDLE, ONLY, Stage
 from mindllm.reduced_runs.stage import (
     Point,
     can_be_first,
+    chunks_of,
     deepening,
     middle_deepening,
     pipeline_length,
@@ -34,7 +35,7 @@ from mindllm.reduced_runs.stage import (
 )
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
-SIMULATION, OTHER_STAGE, SCHEDULED = 0.7, 0.25, 0.05  # see _cost
+SIMULATION, OTHER_STAGE, SCHEDULED, BETWEEN = 0.7, 0.25, 0.035, 1.5  # see _cost
 NEAR = 0.9  # of that peak: a moment as full as this must be among those that are extrapolated
 
 
@@ -158,15 +159,16 @@ def _designs(config: RunConfig, alike: list[Stage], whole: bool) -> list[Planned
 def _cost(config: RunConfig, designs: Sequence[Planned]) -> float:
     """Processor time of simulations, in layers that are compiled; what several designs have in common counts once.
 
-    As measured on Llama 3 8B and MindSpore 2.10: a simulation without layers, another stage of its pipeline, a layer that is
-    scheduled for one micro-batch more. Accumulation steps, without a pipeline, are compiled one by one.
+    As measured on Llama 3 8B, Llama 2 70B and MindSpore 2.10: a simulation without layers, another stage of its pipeline, a layer
+    that is scheduled for one micro-batch more, and in such layers what each chunk has of its own. Accumulation steps, without a
+    pipeline, are compiled one by one.
     """
     points = {(alike[0].likeness, point): alike[0] for design, alike in designs for point in design.points}
     cost = 0.0
     for (_, point), stage in points.items():
-        others = pipeline_places(config, stage, point) - 1
-        scheduled = 1.0 if stage.place == ONLY else SCHEDULED
-        cost += SIMULATION + OTHER_STAGE * others + sum(point.layers) * (1 + scheduled * point.micro_batches)
+        layers, places = sum(point.layers), pipeline_places(config, stage, point)
+        scheduled = layers if stage.place == ONLY else SCHEDULED * (layers + BETWEEN * chunks_of(config, stage, point))
+        cost += SIMULATION + OTHER_STAGE * (places - 1) + layers + scheduled * point.micro_batches
     return cost
 
 

@@ -175,6 +175,11 @@ def pipeline_places(config: RunConfig, like: Stage, point: Point) -> int:
     return stages * chunks
 
 
+def chunks_of(config: RunConfig, like: Stage, point: Point) -> int:
+    """Chunks of a stage of that pipeline."""
+    return _pipeline(config, like, point)[2]
+
+
 def middle_deepening(config: RunConfig, number: int) -> int:
     """By how many stages pipelines grow so that a middle stage stays odd or even."""
     first, second = (stages_before(config, alive, number) for alive in (2, 3))

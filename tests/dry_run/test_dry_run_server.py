@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from small_cluster import cluster_run
 
+from mindllm.compiled.device.debug_information import MOST_INLINED
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.compiled.simulation.simulate_rank import simulate_rank
 from mindllm.config import load_config, override_config
@@ -90,6 +91,15 @@ def test_what_is_refused_while_simulating_is_named_with_its_line(place, tmp_path
     assert "Traceback" not in text
 
 
+@pytest.fixture
+def compiled(place, tmp_path, monkeypatch):
+    """A file that receives how each fork compiles."""
+    file = tmp_path / "compiled"
+    (tmp_path / "sitecustomize.py").write_text(WRITE_HOW_IT_COMPILES.format(file=str(file)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return file
+
+
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     "forms",
@@ -99,12 +109,27 @@ def test_what_is_refused_while_simulating_is_named_with_its_line(place, tmp_path
     ],
     ids=["experts", "all"],
 )
-def test_nothing_is_compiled_twice(place, tmp_path, monkeypatch, forms):
+def test_nothing_is_compiled_twice(compiled, forms):
     """What the compiler can only interpret, as the slice of a tensor, needs lines of the source: it would end a first compile."""
-    file = tmp_path / "compiled"
-    (tmp_path / "sitecustomize.py").write_text(WRITE_HOW_IT_COMPILES.format(file=str(file)))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     for form in forms:
-        file.write_text("")
+        compiled.write_text("")
         Simulations(1).profiles([Request(load_config(FORMS / f"{form}.yaml"), 0, form)])
-        assert (form, file.read_text()) == (form, "lines=False ")
+        assert (form, compiled.read_text()) == (form, "lines=False ")
+
+
+def test_many_micro_batches_are_compiled_once(compiled):
+    """Of more than 64 calls MindSpore makes graphs of their own, which it finds by lines: without them it ends in an error."""
+    interleaved = {"pipeline_config": {"pipeline_interleave": True}}
+    model = {"num_layers": 4, "pp_interleave_num": 2}
+    config = cluster_run(pp=2, micro=MOST_INLINED // 2 + 2, model=model, parallel=interleaved)
+    (profile,) = Simulations(1).profiles([Request(config, 0, "many")])
+    assert (compiled.read_text(), profile.messages) == ("lines=False ", ())
+
+
+def test_what_is_compiled_twice_is_said(compiled, tmp_path):
+    with open(tmp_path / "sitecustomize.py", "a") as file:
+        file.write("\nforked.can_leave_out_lines = lambda config: not Path(forked.__file__).is_file()\n")
+    (profile,) = Simulations(1).profiles([Request(cluster_run(dp=2), 0, "two")])
+    assert compiled.read_text() == "lines=False lines=True "
+    (message,) = profile.messages
+    assert message.startswith("compiled twice, the second time with lines of the source: NameError: name 'Path'")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mindllm.command import run_command
-from mindllm.compiled.device.debug_information import leave_out_lines
+from mindllm.compiled.device.debug_information import can_leave_out_lines, leave_out_lines
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
 from mindllm.compiled.device.stand_in import device_software
@@ -92,14 +92,17 @@ def _in_fork(
     whole: bool = False,
     lines: bool = False,
 ) -> str:
-    """Return what a fork printed that compiled a rank; one that is refused compiles again, whole, with ``lines`` for places."""
+    """Return what a fork printed that compiled a rank; one that is refused compiles again, whole, with ``lines`` for places.
+
+    Where that is not refused, the last line says what was.
+    """
     log, free = directory / LOG, free_memory()
 
     def main() -> None:
         gc.disable()  # the fork ends before its garbage matters, and looking for it takes time
         os.environ.update(rank_environment(config, rank))
         os.chdir(directory)
-        if not lines:
+        if not lines and can_leave_out_lines(config):
             leave_out_lines()
         simulate(config, rank, whole)
         if parsed is not None:
@@ -109,8 +112,10 @@ def _in_fork(
     if code is None:
         raise CompileFailed(f"{doing} took longer than {timeout:.0f} s")
     if code > 0 and not lines:
+        refused = last_error(log.read_text(encoding="utf-8", errors="replace")).partition("\n[")[0]
         log.unlink(missing_ok=True)
-        return _in_fork(config, rank, directory, variables, parsed, doing, timeout, whole=True, lines=True)
+        output = _in_fork(config, rank, directory, variables, parsed, doing, timeout, whole=True, lines=True)
+        return f"{output}\ncompiled twice, the second time with lines of the source: {' '.join(refused.split())}"
     output = log.read_text(encoding="utf-8", errors="replace")
     if code != 0:
         raise failure(code, output, doing, free)
