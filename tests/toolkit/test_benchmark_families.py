@@ -23,7 +23,7 @@ def test_the_fullest_stage_is_the_row(monkeypatch):
     run = "llama2/pretrain_llama2_7b_8p"
     stages = [{"stage": n, "used_peak_mb": used, "actual_peak_mb": used + 100} for n, used in enumerate((4000, 5000))]
     row = benchmark.row_of(run, config_of(run), {"limit_mb": 59_392, "stages": stages}, 12.34)
-    assert row.cells == ("llama", "pretrain_llama2_7b_8p", "8", "2", "1", "5,000", "5,100", "59,392", "12")
+    assert row.cells == ("llama", "pretrain_llama2_7b_8p", "8", "2", "1", "4.88", "4.98", "58.00", "12")
 
 
 def test_rows_that_are_kept_are_not_made_again(tmp_path, monkeypatch, capsys):
@@ -39,7 +39,7 @@ def test_rows_that_are_kept_are_not_made_again(tmp_path, monkeypatch, capsys):
     assert benchmark.main(options) == 0
     assert benchmark.main(options) == 0
     assert asked == ["mistral/pretrain_mistral_7b"]
-    assert "| mistral | pretrain_mistral_7b | 8 | 1 | 0 | 30,000 | 31,000 | 59,392 | 61 |" in page.read_text()
+    assert "| mistral | pretrain_mistral_7b | 8 | 1 | 0 | 29.30 | 30.27 | 58.00 | 61 |" in page.read_text()
     assert "pretrain_mistral_7b" in capsys.readouterr().out
 
 

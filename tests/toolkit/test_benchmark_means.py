@@ -33,10 +33,10 @@ def test_points_of_one_row_have_their_mean_and_its_deviation():
     assert full["deviations"] == {"held_out_loss": statistics.stdev((2.0, 3.0, 4.0))}
     assert (lora["labels"], lora["deviations"]) == ({"tuner": "LoRA"}, {})
     assert markdown("T", ["tuner"], COLUMNS, [full, lora]).splitlines()[2:] == [
-        "| tuner | held out loss | peak memory, MB | trained parameters |",
+        "| tuner | held out loss | peak memory, GB | trained parameters |",
         "| --- | --- | --- | --- |",
-        "| full | 3.0000 ± 1.0000 | 900 | 4.9994 M |",
-        "| LoRA | 1.5000 | 900 | 4.9994 M |",
+        "| full | 3.0000 ± 1.0000 | 0.879 | 4.9994 M |",
+        "| LoRA | 1.5000 | 0.879 | 4.9994 M |",
     ]
     assert "<td>3.0000 ± 1.0000</td>" in html("T", ["tuner"], COLUMNS, [full, lora])
     assert draw("T", ["tuner"], COLUMNS, [full, lora]).startswith(b"\x89PNG")

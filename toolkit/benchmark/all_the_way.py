@@ -32,8 +32,8 @@ EXAMPLES = """example:
 WORKER = "toolkit.benchmark.workers.all_the_way"
 EDGE = 8  # steps
 QUESTIONS, TASK = 40, "arc_easy"
-COLUMNS = ("step", "command", "s", "processor s", "peak MB", "what came of it")
-MIB = 1024  # KiB, which the system counts
+COLUMNS = ("step", "command", "s", "processor s", "peak GB", "what came of it")
+KIB_IN_GIB = 1 << 20  # the system counts in KiB
 DESCRIPTION = """Seconds are those of the whole command, with imports and compilation; peak memory is that of the largest of its
 processes. Rows of transformers and PEFT read the same files in processes of their own, in fp32, and say whether they agree."""
 
@@ -46,7 +46,7 @@ class Step:
     command: str
     seconds: float
     processor_s: float
-    peak_mb: float
+    peak_gb: float
     result: str
 
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"`{step.command}`",
             f"{step.seconds:.1f}",
             f"{step.processor_s:.1f}",
-            f"{step.peak_mb:,.0f}",
+            f"{step.peak_gb:,.3f}",
             step.result,
         )
         for step in found
@@ -151,7 +151,7 @@ def _scores(out: str) -> str:
 
 
 def _run(work: Path, command: list[str]) -> tuple[float, float, float, str]:
-    """Seconds, processor seconds, and the peak of a command in MB, with its output.
+    """Seconds, processor seconds, and the peak of a command in GB, with its output.
 
     Raises:
         RunFailed: it failed.
@@ -176,7 +176,7 @@ def _run(work: Path, command: list[str]) -> tuple[float, float, float, str]:
     code, used, peak, out, error = json.loads(done.stdout)
     if code:
         raise RunFailed(f"{shlex.join(command)} ended with {code}:\n{error[-2000:]}")
-    return seconds, used, peak / MIB, out
+    return seconds, used, peak / KIB_IN_GIB, out
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from mindllm.families import family_of
 from mindllm.files import atomic_open
 from mindllm.terminal.console import output
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.units import MIB, gigabytes
 from toolkit.benchmark.report import write_markdown
 
 EXAMPLES = """example:
@@ -64,16 +65,16 @@ COLUMNS = (
     "devices",
     "stages",
     "fullest stage",
-    "used peak MB",
-    "with fragments MB",
-    "limit MB",
+    "used peak GB",
+    "with fragments GB",
+    "limit GB",
     "seconds",
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the dry run of one shipped run said; MB are 2**20 bytes, of the fullest stage.
+    """What the dry run of one shipped run said; MB are 2**20 bytes and GB 2**30, of the fullest stage.
 
     Attributes:
         fullest: number of that stage.
@@ -92,7 +93,8 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         """One for each of ``COLUMNS``."""
-        sizes = (f"{size:,}" for size in (self.used_mb, self.actual_mb, self.limit_mb))
+        size = gigabytes([self.limit_mb], MIB)
+        sizes = map(size, (self.used_mb, self.actual_mb, self.limit_mb))
         return (
             self.family, self.run.rpartition("/")[2], str(self.devices), str(self.stages), str(self.fullest), *sizes,
             f"{self.seconds:.0f}",

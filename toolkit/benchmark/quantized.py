@@ -19,6 +19,7 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.terminal.console import output, track
 from mindllm.terminal.tables import Table, texts
+from mindllm.units import GIB, MIB
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
 from toolkit.benchmark.workers.quantized import HEAD_DIM, KINDS
@@ -28,7 +29,7 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.quantized --hidden 2048 --intermediate 5504 --work write --markdown docs/benchmarks/quantized.md
 """
 WORKER = "toolkit.benchmark.workers.quantized"
-COLUMNS = ("projections", "tokens/s", "memory MB", "peak MB")
+COLUMNS = ("projections", "tokens/s", "memory GB", "peak GB")
 WORK = {"write": "generation", "train": "training of adapters"}
 
 
@@ -49,7 +50,8 @@ def measure(work: str, kind: str, sizes: Mapping[str, Any], rounds: int) -> dict
 
 def row(result: Mapping[str, Any]) -> tuple[str, ...]:
     """The line of one kind."""
-    return (result["kind"], spread(result["speeds"], 1), f"{result['mb']:,.0f}", f"{result['peak_mb']:,.0f}")
+    sizes = (f"{size * MIB / GIB:,.3f}" for size in (result["mb"], result["peak_mb"]))
+    return (result["kind"], spread(result["speeds"], 1), *sizes)
 
 
 def title(work: str, sizes: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.terminal.console import error_console, output, track
 from mindllm.terminal.tables import Table, texts
+from mindllm.units import GIB, MIB
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
 from toolkit.benchmark.workers.train_step import SIDES
@@ -105,7 +106,7 @@ COLUMNS = (
     "step ms",
     "start to first step s",
     "second start s",
-    "peak memory MB",
+    "peak memory GB",
     "last loss",
 )
 
@@ -124,7 +125,7 @@ def rows(sizes: Mapping[str, Any], results: Sequence[Measured]) -> list[tuple[st
                 f"{statistics.median(measured.step_s) * 1e3:.0f}",
                 f"{measured.start_s:.1f}",
                 f"{measured.second_start_s:.1f}",
-                f"{measured.peak_mb:,.0f}",
+                f"{measured.peak_mb * MIB / GIB:,.3f}",
                 f"{measured.losses[-1]:.5f}" if measured.losses else "",
             )
         )

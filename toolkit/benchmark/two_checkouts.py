@@ -23,7 +23,7 @@ from mindllm.errors import RunFailed
 from mindllm.process.host_memory import memory_of_tree
 from mindllm.terminal.console import output
 from mindllm.terminal.tables import Table, figures, texts
-from mindllm.units import MIB
+from mindllm.units import GIB
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import ROOT, spread
 
@@ -43,7 +43,7 @@ COLUMNS = (
     "ratio",
     "seconds before",
     "now",
-    "MB before",
+    "GB before",
     "now",
     "figures",
 )
@@ -51,11 +51,11 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Made:
-    """A run of the verb: processor seconds of all its processes, seconds, the most memory they held together, its report."""
+    """A run of the verb: processor seconds of all its processes, seconds, the most bytes they held together, its report."""
 
     processor: float
     seconds: float
-    megabytes: int
+    memory: int
     report: Mapping[str, Any]
 
 
@@ -129,7 +129,7 @@ def run_once(checkout: Path, command: Sequence[str], directory: Path) -> Made:
     if process.returncode not in ANSWERS:
         raise RunFailed(f"{checkout}: {' '.join(command)} ended with {process.returncode}; see {directory / 'log'}")
     found = json.loads((directory / "report").read_text(encoding="utf-8"))
-    return Made(used.ru_utime + used.ru_stime, ended - begun, most // MIB, found)
+    return Made(used.ru_utime + used.ru_stime, ended - begun, most, found)
 
 
 def _row(name: str, made: Mapping[str, Sequence[Made]]) -> list[str]:
@@ -138,7 +138,7 @@ def _row(name: str, made: Mapping[str, Sequence[Made]]) -> list[str]:
     cells = [name, str(len(now))]
     cells += [spread([one.processor for one in side], 0) for side in (before, now)] + [spread(ratios, 2)]
     cells += [f"{statistics.median(one.seconds for one in side):,.0f}" for side in (before, now)]
-    cells += [f"{max(one.megabytes for one in side):,}" for side in (before, now)]
+    cells += [f"{max(one.memory for one in side) / GIB:,.3f}" for side in (before, now)]
     return [*cells, "equal" if not (found := different(before[0].report, now[0].report)) else f"{len(found)} differ"]
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from mindllm.units import GIB, MIB
 from toolkit.benchmark.sweep.run import OK, Result
 
-DECIMALS = {"per_s": 0, "_s": 3, "_mb": 0, "per_device": 0, "loss": 4, "parameters": 0, "utilisation": 3}
-UNITS = {"_mb": "MB", "_s": "s"}
+DECIMALS = {"per_s": 0, "_s": 3, "_mb": 3, "per_device": 0, "loss": 4, "parameters": 0, "utilisation": 3}
+UNITS = {"_mb": "GB", "_s": "s"}
+SCALES = {"_mb": MIB / GIB}
 RATE = "per_s"
 MILLION = 1e6
 STYLE = (
@@ -40,8 +42,9 @@ def _figure(name: str, value: Any, deviation: float | None = None) -> str:
     if name.endswith("parameters"):
         return f"{value / MILLION:,.4f} M"
     decimals = next((count for ending, count in DECIMALS.items() if name.endswith(ending)), 4)
-    spread = "" if deviation is None else f" ± {deviation:,.{decimals}f}"
-    return f"{value:,.{decimals}f}{spread}"
+    scale = next((size for ending, size in SCALES.items() if name.endswith(ending)), 1.0)
+    spread = "" if deviation is None else f" ± {deviation * scale:,.{decimals}f}"
+    return f"{value * scale:,.{decimals}f}{spread}"
 
 
 def headings(axes: Sequence[str], columns: Sequence[str]) -> list[str]:
