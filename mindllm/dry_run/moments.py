@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mindllm.compiled.simulation.simulation import (
     ACTIVATIONS,
@@ -24,6 +25,7 @@ from mindllm.compiled.simulation.somas import SOMAS
 from mindllm.reduced_runs.stage import LAYER_NUMBER
 
 LAYERS = "*"  # stands for their number in a path
+OF_OPERATOR = re.compile(r"-op\d+$")  # which each of its copies in layers and micro-batches has another of
 NUMBER = re.compile(r"(-op\d+|-\d+)$")
 WRAPPERS = re.compile(r"^(network\.)+")
 INPUT = re.compile(r"inputs\d+")
@@ -117,6 +119,11 @@ def use_of(block: Block) -> Use:
 
 def place_of(node: str) -> tuple[str, str]:
     """Path and operator of a node by its full name, without the number of the layer; of a gradient those of the forward cell."""
+    return _place_of(OF_OPERATOR.sub("-op0", node))
+
+
+@lru_cache(1 << 16)
+def _place_of(node: str) -> tuple[str, str]:
     path = GRADIENT_LEVEL.sub("", WRAPPERS.sub("", path_of(node)))
     return LAYER_NUMBER.sub(LAYERS, NUMBER.sub("", path)), operator_of(node)
 

@@ -22,7 +22,7 @@ def test_a_verb_is_run_with_nothing_kept_and_measured(tmp_path):
     config = ROOT / "configs" / "llama2" / "pretrain_llama2_13b_16p.yaml"
     made = run_once(ROOT, ["time", "--config", str(config)], tmp_path)
     assert made.report
-    assert min(made.processor, made.seconds, made.megabytes) > 0
+    assert min(made.processor, made.seconds, made.memory) > 0
     assert not kept.exists()
 
 
