@@ -181,10 +181,20 @@ def test_a_mistake_ends_with_2_and_without_a_traceback(tmp_path):
     assert done.returncode == 2
     assert "holds no graph" in done.stderr
     assert "Traceback" not in done.stderr
-    with pytest.raises(UserError, match="name a graph, or a run"):
+    with pytest.raises(UserError, match="name a graph, or the YAML of a run"):
         main(["summary"])
     with pytest.raises(UserError, match="rank 99 does not exist"):
         main(["summary", "--config", str(_config(tmp_path)), "--rank", "99"])
+
+
+def test_the_yaml_of_a_run_is_compiled_without_an_option(answer, tmp_path):
+    """As every other verb takes it, with keys behind it: of two runs that differ, those of the second."""
+    path = _config(tmp_path)
+    found = answer("diff", path, path, "--model.model_config.num_layers=3")
+    assert {row["before"] for row in found["parameters"]} == {""}
+    assert all(".layers.2." in row["parameter"] for row in found["parameters"])
+    with pytest.raises(SystemExit):
+        main(["summary", str(tmp_path / "rank.graph"), "--batch_size=2"])
 
 
 def _config(directory):

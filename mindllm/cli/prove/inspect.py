@@ -30,8 +30,9 @@ spot, without a device; further options change keys of the configuration, as wit
 """
 POSITIONALS = {
     "scope": "a cell such as model.layers.0.feed_forward, the beginning of a full name, or a pattern with *",
-    "first": "the graph to compare with",
+    "first": "the graph, or a run's YAML, to compare with; keys are of the second one",
 }
+RUNS = (".yaml", ".yml")
 ANSWERS: dict[str, Callable[[Inspection, Any], Any]] = {
     "summary": lambda graph, options: graph.modules(options.depth),
     "show": lambda graph, options: graph.show(options.scope, options.all),
@@ -84,7 +85,11 @@ def _command(commands, name: str, text: str, example: str, before: Sequence[str]
     for argument in before:
         parser.add_argument(argument, metavar=argument.upper(), help=POSITIONALS[argument])
     parser.add_argument(
-        "graph", nargs="?", type=Path, metavar="GRAPH", help="a kept graph, MindIR or .ir, or its directory"
+        "graph",
+        nargs="?",
+        type=Path,
+        metavar="GRAPH",
+        help="a kept graph, MindIR or .ir, or its directory; or a run's YAML",
     )
     parser.add_argument("--config", metavar="YAML", help="compile this run instead of reading a graph")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="global rank to compile (default 0)")
@@ -99,12 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(arguments)
 
     from mindllm.compiled.inspect.inspection import Inspection
-    from mindllm.compiled.inspect.source import read_graph
 
+    if options.config is None and options.graph is not None and options.graph.suffix in RUNS:
+        options.config, options.graph = str(options.graph), None
     if overrides and not options.config:
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
     if options.command == "diff":
-        first = Inspection(read_graph(Path(options.first)))
+        first = Inspection(_inspected(options.first, Path(options.first).suffix in RUNS, options.rank))
         show(first.differences(Inspection(_graph(options, overrides))), options.json)
         return 0
     graph = Inspection(_graph(options, overrides))
@@ -117,17 +123,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _graph(options: argparse.Namespace, overrides: Sequence[str]) -> Inspected:
+    if (options.graph is None) == (options.config is None):
+        given = f"{options.graph} and --config {options.config} are given" if options.config else "nothing is given"
+        raise UserError(f"{given}; name a graph, or the YAML of a run, whose keys are written as --key=value")
+    return _inspected(options.config or options.graph, options.config is not None, options.rank, overrides)
+
+
+def _inspected(given: str | Path, is_run: bool, rank: int, overrides: Sequence[str] = ()) -> Inspected:
     from mindllm.compiled.inspect.source import compile_run, read_graph
     from mindllm.config import load_config
 
-    if (options.graph is None) == (options.config is None):
-        given = f"{options.graph} and --config {options.config} are given" if options.config else "nothing is given"
-        raise UserError(f"{given}; name a graph, or a run with --config YAML, whose keys are written as --key=value")
-    if options.config:
-        config = load_config(options.config, overrides)
-        with drawn() as progress:
-            return compile_run(config, options.rank, options.config, progress)
-    return read_graph(options.graph)
+    if not is_run:
+        return read_graph(Path(given))
+    config = load_config(given, overrides)
+    with drawn() as progress:
+        return compile_run(config, rank, str(given), progress)
 
 
 if __name__ == "__main__":
