@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from mindllm.compiled.simulation.somas import SOMAS
 from mindllm.config import RunConfig
@@ -36,6 +37,7 @@ from mindllm.reduced_runs.stage import (
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
 SIMULATION, OTHER_STAGE, SCHEDULED, BETWEEN = 0.7, 0.25, 0.035, 1.5  # see _cost
+AS_RECOMPUTED = ("Gradients/Default/", "Gradients/recompute_Default/", 1)
 NEAR = 0.9  # of that peak: a moment as full as this must be among those that are extrapolated
 
 
@@ -105,18 +107,74 @@ def forecast_stages(
     """
     if config.parallel_config.seq_split_num > 1 or config.swap_config.numbers():
         return simulate_stages(config, stages, simulations) if whole else []
-    planned = [planned for alike in _alike(config, stages) for planned in _designs(config, alike, whole)]
-    found, failed = _carry_out(config, planned, simulations)
+    found, failed = _carry_out(config, _all_simulations(config, stages, whole), simulations)
     for larger in (
         (lambda stage: _whole(config, stage), lambda stage: exact_stage(point_of(stage, config))) if whole else ()
     ):
-        again = [(larger(stage), [stage]) for stage in failed]
+        again = [_alone(config, larger(stage), stage) for stage in failed]
         more, failed = _carry_out(config, again, simulations)
         found += more
     return sorted(found, key=lambda memory: memory.stage.number)
 
 
-Planned = tuple[Design, list[Stage]]
+class Planned(NamedTuple):
+    """Simulations, and the stages whose memory they give.
+
+    Attributes:
+        like: the stage that simulations are of. It has all kinds of layers that the others have, these perhaps fewer.
+        targets: where the stages are, in layers of the runs of ``like``.
+    """
+
+    design: Design
+    like: Stage
+    targets: list[tuple[Stage, Point]]
+
+
+def _alone(config: RunConfig, design: Design, stage: Stage) -> Planned:
+    return Planned(design, stage, [(stage, point_of(stage, config))])
+
+
+def _all_simulations(config: RunConfig, stages: Sequence[Stage], whole: bool) -> list[Planned]:
+    """All simulations. Stages that lack kinds of layers share those of stages with more, where that is cheaper."""
+    planned: list[Planned] = []
+    for alike in sorted(_alike(config, stages), key=lambda alike: -len(alike[0].runs)):
+        shared = [more for one in planned if (more := _sharing(config, one, alike))]
+        choices = [_designs(config, alike, whole), *([more] for more in shared)]
+        planned += min(choices, key=lambda more: _cost(config, [*planned, *more]))
+    return planned
+
+
+def _sharing(config: RunConfig, one: Planned, alike: list[Stage]) -> Planned | None:
+    """The simulations of stages with more kinds of layers for those that lack some, with a check of their own that lacks them.
+
+    None where these do not tell of such stages.
+    """
+    design, base = one.design, one.design.base
+    counts = [found for stage in alike if (found := _layers_like(stage, one.like))]
+    if design.check is None or design.together or not alike[0].place == one.like.place == MIDDLE or not counts:
+        return None
+    fixed = [run for run in range(len(base.layers)) if run not in design.varied]
+    if any(count[run] != base.layers[run] for count in counts for run in fixed):
+        return None
+    deeper = [stage.alive - base.alive for stage in alike]
+    if any(more % design.deepening for more in deeper) if design.alive else any(deeper):
+        return None
+    there = [run for run, count in enumerate(counts[0]) if count]
+    lacking = sum(count for run, count in enumerate(base.layers) if run not in there)  # so that the check is no smaller
+    layers = [count if run in there else 0 for run, count in enumerate(design.check.layers)]
+    layers[there[0]] += lacking
+    check = replace(design.check, layers=tuple(layers), alive=min(design.check.alive, base.alive + max(deeper)))
+    targets = [replace(point_of(stage, config), layers=count) for stage, count in zip(alike, counts, strict=True)]
+    return Planned(replace(design, check=check), one.like, list(zip(alike, targets, strict=True)))
+
+
+def _layers_like(stage: Stage, like: Stage) -> tuple[int, ...] | None:
+    """Layers of a stage in the runs of one with more kinds of layers, 0 in those that it lacks; None if it is no such stage."""
+    waiting, layers = list(stage.runs), []
+    for run in like.runs:
+        same = waiting and (waiting[0].chunk, waiting[0].kind) == (run.chunk, run.kind)
+        layers.append(waiting.pop(0).count if same else 0)
+    return None if waiting else tuple(layers)
 
 
 def _alike(config: RunConfig, stages: Sequence[Stage]) -> list[list[Stage]]:
@@ -148,12 +206,11 @@ def _designs(config: RunConfig, alike: list[Stage], whole: bool) -> list[Planned
         targets, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1,
         lambda alive: pipeline_length(config, alike[0], alive), checked and not interleaved,
     )  # fmt: skip
-    if design and not whole:
-        return [(design, alike)]
-    wholes = [(_whole(config, stage), [stage]) for stage in alike]
-    if design and _cost(config, [(design, alike)]) < _cost(config, wholes):
-        return [(design, alike)]
-    return wholes
+    small = [Planned(design, alike[0], list(zip(alike, targets, strict=True)))] if design else []
+    if small and not whole:
+        return small
+    wholes = [_alone(config, _whole(config, stage), stage) for stage in alike]
+    return small if small and _cost(config, small) < _cost(config, wholes) else wholes
 
 
 def _cost(config: RunConfig, designs: Sequence[Planned]) -> float:
@@ -163,7 +220,7 @@ def _cost(config: RunConfig, designs: Sequence[Planned]) -> float:
     that is scheduled for one micro-batch more, and in such layers what each chunk has of its own. Accumulation steps, without a
     pipeline, are compiled one by one.
     """
-    points = {(alike[0].likeness, point): alike[0] for design, alike in designs for point in design.points}
+    points = {(one.like.likeness, point): one.like for one in designs for point in one.design.points}
     cost = 0.0
     for (_, point), stage in points.items():
         layers, places = sum(point.layers), pipeline_places(config, stage, point)
@@ -188,7 +245,7 @@ def _whole(config: RunConfig, stage: Stage) -> Design:
     small = Point(layers, alive, 0, chunks if fewer and chunks > 1 else 0)
     small_step = pipeline_length(config, stage, small.alive, small.short) if small.short else step
     few = whole_stage(target, step, small, small_step, lambda alive: pipeline_length(config, stage, alive))
-    return min(exact_stage(target), few, key=lambda design: _cost(config, [(design, [stage])]))
+    return min(exact_stage(target), few, key=lambda design: _cost(config, [_alone(config, design, stage)]))
 
 
 def _micro_step(config: RunConfig) -> int:
@@ -201,18 +258,18 @@ def _carry_out(
     config: RunConfig, designs: Sequence[Planned], simulations: Simulations
 ) -> tuple[list[StageMemory], list[Stage]]:
     """Runs the simulations of all designs together; returns what was found, and the stages whose check disagreed."""
-    wanted = [(alike[0], point) for design, alike in designs for point in design.points]
+    wanted = [(one.like, point) for one in designs for point in one.design.points]
     profiles = iter(simulations.profiles([_request(config, like, point) for like, point in wanted]))
     found: list[StageMemory] = []
     failed: list[Stage] = []
-    for design, alike in designs:
-        mine = {point: next(profiles) for point in design.points}
-        reliable = _reliable(design, mine)
-        for stage in alike:
-            if reliable is None or not _understood(point_of(stage, config), design, mine, reliable):
+    for one in designs:
+        mine = {point: next(profiles) for point in one.design.points}
+        reliable = _reliable(one.design, mine)
+        for stage, target in one.targets:
+            if reliable is None or not _understood(target, one.design, mine, reliable):
                 failed.append(stage)
             else:
-                found.append(_extrapolated(config, stage, design, mine, reliable))
+                found.append(_extrapolated(target, stage, one.design, mine, reliable))
     return found, failed
 
 
@@ -234,12 +291,18 @@ def _reliable(design: Design, profiles: Mapping[Point, Profile]) -> set[str] | N
     """
     predicted, seen = _checked(design, profiles)
     sizes = {kind: own_bytes_of(fill) for kind, fill in seen.moments.items()}
-    peak = max(sizes.values())
-    tolerance = TOLERANCE * peak + TOLERATED_BYTES
-    right = {kind for kind, size in sizes.items() if abs(own_bytes_of(predicted.get(kind, {})) - size) <= tolerance}
-    if max((sizes[kind] for kind in right), default=0) < peak - tolerance:
+    right = {kind for kind, fill in seen.moments.items() if _right(predicted.get(kind, {}), fill, seen)}
+    if max((sizes[kind] for kind in right), default=0) < max(sizes.values()) - _tolerance(seen):
         return None
     return right if design.check else right | (set(profiles[design.base].moments) - set(sizes))
+
+
+def _right(said: Fill, fill: Fill, of: Profile) -> bool:
+    return abs(own_bytes_of(said) - own_bytes_of(fill)) <= _tolerance(of)
+
+
+def _tolerance(of: Profile) -> float:
+    return TOLERANCE * max(map(own_bytes_of, of.moments.values())) + TOLERATED_BYTES
 
 
 def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile], right: Set[str]) -> bool:
@@ -247,20 +310,24 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
 
     Of such a moment, what not all simulations have is taken to be there by chance. What it had more than was said then grows,
     at most, as :func:`_grown` says; of one that had less, what is said is enough. Next to the peak there are moments that have
-    but a scalar more, which is no other figure. Where nothing was said of a moment, it must be far below the peak.
+    but a scalar more, which is no other figure. Where nothing was said of a moment, it must be far below the peak, or what was
+    said of it as of a stage with recomputed layers must be right: so MindSpore names there what all layers' gradients exchange.
     """
     if design.check is None:
         base = profiles[design.base]
         near = {kind for kind, fill in base.moments.items() if own_bytes_of(fill) >= NEAR * own_bytes_of(base.peak)}
         return near <= right
     predicted, seen = _checked(design, profiles, growing=False)
+    said, _ = _checked(design, profiles)
     sure, there = (design.predict(target, _moments(profiles), growing) for growing in (True, False))
     peak = max(own_bytes_of(sure[kind]) for kind in right)
     for kind, fill in seen.moments.items():
         if kind in right:
             continue
         if kind not in there:
-            if own_bytes_of(fill) >= NEAR * own_bytes_of(seen.peak):
+            other = kind.replace(*AS_RECOMPUTED)
+            told = other in there and _right(said[other], fill, seen) and own_bytes_of(sure[other]) <= peak
+            if not told and own_bytes_of(fill) >= NEAR * own_bytes_of(seen.peak):
                 return False
             continue
         farther = _distance(design.base, target) / _distance(design.base, design.check)
@@ -295,9 +362,8 @@ def _distance(base: Point, point: Point) -> int:
 
 
 def _extrapolated(
-    config: RunConfig, stage: Stage, design: Design, profiles: Mapping[Point, Profile], reliable: Set[str]
+    target: Point, stage: Stage, design: Design, profiles: Mapping[Point, Profile], reliable: Set[str]
 ) -> StageMemory:
-    target = point_of(stage, config)
     if target in profiles:
         profile = profiles[target]
         return _as_simulated(stage, profile)

@@ -15,7 +15,7 @@ from mindllm.dry_run.extrapolate import design_for, whole_stage
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages
 from mindllm.dry_run.moments import Use, bytes_of, fullest, moments_of
 from mindllm.dry_run.profile import load_profile, profile_of, save_profile, thinned
-from mindllm.parallel.stages import stages_of
+from mindllm.parallel.stages import MIDDLE, stages_of
 from mindllm.reduced_runs.stage import Point, point_of, reduce_to_stage
 from mindllm.timing.configured import workload_of
 from mindllm.timing.memory import stage_bytes
@@ -124,12 +124,16 @@ def test_mixed_recomputation_is_forecast():
     assert [memory.used_peak for memory in forecast] == [profile(config, stage.rank).used_peak for stage in stages]
 
 
+FEWER_AND_FEWER = {"recompute": [5, 4, 3, 2, 1, 0, 0, 0]}
+
+
 def test_of_two_kinds_of_layers_one_of_each_is_a_start():
     """The stage's first layer and its last one are apart, so 1 and 2 of each are in line; of one kind it takes 2 and 3."""
-    config = pipeline(8, 80, 64, dp=8, recompute_config={"recompute": [5, 4, 3, 2, 1, 0, 0, 0]})
-    methods, count = found_by(config)
-    assert count == 3 + 8 + 6 + 3
-    assert methods[1:7] == ["extrapolated: 8 smaller runs"] * 4 + ["extrapolated: 6 smaller runs"] * 2
+    methods, count = found_by(pipeline(8, 80, 64, dp=8, recompute_config=FEWER_AND_FEWER))
+    assert (
+        count == 3 + 8 + 1 + 3
+    )  # stages 5 and 6, of one kind, share those of four stages of two, with a check of their own
+    assert methods[1:7] == ["extrapolated: 8 smaller runs"] * 6
     fewest = [design_for([Point((6, 6), 4, 64)], alone=alone).base.layers for alone in (True, False)]
     assert fewest == [(1, 1), (2, 2)]
     assert design_for([Point((12,), 4, 64)], alone=True).base.layers == (2,)
@@ -177,6 +181,28 @@ class Bent(FormulaSimulations):
             )
             object.__setattr__(one, "used_peak", bytes_of(fullest(one.moments)))
         return found
+
+
+class OtherwiseAlone(FormulaSimulations):
+    """Stages in the middle without a recomputed layer hold what no stage with one tells of."""
+
+    def profiles(self, requests):
+        found = super().profiles(requests)
+        for request, one in zip(requests, found, strict=True):
+            stage = next(stage for stage in stages_of(request.config) if stage.rank == request.rank)
+            if stage.place == MIDDLE and len(stage.runs) == 1:
+                one.moments[BACKWARD][KEPT] += MIB * stage.layers**2
+                object.__setattr__(one, "used_peak", bytes_of(fullest(one.moments)))
+        return found
+
+
+def test_stages_that_are_otherwise_without_a_kind_of_layers_are_simulated_whole():
+    config = pipeline(8, 80, 64, dp=8, recompute_config=FEWER_AND_FEWER)
+    stages, simulations = stages_of(config)[1:7], OtherwiseAlone()
+    forecast, truth = (find(config, stages, simulations) for find in (forecast_stages, simulate_stages))
+    methods = [memory.method for memory in forecast]
+    assert methods == ["extrapolated: 8 smaller runs"] * 4 + ["extrapolated: fewer micro-batches"] * 2
+    assert [memory.used_peak for memory in forecast] == [memory.used_peak for memory in truth]
 
 
 def forecast_and_truth(bent):
