@@ -31,6 +31,7 @@ READER_GONE = 141
 # Python's 700, 10, 10 take a tenth of the time in which modules and graphs are read
 SEARCHES_FOR_GARBAGE = (20_000, 20, 50)
 CONFIG = "--config"
+RUNS = ("RUN", "YAML")  # what a positional argument is called that names runs
 LARGEST_PORT = 65535
 IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
     errno.ENOENT,
@@ -70,7 +71,9 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(self._with_values(given), namespace)
 
     def _with_config(self, given: list[str]) -> list[str]:
-        """``run.yaml`` as ``--config run.yaml``."""
+        """``run.yaml`` as ``--config run.yaml``, and the other way round where the run has no such option."""
+        if any(action.metavar in RUNS and not action.option_strings for action in self._actions):
+            return [word.removeprefix(f"{CONFIG}=") for word in given if word != CONFIG]  # as other verbs are asked
         if CONFIG not in self._option_string_actions or not all(action.option_strings for action in self._actions):
             return given
         if given and not given[0].startswith("-"):

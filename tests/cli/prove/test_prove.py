@@ -86,6 +86,11 @@ def test_exit_codes(pieces, run, capsys, standings, options, code):
     assert all(question.text in out for question in QUESTIONS.values())
 
 
+@pytest.mark.parametrize("spelling", ["--config {}", "--config={}"])
+def test_a_run_may_be_named_as_other_verbs_have_it(run, capsys, spelling):
+    assert ended(capsys, *spelling.format(run).split(), "--quick") == ended(capsys, run, "--quick")
+
+
 def test_a_quick_proof_proves_nothing_but_the_configuration(run, capsys):
     quick = ("--quick", "--json", "--allow", *QUESTIONS)
     of_cpu = {answer["question"]: answer["says"] for answer in json.loads(ended(capsys, run, *quick)[1])["answers"]}
