@@ -266,7 +266,7 @@ def _now_and_then(fills: Mapping[Point, Fill]) -> dict[Use, int]:
 def _combined(parts: Sequence[tuple[int, Fill]]) -> dict[Use, int]:
     sums: dict[Use, int] = {}
     for factor, fill in parts:
-        for use, size in fill.items():
+        for use, size in fill.items() if factor else ():
             if not use.is_input:
                 sums[use] = sums.get(use, 0) + factor * size
     return {use: size for use, size in sums.items() if size}

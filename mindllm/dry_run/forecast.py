@@ -264,9 +264,10 @@ def _carry_out(
     failed: list[Stage] = []
     for one in designs:
         mine = {point: next(profiles) for point in one.design.points}
-        reliable = _reliable(one.design, mine)
+        checked = _checked(one.design, mine)
+        reliable = _reliable(one.design, mine, checked)
         for stage, target in one.targets:
-            if reliable is None or not _understood(target, one.design, mine, reliable):
+            if reliable is None or not _understood(target, one.design, mine, checked, reliable):
                 failed.append(stage)
             else:
                 found.append(_extrapolated(target, stage, one.design, mine, reliable))
@@ -283,29 +284,53 @@ def _moments(profiles: Mapping[Point, Profile]) -> dict[Point, Moments]:
     return {point: profile.moments for point, profile in profiles.items()}
 
 
-def _reliable(design: Design, profiles: Mapping[Point, Profile]) -> set[str] | None:
+@dataclass(frozen=True)
+class Checked:
+    """What is said of the checking simulation, or the one nearest to it, and what it says itself.
+
+    Attributes:
+        by_chance: the same where what not all simulations have is taken to be there by chance.
+    """
+
+    said: Moments
+    by_chance: Moments
+    seen: Profile
+
+    @cached_property
+    def tolerance(self) -> float:
+        """Bytes."""
+        return TOLERANCE * max(map(own_bytes_of, self.seen.moments.values())) + TOLERATED_BYTES
+
+    def right(self, kind: str, name: str) -> bool:
+        """Whether what is said of moments of ``name`` is what is seen of those of ``kind``."""
+        difference = own_bytes_of(self.said.get(name, {})) - own_bytes_of(self.seen.moments[kind])
+        return abs(difference) <= self.tolerance
+
+
+def _checked(design: Design, profiles: Mapping[Point, Profile]) -> Checked:
+    if design.check:
+        said, by_chance = (design.predict(design.check, _moments(profiles), growing) for growing in (True, False))
+        return Checked(said, by_chance, profiles[design.check])
+    fewer, more = design.passing or (design.base, design.base)
+    return Checked(profiles[fewer].moments, profiles[fewer].moments, profiles[more])
+
+
+def _reliable(design: Design, profiles: Mapping[Point, Profile], checked: Checked) -> set[str] | None:
     """The kinds of moments that were extrapolated right for the checking simulation; None if its peak was not.
 
     Without one, micro-batches are all that is extrapolated, and they should matter next to nothing: a moment that they add more
     than that to is not.
     """
-    predicted, seen = _checked(design, profiles)
-    sizes = {kind: own_bytes_of(fill) for kind, fill in seen.moments.items()}
-    right = {kind for kind, fill in seen.moments.items() if _right(predicted.get(kind, {}), fill, seen)}
-    if max((sizes[kind] for kind in right), default=0) < max(sizes.values()) - _tolerance(seen):
+    sizes = {kind: own_bytes_of(fill) for kind, fill in checked.seen.moments.items()}
+    right = {kind for kind in sizes if checked.right(kind, kind)}
+    if max((sizes[kind] for kind in right), default=0) < max(sizes.values()) - checked.tolerance:
         return None
     return right if design.check else right | (set(profiles[design.base].moments) - set(sizes))
 
 
-def _right(said: Fill, fill: Fill, of: Profile) -> bool:
-    return abs(own_bytes_of(said) - own_bytes_of(fill)) <= _tolerance(of)
-
-
-def _tolerance(of: Profile) -> float:
-    return TOLERANCE * max(map(own_bytes_of, of.moments.values())) + TOLERATED_BYTES
-
-
-def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile], right: Set[str]) -> bool:
+def _understood(
+    target: Point, design: Design, profiles: Mapping[Point, Profile], checked: Checked, right: Set[str]
+) -> bool:
     """Whether no moment that was extrapolated wrong can be the peak at ``target``.
 
     Of such a moment, what not all simulations have is taken to be there by chance. What it had more than was said then grows,
@@ -317,8 +342,7 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
         base = profiles[design.base]
         near = {kind for kind, fill in base.moments.items() if own_bytes_of(fill) >= NEAR * own_bytes_of(base.peak)}
         return near <= right
-    predicted, seen = _checked(design, profiles, growing=False)
-    said, _ = _checked(design, profiles)
+    seen = checked.seen
     sure, there = (design.predict(target, _moments(profiles), growing) for growing in (True, False))
     peak = max(own_bytes_of(sure[kind]) for kind in right)
     for kind, fill in seen.moments.items():
@@ -326,12 +350,13 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
             continue
         if kind not in there:
             other = kind.replace(*AS_RECOMPUTED)
-            told = other in there and _right(said[other], fill, seen) and own_bytes_of(sure[other]) <= peak
+            told = other in there and checked.right(kind, other) and own_bytes_of(sure[other]) <= peak
             if not told and own_bytes_of(fill) >= NEAR * own_bytes_of(seen.peak):
                 return False
             continue
         farther = _distance(design.base, target) / _distance(design.base, design.check)
-        if own_bytes_of(there[kind]) + _grown(fill, predicted[kind], farther, design.alive) > peak + TOLERATED_BYTES:
+        grown = _grown(fill, checked.by_chance[kind], farther, design.alive)
+        if own_bytes_of(there[kind]) + grown > peak + TOLERATED_BYTES:
             return False
     return True
 
@@ -347,14 +372,6 @@ def _grown(seen: Fill, said: Fill, farther: float, alive: bool) -> float:
     fixed = 0 if alive else sum(seen.get(use, 0) - said.get(use, 0) for use in {*seen, *said} if use.is_outside_layers)
     growing = surplus - fixed
     return max(0.0, farther * growing + fixed if growing > 0 else surplus)
-
-
-def _checked(design: Design, profiles: Mapping[Point, Profile], growing: bool = True) -> tuple[Moments, Profile]:
-    """What is said of the checking simulation, or the one nearest to it, and what it says itself."""
-    if design.check:
-        return design.predict(design.check, _moments(profiles), growing), profiles[design.check]
-    fewer, more = design.passing or (design.base, design.base)
-    return profiles[fewer].moments, profiles[more]
 
 
 def _distance(base: Point, point: Point) -> int:

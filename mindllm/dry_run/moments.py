@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from mindllm.compiled.simulation.simulation import (
     ACTIVATIONS,
@@ -45,7 +45,7 @@ class Use:
     operator: str
     backward: bool
 
-    @property
+    @cached_property
     def is_input(self) -> bool:
         """Whether it is a tensor the step is given. The runtime brings it when it gets to it, and frees it when it likes."""
         return not self.operator and INPUT.fullmatch(self.path) is not None
