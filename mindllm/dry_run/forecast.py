@@ -150,7 +150,7 @@ def _sharing(config: RunConfig, one: Planned, alike: list[Stage]) -> Planned | N
     None where these do not tell of such stages.
     """
     design, base = one.design, one.design.base
-    counts = [found for stage in alike if (found := _layers_like(stage, one.like))]
+    counts = [found for stage in alike if stage.runs and (found := _layers_like(stage, one.like))]
     if design.check is None or design.together or not alike[0].place == one.like.place == MIDDLE or not counts:
         return None
     fixed = [run for run in range(len(base.layers)) if run not in design.varied]
