@@ -38,6 +38,11 @@ EARLIER = 0.1
 NOTHING = (0.0, "")
 FP32 = 4
 MOST_REASON = 1 << 16
+LOOSELY = 1e-3  # a change is the difference of values that are larger
+TIMES = (
+    "what changes otherwise changes {} times as much: gradients are sums where the single device has means, as of a loss that a "
+    "function under value_and_grad returns beside something else (has_aux=True): MindSpore 2.10 divides a lone loss alone"
+)
 OF_GRAPH, COPIES = 3, 2  # bytes held for each of MindIR; a parameter's value and the one a step computes
 
 
@@ -176,6 +181,7 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
     problems: list[str] = []
     largest: dict[int, float] = {}  # by step
     for number in range(1, steps + 1):
+        begun = _values(program, device) if device is not None and number == 1 else {}
         outputs = program.step(number)
         said = device.step(number) if device is not None else {}
         if device is not None:
@@ -195,6 +201,8 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
                     problems.append(
                         f"step {number}: {where} is off by {error:.1e} of the single device's largest element"
                     )
+        if device is not None and begun and (times := _times_as_much(begun, _values(program, device), tolerance)):
+            problems.append(f"step {number}: {TIMES.format(times)}")
     exchanges = sum(
         rank.graph.executions[function.name]
         for rank in ranks
@@ -238,6 +246,33 @@ def _require(claim: MemoryClaim, wanted: int, what: str) -> None:
     if not claim.fits(wanted):
         raise UserError(f"{what} take at least {gibibytes(wanted)}, and there are {claim.describe()}: {ADVICE}")
     claim.take(wanted)
+
+
+def _values(program: Program, device: Program) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Of each parameter that ranks and the single device have a rank's part, and the same part there."""
+    whole = device.machines[0].values()
+    return {
+        name: (value.copy(), whole[name][slices_of(machine.graph.parameters[name], machine.rank)].copy())
+        for machine in program.machines[:: program.stage_devices]
+        for name, value in machine.values().items()
+        if name in whole and value.dtype.kind == "f" and value.size
+    }
+
+
+def _times_as_much(
+    before: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    after: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    tolerance: float,
+) -> int:
+    """How many times as much as on the single device all parameters change that change otherwise; 0 if that is no number."""
+    found = set[int]()
+    for name, (value, alone) in after.items():
+        changed, wanted = value - before[name][0], alone - before[name][1]
+        if not np.abs(wanted).max() or _error(changed, wanted) <= tolerance:
+            continue
+        times = round(float((changed * wanted).sum() / (wanted * wanted).sum()))
+        found.add(times if times > 1 and _error(changed, times * wanted) <= LOOSELY else 0)
+    return found.pop() if len(found) == 1 else 0
 
 
 def _is_short(rank: ProgramRank) -> bool:

@@ -121,6 +121,55 @@ PROGRAMS = {
     model = ms.Model(cell, optimizer=nn.SGD(net.trainable_params(), 0.1))
     model.train(1, dataset(8), dataset_sink_mode=False)
 """,
+    "PipelineGradReducer": """
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", pipeline_stages=min(2, devices))
+
+    class Printed(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.weight = ms.Parameter(ms.Tensor(np.full((16, 32), 0.01, np.float32)), name="weight")
+            self.matmul, self.print = ops.MatMul(), ops.Print()
+
+        def construct(self, x):
+            out = self.matmul(x, self.weight)
+            self.print("out", out)
+            return out
+
+    class Three(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.front, self.middle, self.back = Printed(), nn.Dense(32, 32), nn.Dense(32, 8)
+            self.first_relu, self.second_relu = nn.ReLU(), nn.ReLU()
+
+        def construct(self, x):
+            return self.back(self.second_relu(self.middle(self.first_relu(self.front(x)))))
+
+    net = Three()
+    for cell in (net.front, net.first_relu, net.middle):
+        cell.pipeline_stage = 0
+    for cell in (net.second_relu, net.back):
+        cell.pipeline_stage = 1 if devices > 1 else 0
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    whole = nn.PipelineCell(loss_of(net), 4)
+    whole.set_train()
+
+    def forward(x, y):
+        loss = whole(x, y)
+        return loss
+
+    gradient = ops.value_and_grad(forward, None, optimizer.parameters)
+    reducer = nn.PipelineGradReducer(optimizer.parameters)
+
+    @ms.jit
+    def step(x, y):
+        loss, gradients = gradient(x, y)
+        gradients = reducer(gradients)
+        optimizer(gradients)
+        return loss, gradients
+
+    for x, y in dataset(8):
+        step(x, y)
+""",
     "GradAccumulation": """
     from mindspore.parallel.auto_parallel import AutoParallel
     from mindspore.parallel.nn import GradAccumulation
@@ -227,6 +276,27 @@ FAULTS = {
     net = Net(((devices // 2, 1), (1, 2)), ((devices // 2, 2), (2, 1))) if devices > 1 else Net()
     model = ms.Model(net, Loss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))
     model.train(1, dataset(8), dataset_sink_mode=False)
+""",
+    "loss beside something else": """
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", device_num=devices)
+    net = Net(((devices, 1), (1, 1)), ((devices, 1), (1, 1)))
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    loss = nn.CrossEntropyLoss()
+
+    def forward(x, y):
+        logits = net(x)
+        return loss(logits, y), logits
+
+    gradient = ms.value_and_grad(forward, None, net.trainable_params(), has_aux=True)
+
+    @ms.jit
+    def step(x, y):
+        (value, _), gradients = gradient(x, y)
+        optimizer(gradients)
+        return value
+
+    for x, y in dataset(8):
+        step(x, y)
 """,
     "gradients not averaged": """
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=False)

@@ -54,6 +54,18 @@ def test_a_fault_that_depends_on_the_number_of_devices_is_found_and_located(tmp_
     assert place in found["place"].splitlines()[0]
 
 
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loss beside something else", "gradients not averaged"])
+def test_gradients_that_are_sums_in_place_of_means_are_called_so(tmp_path, capsys, name):
+    """As in MindSpore's own samples of optimizer parallel and sharding propagation, with 8 devices 8 times as much."""
+    code, found, _ = kept_and_checked(tmp_path, FAULTS[name], capsys)
+    assert code == 3
+    assert any(
+        line.startswith("step 1: what changes otherwise changes 2 times as much: ") for line in found["problems"]
+    )
+
+
 REFUSES = """
     if devices < 2:
         raise ValueError("at least 2 devices")

@@ -132,10 +132,26 @@ def _stay_on_one_device(shapes: Sequence[Sequence[int]]) -> None:
     for module in (context, _utils):
         module._set_auto_parallel_context = lambda **asked: None
     Primitive.shard = lambda primitive, *strategies, **named: primitive
+    _reduce_nothing(mindspore)
     for name in ("train", "fit"):
         setattr(mindspore.Model, name, _without_sinking(getattr(mindspore.Model, name)))
     for kind, name in ((nn.Cell, "compile_and_run"), (_JitExecutor, "__call__")):
         setattr(kind, name, _given_all_rows(getattr(kind, name), shapes))
+
+
+def _reduce_nothing(mindspore: ModuleType) -> None:
+    """Gradients of all micro-batches are there at once; with stages they come out of accumulators, which stay zero here."""
+    from mindspore import nn, ops, parallel
+
+    def divided(scale: Any, gradient: Any) -> Any:
+        return ops.div(gradient, ops.cast(scale, gradient.dtype))
+
+    def construct(self: Any, grads: Any) -> Any:
+        return self.hyper_map(ops.partial(divided, self.scale_sense * self.degree), grads)
+
+    for place in (nn, parallel.nn):
+        if hasattr(place, "PipelineGradReducer"):
+            place.PipelineGradReducer.construct = construct
 
 
 def _micro_batches(network: Any) -> int:

@@ -192,10 +192,14 @@ def _switch(operands: tuple[Value, ...]) -> Value:
     return then if bool(loaded(condition)) else otherwise
 
 
+TELLS = ("Print", "TensorDump", "ScalarSummary", "TensorSummary", "HistogramSummary", "ImageSummary")
+"""What tells people of values, and computes nothing: it is left out."""
+
 CONTROL: dict[str, Callable[[tuple[Value, ...]], Value]] = {
     **dict.fromkeys(PASSES_ON, lambda operands: operands[0]),
     "Load": lambda operands: loaded(operands[0]),
     "UpdateState": lambda operands: None,
+    **dict.fromkeys(TELLS, lambda operands: None),
     "MakeTuple": lambda operands: operands,
     "MakeList": lambda operands: operands,
     "TupleGetItem": lambda operands: operands[0][operands[1]],
