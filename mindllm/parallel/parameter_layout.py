@@ -19,7 +19,8 @@ class ParameterLayout:
 
     Attributes:
         device_matrix: the devices of a stage as a grid; the last axis runs fastest.
-        tensor_map: per dimension of the tensor the axis of the grid it is cut along, counted from the right; -1: not cut.
+        tensor_map: per dimension of the tensor the axis of the grid it is cut along, counted from the right; -1: not cut. Several
+            axes where a strategy names several for a dimension, the outer ones first.
         full_shape: of the whole tensor.
         slice_shape: of the part that tensor parallelism leaves on a rank, before ``optimizer_group``.
         optimizer_group: communication group over which the optimizer cuts dimension 0 once more; "" if it does not.
@@ -28,7 +29,7 @@ class ParameterLayout:
     """
 
     device_matrix: tuple[int, ...]
-    tensor_map: tuple[int, ...]
+    tensor_map: tuple[int | tuple[int, ...], ...]
     full_shape: tuple[int, ...]
     slice_shape: tuple[int, ...]
     optimizer_group: str = ""
@@ -37,38 +38,54 @@ class ParameterLayout:
 
     @classmethod
     def from_front_end(cls, layout: Sequence[Any]) -> ParameterLayout:
-        """From what ``get_parameter_layout`` answers for a parameter."""
-        devices, tensor_map, slice_shape, _, _, group, full_shape, _, shared, *_ = layout
-        return cls(
-            tuple(devices), tuple(tensor_map), tuple(full_shape), tuple(slice_shape), str(group), (), bool(shared)
-        )
+        """From what ``get_parameter_layout`` answers for a parameter.
+
+        Raises:
+            ValueError: no layout that a compiler makes.
+        """
+        devices, axes, slice_shape, _, _, group, full_shape, parts, shared, *_ = layout
+        if len(axes) != len(full_shape):
+            if not all(axis in range(NOT_CUT, len(devices)) for axis in axes):
+                raise ValueError(f"the axes {shortened(axes)} are none of the devices {shortened(devices)}")
+            sizes = [part * _length(devices, axis) for part, axis in zip(parts, axes, strict=True)]
+            axes = _by_dimension(axes, sizes, full_shape)
+        return cls(tuple(devices), tuple(axes), tuple(full_shape), tuple(slice_shape), str(group), (), bool(shared))
+
+    @property
+    def axes(self) -> tuple[tuple[int, ...], ...]:
+        """Per dimension the axes of the grid that it is cut along."""
+        several = ((axis,) if isinstance(axis, int) else axis for axis in self.tensor_map)
+        return tuple(tuple(axis for axis in axes if axis != NOT_CUT) for axes in several)
+
+    def cuts(self, axes: Sequence[int]) -> int:
+        """Into how many parts a dimension is cut along axes."""
+        return math.prod(_length(self.device_matrix, axis) for axis in axes)
 
     def require_consistent(self) -> None:
         """Raises ValueError or TypeError for a layout that no compiler makes, as a file of somebody else may hold."""
         sizes = [*map(operator.index, (*self.device_matrix, *self.full_shape, *self.slice_shape))]
-        axes = [*map(operator.index, self.tensor_map)]
-        if len(axes) != len(self.full_shape) or min(sizes, default=1) < 1 or max(sizes, default=1) >= 1 << 48:
-            raise ValueError(f"a layout of shape {shortened(self.full_shape)} has the axes {shortened(axes)}")
-        if not all(axis == NOT_CUT or 0 <= axis < len(self.device_matrix) for axis in axes):
+        axes = [operator.index(axis) for axes in self.axes for axis in axes]
+        if len(self.axes) != len(self.full_shape) or min(sizes, default=1) < 1 or max(sizes, default=1) >= 1 << 48:
+            raise ValueError(
+                f"a layout of shape {shortened(self.full_shape)} has the axes {shortened(self.tensor_map)}"
+            )
+        if not all(0 <= axis < len(self.device_matrix) for axis in axes):
             raise ValueError(f"the axes {shortened(axes)} are none of the devices {shortened(self.device_matrix)}")
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> ParameterLayout:
         """From a mapping of its fields, as ``dataclasses.asdict`` makes them."""
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()
-        }
-        return cls(**values)
+        return cls(**{key: _tuples(value) for key, value in tree.items()})
 
     def slices(self, rank: int) -> tuple[slice, ...]:
         """The part of the whole tensor that global ``rank`` keeps, one slice per dimension."""
         place = self._place(rank)
-        cuts = [
-            _part(
-                0, size, 1 if axis == NOT_CUT else self.device_matrix[-1 - axis], 0 if axis == NOT_CUT else place[axis]
-            )
-            for size, axis in zip(self.full_shape, self.tensor_map, strict=True)
-        ]
+        cuts = []
+        for size, axes in zip(self.full_shape, self.axes, strict=True):
+            index = 0
+            for axis in axes:
+                index = index * self.cuts([axis]) + place[axis]
+            cuts.append(_part(0, size, self.cuts(axes), index))
         if self.optimizer_ranks:
             first, length = cuts[0]
             cuts[0] = _part(first, length, len(self.optimizer_ranks), self.optimizer_ranks.index(rank))
@@ -81,7 +98,7 @@ class ParameterLayout:
         """
         stage_devices = math.prod(self.device_matrix)
         first = rank - rank % stage_devices
-        mapped = [axis for axis in self.tensor_map if axis != NOT_CUT]
+        mapped = [axis for axes in self.axes for axis in axes]
         place = self._place(rank)
         copies = [
             other
@@ -102,6 +119,37 @@ class ParameterLayout:
             rest, coordinate = divmod(rest, size)
             coordinates.append(coordinate)
         return tuple(coordinates)
+
+
+def _length(devices: Sequence[int], axis: int) -> int:
+    """Devices along an axis of their grid."""
+    return 1 if axis == NOT_CUT else devices[-1 - axis]
+
+
+def _by_dimension(axes: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The axes of each dimension, where MindSpore has taken one that is cut along several axes for as many dimensions.
+
+    Args:
+        sizes: of these dimensions.
+
+    Raises:
+        ValueError: they do not make up ``shape``.
+    """
+    rest, found = list(zip(axes, sizes, strict=True)), []
+    for left, size in zip(range(len(shape) - 1, -1, -1), shape, strict=True):
+        own, held = list[int](), 1
+        while rest and (not own or held < size or (rest[0][1] == 1 and len(rest) > left)):
+            axis, length = rest.pop(0)
+            own.append(axis)
+            held *= length
+        found.append(tuple(own))
+        if held != size:
+            raise ValueError(f"dimensions of {shortened(list(sizes))} make up none of {shortened(list(shape))}")
+    return tuple(found)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _part(first: int, length: int, parts: int, index: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from mindllm.compiled.graph.compiled_graph import Parameter
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators
 from mindllm.config import RunConfig
 from mindllm.parallel.layout import Mesh
-from mindllm.parallel.parameter_layout import NOT_CUT, ParameterLayout
+from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.sharding.table import NOT_SPLIT
 from mindllm.parallel.weight_cut import optimizer_shards
 
@@ -133,7 +133,7 @@ def _what_is_cut(config: RunConfig) -> str:
 
 def parts_asked_for(config: RunConfig, mesh: Mesh, layout: ParameterLayout) -> int:
     """Into how many parts the optimizer cuts dimension 0 of what tensor parallelism leaves of a weight."""
-    cuts = math.prod(layout.device_matrix[-1 - axis] for axis in layout.tensor_map if axis != NOT_CUT)
+    cuts = math.prod(map(layout.cuts, layout.axes))
     return optimizer_shards(config, mesh, layout.slice_shape, cuts)
 
 
