@@ -40,8 +40,8 @@ FP32 = 4
 MOST_REASON = 1 << 16
 LOOSELY = 1e-3  # a change is the difference of values that are larger
 TIMES = (
-    "what changes otherwise changes {} times as much: gradients are sums where the single device has means, as of a loss that a "
-    "function under value_and_grad returns beside something else (has_aux=True): MindSpore 2.10 divides a lone loss alone"
+    "what changes otherwise changes {} times as much: gradients are sums where the single device has means. MindSpore 2.10 "
+    "divides the gradient of a loss by its copies only if a function under value_and_grad returns nothing else (has_aux=False)"
 )
 OF_GRAPH, COPIES = 3, 2  # bytes held for each of MindIR; a parameter's value and the one a step computes
 
