@@ -252,7 +252,7 @@ def _values(program: Program, device: Program) -> dict[str, tuple[np.ndarray, np
     """Of each parameter that ranks and the single device have a rank's part, and the same part there."""
     whole = device.machines[0].values()
     return {
-        name: (value.copy(), whole[name][slices_of(machine.graph.parameters[name], machine.rank)].copy())
+        name: (value, whole[name][slices_of(machine.graph.parameters[name], machine.rank)])
         for machine in program.machines[:: program.stage_devices]
         for name, value in machine.values().items()
         if name in whole and value.dtype.kind == "f" and value.size
