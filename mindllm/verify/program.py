@@ -38,7 +38,7 @@ EARLIER = 0.1
 NOTHING = (0.0, "")
 FP32 = 4
 MOST_REASON = 1 << 16
-LOOSELY = 1e-3  # a change is the difference of values that are larger
+LOOSELY = 1e-3  # of a change that is so many times another
 TIMES = (
     "what changes otherwise changes {} times as much: gradients are sums where the single device has means. MindSpore 2.10 "
     "divides the gradient of a loss by its copies only if a function under value_and_grad returns nothing else (has_aux=False)"
@@ -201,7 +201,7 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
                     problems.append(
                         f"step {number}: {where} is off by {error:.1e} of the single device's largest element"
                     )
-        if device is not None and begun and (times := _times_as_much(begun, _values(program, device), tolerance)):
+        if device is not None and begun and (times := times_as_much(begun, _values(program, device), tolerance)):
             problems.append(f"step {number}: {TIMES.format(times)}")
     exchanges = sum(
         rank.graph.executions[function.name]
@@ -259,20 +259,33 @@ def _values(program: Program, device: Program) -> dict[str, tuple[np.ndarray, np
     }
 
 
-def _times_as_much(
+def times_as_much(
     before: Mapping[str, tuple[np.ndarray, np.ndarray]],
     after: Mapping[str, tuple[np.ndarray, np.ndarray]],
     tolerance: float,
 ) -> int:
-    """How many times as much as on the single device all parameters change that change otherwise; 0 if that is no number."""
+    """How many times as much as on the single device all parameters change that change otherwise; 0 if that is no number.
+
+    Args:
+        before: of each parameter its value on a rank and on the single device, before a step.
+        after: the same after it. Values are rounded, so a change may be small beside what they are rounded by.
+        tolerance: of a change, as a share of its largest element.
+    """
     found = set[int]()
     for name, (value, alone) in after.items():
         changed, wanted = value - before[name][0], alone - before[name][1]
-        if not np.abs(wanted).max() or _error(changed, wanted) <= tolerance:
-            continue
-        times = round(float((changed * wanted).sum() / (wanted * wanted).sum()))
-        found.add(times if times > 1 and _error(changed, times * wanted) <= LOOSELY else 0)
+        if _error(changed, wanted) > tolerance:
+            found.add(_whole_factor(changed, wanted, np.finfo(value.dtype).eps * np.abs(value).max()))
     return found.pop() if len(found) == 1 else 0
+
+
+def _whole_factor(changed: np.ndarray, wanted: np.ndarray, rounding: float) -> int:
+    """By which whole number above 1 ``changed`` is ``wanted``, both rounded so; 0 if by none."""
+    if not wanted.any() or not np.isfinite(changed).all() or not np.isfinite(wanted).all():
+        return 0
+    times = round(float((changed * wanted).sum() / (wanted * wanted).sum()))
+    allowed = LOOSELY * np.abs(changed).max() + (1 + times) * rounding
+    return times if times > 1 and np.abs(changed - times * wanted).max() <= allowed else 0
 
 
 def _is_short(rank: ProgramRank) -> bool:
