@@ -7,18 +7,17 @@ from dataclasses import replace
 from mindllm.axes import keys_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
+from mindllm.timing.costs.work import FP32_BYTES, size_of
 from mindllm.timing.workload import Numerics, Strategy, UpdateRule, Workload
-
-HALVES = ("float16", "bfloat16")
 
 
 def mindformers_workload(config: RunConfig) -> Workload | None:
     """The same where MindFormers itself runs the YAML that ``config`` was read from; None where it was none of MindFormers.
 
-    Two things differ by what its YAML says. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask
+    Three things differ. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask
     of every pair of tokens (``sparse_mode`` 0, ``llama_transformer.py`` of r1.3.0), where ours is always compressed. Parameters
-    have ``param_init_type``, and so have their gradients, where ours are float32.
+    have ``param_init_type``, and so have their gradients, where ours are float32. A kernel draws and applies
+    dropout (``nn.Dropout``), where ours is drawn in the graph.
 
     Raises:
         UserError: the run has something that is not modelled.
@@ -33,8 +32,9 @@ def mindformers_workload(config: RunConfig) -> Workload | None:
         if key.startswith(("model.model_config.", "model."))
     }
     reads = workload.numerics.fused_attention and said.get("use_attn_mask_compression") is not True
-    size = HALF_BYTES if said.get("param_init_type") in HALVES else FP32_BYTES
-    return replace(workload, numerics=replace(workload.numerics, reads_masks=reads, gradient_bytes=size))
+    size = size_of(str(said.get("param_init_type")))
+    numerics = replace(workload.numerics, reads_masks=reads, gradient_bytes=size, dropout="kernel")
+    return replace(workload, numerics=numerics)
 
 
 def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
@@ -69,7 +69,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         model.use_flash_attention is not False and computes_it and not on_cpu
     )  # auto: every other device has the kernel
     numerics = Numerics(
-        model.compute_dtype, FP32_BYTES, fused, model.architecture.drops, whole_masks=config.uses_position_ids,
+        model.compute_dtype, FP32_BYTES, fused, softmax=model.softmax_compute_type, whole_masks=config.uses_position_ids,
         wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32", causal_blocks=on_cpu,
         plain_softmax=True,
     )  # fmt: skip

@@ -148,6 +148,7 @@ def _in_mindformers(step: StepTime) -> str:
     numerics = step.workload.numerics
     reasons = ["attention reads a mask of every pair of tokens"] * numerics.reads_masks
     reasons += [f"gradients of {numerics.gradient_bytes} bytes"]
+    reasons += ["a kernel draws and applies dropout"] * step.workload.architecture.drops
     speed = f"{step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} tokens/s/device"
     return f"in MindFormers itself: {speed} ({', '.join(reasons)})"
 

@@ -12,13 +12,15 @@ from collections.abc import Iterator
 
 from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.parts import FeedForwardSpec, LatentAttentionSpec
+from mindllm.architecture.parts import AttentionSpec, FeedForwardSpec, LatentAttentionSpec
 from mindllm.axes import CONTEXT
+from mindllm.timing.costs.dropout import mask_bytes
 from mindllm.timing.costs.feed_forward import own_places, rows_held, sends_tokens, sorts_split_tokens
-from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
+from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES, size_of
 from mindllm.timing.workload import Numerics, Strategy
 
 ROUTED = 3  # tensors of [tokens, experts] in single precision: logits, scores, and scores as the losses see them
+PARTS = ("attention", "feed_forward")
 Kept = dict[str, float]
 
 
@@ -35,6 +37,8 @@ def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strate
             found[f"{norm}.gather"] = whole - hidden
     if spec.is_mtp:  # both operands of what joins them, the joint one, and what the last norm is given
         found["around_prediction"] = 5 * hidden
+    if spec.dropout:
+        found |= {f"{part}_dropout.cast": mask_bytes(numerics) / HALF_BYTES * hidden for part in PARTS}
     found |= _attention(spec, tokens, seq_length, strategy, numerics)
     if isinstance(spec.feed_forward, FeedForwardSpec):
         found |= _dense(spec.feed_forward, tokens, strategy, "feed_forward")
@@ -80,7 +84,7 @@ def gradients_at_once(
     """Bytes of gradients at the fullest moment of a layer's backward pass, beside all that it kept.
 
     Those of all results of the feed-forward part, or ``of_weights``, what the gradients of its weights need; or those of scores
-    and of their softmax, in single precision, when the weights in half precision and all that was kept behind attention are gone.
+    and of their softmax, in its type, when the weights in half precision and all that was kept behind attention are gone.
     All are what dry runs show, of Llama 2, Gemma 2 and DeepSeek-V3. ``again``: the layer is computed again as a whole; then the
     last product's operand is not there yet when there are three gradients inside of the feed-forward part.
     """
@@ -93,9 +97,22 @@ def gradients_at_once(
         most = _around_experts(kept, hidden, of_weights, strategy, again)
     if numerics.fused_attention and spec.attention.can_be_fused:
         return most
-    behind = inside + _sum(kept, "ffn_norm.")
+    behind = inside + _sum(kept, "ffn_norm.") + _sum(kept, "feed_forward_dropout.")
     behind += kept["residuals"] * (1 - 1 / len(spec.norms))  # but for what the first norm was given
-    return max(most, (2 * FP32_BYTES - HALF_BYTES) * _scores(spec, tokens, seq_length, strategy) - behind)
+    gradients = 2 * size_of(numerics.softmax) - _given_to_context(spec.attention, numerics)
+    if spec.attention.dropout:  # its gradient, before and behind the mask, when what it yielded is gone
+        gradients = max(gradients, size_of(numerics.compute))
+    return max(most, gradients * _scores(spec, tokens, seq_length, strategy) - behind)
+
+
+def _given_to_context(attention: AttentionSpec | LatentAttentionSpec, numerics: Numerics) -> float:
+    """Bytes kept of a score between the softmax and the product with the values: what that is given, unless it is the softmax's
+    own result, and the mask of a dropout.
+    """
+    given = size_of(numerics.compute)
+    if attention.dropout:
+        return given + mask_bytes(numerics)
+    return given if numerics.compute != numerics.softmax else 0
 
 
 def _around_experts(kept: Kept, hidden: float, of_weights: float, strategy: Strategy, again: bool) -> float:
@@ -128,8 +145,8 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
     """Query, key, value and context of the rank's heads; narrow vectors; scores in the composed form.
 
     What the kernel yields is kept for its own gradient and, in another order, for the product behind it. Of a score the softmax
-    is kept, in half precision, too, and what a soft cap yields. Ranks of a sequence keep the keys and values that they gathered;
-    or, with heads exchanged, the context before and behind that.
+    is kept, what the product with the values is given, and what a soft cap yields. Ranks of a sequence keep the keys and values
+    that they gathered; or, with heads exchanged, the context before and behind that.
     """
     attention, ranks = spec.attention, strategy.model_parallel
     fused = numerics.fused_attention and attention.can_be_fused
@@ -157,9 +174,8 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
         found["attention.statistics"] = numerics.forms.statistics * tokens * attention.num_heads / ranks
     else:
         capped = attention.soft_cap is not None
-        found["attention.scores"] = ((1 + capped) * FP32_BYTES + HALF_BYTES) * _scores(
-            spec, tokens, seq_length, strategy
-        )
+        of_score = (1 + capped) * size_of(numerics.softmax) + _given_to_context(attention, numerics)
+        found["attention.scores"] = of_score * _scores(spec, tokens, seq_length, strategy)
     return found
 
 

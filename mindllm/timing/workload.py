@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mindllm.architecture.decoder import Architecture
 from mindllm.architecture.experts import ExpertsSpec
@@ -12,6 +13,8 @@ from mindllm.axes import CONTEXT, MeshSizes
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 
+Dropout = Literal["drawn", "kernel", "fused"]
+"""How it is computed, see ``costs/dropout.py``."""
 Swap = tuple[tuple[str, int], ...]
 """Patterns of operators whose results wait on the host, and how many operators before its use each comes back."""
 
@@ -153,7 +156,8 @@ class Numerics:
         whole_masks: whether every score is computed, seen or not: rows hold documents.
         reads_masks: whether the fused kernel is given a mask of every pair of tokens, which it reads for each score that it
             computes. With a compressed one it reads and applies a mask on the diagonal alone.
-        dropout: whether attention and residuals have it.
+        softmax: type of composed attention's softmax.
+        dropout: how the dropout is computed that layers have.
         wide_residual: whether hidden states between layers, and their sums, are in single precision.
         adds_gradients: whether a kernel of its own adds the gradient of a weight to those of earlier micro-batches. Megatron-LM's
             does for sums in half precision; where its gradient accumulation fusion applies, the product itself adds them.
@@ -168,7 +172,8 @@ class Numerics:
     compute: str = "bfloat16"
     gradient_bytes: int = 4
     fused_attention: bool = True
-    dropout: bool = False
+    softmax: str = "float32"
+    dropout: Dropout = "drawn"
     whole_masks: bool = False
     reads_masks: bool = False
     adds_gradients: bool = False

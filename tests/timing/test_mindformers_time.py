@@ -35,6 +35,18 @@ def test_a_yaml_of_mindformers_says_what_its_own_program_reads_and_exchanges(tmp
     assert (predicted.in_mindformers.seconds < predicted.seconds) == (size == 2)
 
 
+def test_a_softmax_in_half_precision_and_a_kernels_dropout_are_faster(tmp_path):
+    def told(**said):
+        keys = {"hidden_dropout_rate": 0.1, "attention_dropout_rate": 0.1, "use_flash_attention": False, **said}
+        told_of_model = {f"model.model_config.{key}": value for key, value in keys.items()}
+        return predict(load_config(writer(tmp_path)(LEGACY, told_of_model)), DEVICE)
+
+    half, single = told(softmax_compute_type="float16"), told(softmax_compute_type="float32")
+    assert half.seconds < 0.9 * single.seconds
+    assert half.in_mindformers.seconds < half.seconds
+    assert "a kernel draws and applies dropout" in str(half)
+
+
 def test_a_yaml_of_ours_has_no_other_program():
     config = cluster_run()
     assert mindformers_workload(config) is None

@@ -75,6 +75,8 @@ GEMMA = {
     "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 512, "sliding_window_pattern": 2,
     "query_pre_attn_scalar": 64, "compute_dtype": "bfloat16",
 }  # fmt: skip
+DROPS = {"attention_dropout": 0.1, "hidden_dropout": 0.1, "use_flash_attention": False}
+HALF = {"compute_dtype": "float16", "softmax_compute_type": "float16"}
 SINGLE = {"runner_config": {"batch_size": 1}}
 IN_PARTS: dict[str, Any] = {"parallel": {"enable_parallel_optimizer": True, "parallel_optimizer_config": {
     "gradient_accumulation_shard": True, "parallel_optimizer_threshold": 0}}}  # fmt: skip
@@ -183,6 +185,16 @@ RUNS: dict[str, tuple[dict[str, Any], str, int, float]] = {
     "composed attention": (
         {"model": {**DEEP, "num_layers": 4, "use_flash_attention": False}, "tp": 2, "pp": 2, "micro": 4}, MUON, 1, 183.5,
     ),
+    "dropout of composed attention": (
+        {"model": {**DEEP, **DROPS, "num_layers": 4}, "tp": 2, "pp": 2, "micro": 4}, ADAMW, 0, 287.6,
+    ),
+    "a softmax in half precision": (
+        {"model": {**DEEP, **HALF, "num_layers": 4, "use_flash_attention": False}, "tp": 2, "pp": 2, "micro": 4}, ADAMW, 0, 264.3,
+    ),
+    "dropout behind it computed again": (
+        {"model": {**HIGH, **HALF, **DROPS, "seq_length": 1024}, "tp": 2, "dp": 2, "use_seq_parallel": True, **SHARED, **AGAIN,
+         **SINGLE}, ADAMW, 0, 335.1,
+    ),
     "accumulators in parts of layers computed again": (
         {"model": {**HIGH, "num_layers": 6}, "dp": 2, "pp": 2, "micro": 4, **IN_PARTS,
          "recompute_config": {"recompute": [3, 0]}}, ADAMW, 0, 960.4,
@@ -228,6 +240,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, int, float]] = {
 SIMULATED = (
     "Muon of four replicas", "sent tokens on the last stage", "selected operators", "one device accumulates",
     "accumulators in parts", "adapters of weights in half precision", "a tied head on the last stage",
+    "dropout behind it computed again",
 )  # fmt: skip
 
 

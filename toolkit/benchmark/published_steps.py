@@ -20,7 +20,7 @@ from mindllm.parallel.layer_plan import LayerPlan, read_plan
 from mindllm.timing.measured.calibrate import Measured
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
-MEGATRON = Numerics("float16", gradient_bytes=2, fused_attention=False, dropout=True, scaled_loss=True)
+MEGATRON = Numerics("float16", gradient_bytes=2, fused_attention=False, dropout="fused", scaled_loss=True)
 SELECTIVE = (
     r"attention\.(scores|softmax|dropout|context)",
 )  # of Korthikanti et al.: what attention computes per pair of tokens
@@ -48,10 +48,10 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def gpt(hidden: int, heads: int, layers: int, vocabulary: int, sequence: int) -> Architecture:
-    """A GPT-3: learned positions, LayerNorm, four times as wide between, the head is the embedding."""
+    """A GPT-3: learned positions, LayerNorm, dropout, four times as wide between, the head is the embedding."""
     learned = {"position_embedding_type": "learned_absolute", "max_position_embedding": sequence}
     sizes = {"hidden_size": hidden, "num_heads": heads, "num_layers": layers, "vocab_size": vocabulary}
-    sizes["tie_word_embeddings"] = True
+    sizes |= {"tie_word_embeddings": True, "hidden_dropout": 0.1, "attention_dropout": 0.1}
     found = ModelConfig.model_validate({**sizes, **learned, "seq_length": sequence}).architecture
     feed_forward = FeedForwardSpec(hidden, 4 * hidden, "gelu_tanh", gated=False, bias=True)
     return replace(found, layers=tuple(replace(layer, feed_forward=feed_forward) for layer in found.layers))

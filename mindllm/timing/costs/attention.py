@@ -10,13 +10,24 @@ from collections.abc import Iterator
 
 from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec, RotarySpec, causal_blocks
 from mindllm.axes import CONTEXT
-from mindllm.timing.costs.work import ATTENTION, HALF_BYTES, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
+from mindllm.timing.costs.dropout import dropout_work
+from mindllm.timing.costs.work import (
+    ATTENTION,
+    HALF_BYTES,
+    NORM_PASSES,
+    Exchange,
+    Operator,
+    elementwise,
+    product,
+    size_of,
+)
 from mindllm.timing.workload import Numerics, Strategy
 
-SOFTMAX_PASSES, PLAIN_SOFTMAX_PASSES = 2.0, (14.0, 8.0)
-"""Tensors in half precision that composed attention reads and writes of its scores: two in one kernel. In kernels of their own
-the mask is added and the softmax taken in single precision, four each, and of half-precision scores two casts, three each, are
-around that. The second figure is of scores in single precision."""
+SOFTMAX_PASSES = 2.0  # tensors that a softmax reads and writes of its scores
+MASKED = "softmax.mask"  # ends the name of a sum of scores and mask, which has no gradient to compute
+CPU_PASSES = (14.0, 8.0)
+"""Tensors in half precision of mask, softmax and casts on a CPU, whose constants are fitted with these; the second figure is
+of scores in single precision."""
 OF_HEADS = ("wq_plain", "wq_rotary", "wq_up_plain", "wq_up_rotary", "wk_plain", "wv")
 """Projections of latent attention that heads are made by; the others make what all heads share."""
 
@@ -126,11 +137,28 @@ def _scores(
     batch, keys = sequences * heads, seq_length * (computed_keys(seq_length) if numerics.causal_blocks else 1.0)
     scores = HALF_BYTES * batch * queries * keys
     yield product("attention.scores", queries, spec.head_dim, keys, numerics.compute, batch)
-    passes = PLAIN_SOFTMAX_PASSES[numerics.compute == "float32"] if numerics.plain_softmax else SOFTMAX_PASSES
-    yield elementwise("attention.softmax", scores, passes)
-    if numerics.dropout:
-        yield elementwise("attention.dropout", scores, 2 + MASK)
+    yield from _softmax(scores, numerics)
+    if spec.dropout:
+        yield from dropout_work("attention.dropout", scores, numerics)
     yield product("attention.context", queries, keys, spec.value_dim, numerics.compute, batch)
+
+
+def _softmax(scores: float, numerics: Numerics) -> Iterator[Operator]:
+    """Mask and softmax of ``scores`` bytes in half precision: one kernel; or in MindSpore's graph casts to the softmax's type and
+    back, where it is another, and a kernel each for mask and softmax.
+    """
+    if not numerics.plain_softmax:
+        yield elementwise("attention.softmax", scores, SOFTMAX_PASSES)
+        return
+    if numerics.causal_blocks:
+        yield elementwise("attention.softmax", scores, CPU_PASSES[numerics.compute == "float32"])
+        return
+    computed, normalised = (size_of(dtype) / HALF_BYTES for dtype in (numerics.compute, numerics.softmax))
+    casts = [computed + normalised] * (numerics.compute != numerics.softmax)
+    yield from (elementwise("attention.softmax.cast", scores, passes) for passes in casts)
+    yield elementwise(f"attention.{MASKED}", scores, 2 * normalised)
+    yield elementwise("attention.softmax", scores, SOFTMAX_PASSES * normalised)
+    yield from (elementwise("attention.softmax.cast", scores, passes) for passes in casts)
 
 
 def computed_keys(length: float) -> float:

@@ -16,7 +16,8 @@ from mindllm.architecture.quantization import bits_of
 from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.timing.costs.attention import attention_work
+from mindllm.timing.costs.attention import MASKED, attention_work
+from mindllm.timing.costs.dropout import OF_MASK, OF_RESULTS, dropout_work
 from mindllm.timing.costs.feed_forward import OF_NUMBERS, experts_work, feed_forward_work, sorts_split_tokens
 from mindllm.timing.costs.work import (
     ATTENTION,
@@ -100,8 +101,11 @@ def _forward(
         yield from bottleneck_work(spec, part, tokens, strategy, numerics)
         if spec.norm_output:
             yield elementwise(f"{part}_post_norm.norm", outside, NORM_PASSES[0])
+        fused = spec.dropout > 0 and numerics.dropout == "fused"
+        if spec.dropout and not fused:
+            yield from dropout_work(f"{part}_dropout", outside, numerics)
         name, passes = (WIDE, WIDE_PASSES[0]) if numerics.wide_residual else (RESIDUAL, RESIDUAL_PASSES[0])
-        yield elementwise(f"{part}.{name}", outside, passes + MASK * numerics.dropout)
+        yield elementwise(f"{part}.{name}", outside, passes + MASK * fused)
 
 
 def in_row_parts(whole: Work, part: Work, count: int) -> Work:
@@ -136,7 +140,7 @@ def held_work(spec: LayerSpec, part: str, strategy: Strategy) -> Iterator[Operat
 def adapter_work(
     spec: LayerSpec, part: str, tokens: float, strategy: Strategy, numerics: Numerics
 ) -> Iterator[Operator | Exchange]:
-    """Both products of the adapters of one part, and the sums; the narrow side is whole on every rank.
+    """Both products of the adapters of one part, their dropout and the sums; the narrow side is whole on every rank.
 
     Where the input of a product is split, ranks add up the narrow side, and with sequence parallel each goes on with its tokens.
 
@@ -152,6 +156,8 @@ def adapter_work(
         split_input = adapter.module.rpartition(".")[2] in SPLIT_INPUT
         inner = adapter.in_features / (ranks if split_input else 1)
         out = adapter.out_features / (1 if split_input else ranks)
+        if adapter.dropout:
+            yield from dropout_work(f"{adapter.module}.adapter.dropout", HALF_BYTES * tokens * inner, numerics)
         yield product(f"{adapter.module}.adapter.down", tokens, inner, adapter.rank, numerics.compute)
         if split_input:
             op = "ReduceScatter" if strategy.sequence_parallel else "AllReduce"
@@ -216,15 +222,19 @@ def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Op
     elif one.kind == ATTENTION:
         # scores are made again, and masked again
         yield replace(one, flops=one.flops * FLASH_BACKWARD, bytes=one.bytes * 2)
-    else:
-        yield Operator(one.name, one.kind, bytes=one.bytes * backward_passes(one.name))
+    elif passes := backward_passes(one.name):
+        yield Operator(one.name, one.kind, bytes=one.bytes * passes)
 
 
 def backward_passes(name: str) -> float:
-    """Traffic of a vector operator's gradient relative to its own."""
+    """Traffic of a vector operator's gradient relative to its own; 0: it has none to compute."""
     for residual, (forward, backward) in ((WIDE, WIDE_PASSES), (RESIDUAL, RESIDUAL_PASSES)):
         if name.endswith(residual):
             return backward / forward  # the sum of two gradients; a dropout's mask is read again
+    if name.endswith((*OF_MASK, MASKED)):
+        return 0.0
+    if name.endswith((*OF_RESULTS, "softmax.cast")):
+        return 1.0
     return NORM_PASSES[1] / NORM_PASSES[0] if name.endswith("norm") else 1.5
 
 

@@ -31,8 +31,9 @@ Axis = Literal[
 ]
 HALF_BYTES = 2  # bytes of a number in half precision
 FP32_BYTES = 4  # and in single precision
+HALVES = ("float16", "bfloat16")  # types of half precision
 NORM_PASSES = (2.0, 4.0)  # tensors that a norm reads and writes, forward and backward
-MASK = 0.5  # of a half-precision tensor: a dropout mask of a byte for each number
+MASK = 0.5  # of a half-precision tensor: a mask of a byte for each number
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Exchange:
 
 
 Work = tuple[Operator | Exchange, ...]
+
+
+def size_of(dtype: str) -> int:
+    """Bytes of a number."""
+    return HALF_BYTES if dtype in HALVES else FP32_BYTES
 
 
 def product(name: str, rows: float, inner: float, columns: float, dtype: str, batch: float = 1.0) -> Operator:
