@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindllm.architecture.parts import Shapes
+from mindllm.architecture.parts import SPLIT_INPUT, Shapes
 
 A, B, MAGNITUDE, VALUES = "lora_a", "lora_b", "lora_magnitude", "lora_e"
 ADAPTER_WEIGHTS = (A, B, MAGNITUDE, VALUES)
@@ -30,6 +30,15 @@ class AdapterSpec:
     dropout: float = 0.0
     first_matrix_of: str = ""
     has_values: bool = False
+
+    def rank_input(self, ranks: int) -> float:
+        """Numbers of a token that one of so many tensor-parallel ranks is given."""
+        return self.in_features / (ranks if self.splits_input else 1)
+
+    @property
+    def splits_input(self) -> bool:
+        """Whether tensor parallelism splits the input of the projection, not its output."""
+        return self.module.rpartition(".")[2] in SPLIT_INPUT
 
     def weights(self) -> Shapes:
         """Names below the layer, and shapes."""

@@ -21,12 +21,13 @@ from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerAssignm
 from mindllm.parallel.plan_text import render_plan
 from mindllm.parallel.stages import Run, Stage, stages_of
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.work import HALVES
 from mindllm.timing.memory import stage_bytes
 from mindllm.units import device_memory, gigabytes, missing_memory
 
 SELECT = "select_recompute"
 SHARDED, REPEATED = "parallel.enable_parallel_optimizer", "recompute_config.mp_comm_recompute"
-LOSS_CHUNKS = "model.model_config.loss_chunks"
+LOSS_CHUNKS, FROZEN = "model.model_config.loss_chunks", "model.model_config.pet_config.frozen_dtype"
 SLICES = 4  # of the loss, for one there is now
 
 
@@ -92,6 +93,7 @@ class _Advisor:
             "sharded optimizer state": self._shard_optimizer,
             "repeated communication": self._repeat_communication,
             "a sliced loss": self._slice_losses,
+            "frozen weights in half precision": self._halve_frozen,
         }
         keys: dict[str, Callable[[], dict[str, object]]] = {
             "select recompute": lambda: self._recomputed(_selected),
@@ -99,6 +101,7 @@ class _Advisor:
             "sharded optimizer state": lambda: {SHARDED: True},
             "repeated communication": lambda: {REPEATED: True},
             "a sliced loss": lambda: {LOSS_CHUNKS: slices},
+            "frozen weights in half precision": lambda: {FROZEN: self.config.model.config.compute_dtype},
         }
         found, left = [], sorted(tries, key=lambda name: self._falls_short(keys.get(name)))
         while left and time.monotonic() < deadline:
@@ -213,7 +216,14 @@ class _Advisor:
             return None
         return self._switch("logits of one slice at a time", LOSS_CHUNKS, slices)
 
-    def _switch(self, what: str, key: str, value: bool | int = True) -> str | None:
+    def _halve_frozen(self) -> str | None:
+        """What is only read, in the type that it is computed in: then no pass casts copies of it."""
+        model = self.config.model.config
+        if model.pet_config is None or model.pet_config.frozen_dtype != "float32" or model.compute_dtype not in HALVES:
+            return None
+        return self._switch("frozen weights in half precision", FROZEN, model.compute_dtype)
+
+    def _switch(self, what: str, key: str, value: bool | int | str = True) -> str | None:
         """The short stages with ``value`` for ``key``, and what that saves."""
         changed = override_config(self.config, {key: value})
         found = forecast_stages(changed, [memory.stage for memory in self.short], self.simulations, whole=False)

@@ -48,6 +48,11 @@ def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strate
             found["feed_forward.router"] += FP32_BYTES * tokens * spec.attention.hidden_size / strategy.sequence_ranks
     for name in _read_for_no_gradient(spec):
         found.pop(name, None)
+    for adapter in spec.adapters:
+        if adapter.dropout:
+            given = HALF_BYTES * tokens * adapter.rank_input(strategy.model_parallel)
+            name = f"{adapter.module}.adapter.dropout"
+            found |= {f"{name}.cast": mask_bytes(numerics) / HALF_BYTES * given, f"{name}.rescale": given}
     if numerics.forms.activation:
         return found
     return {name: size for name, size in found.items() if ".activation." not in name}
@@ -64,8 +69,9 @@ READ_BY = {
 
 
 def _read_for_no_gradient(spec: LayerSpec) -> Iterator[str]:
-    """Names of results that nobody keeps: what reads them is frozen and has no adapter."""
-    adapted, weights = {adapter.module for adapter in spec.adapters}, spec.weights()
+    """Names of results that nobody keeps: their readers are frozen, without adapters or with some whose dropout keeps its own."""
+    adapted = {adapter.module for adapter in spec.adapters if not adapter.dropout}
+    weights = spec.weights()
     for results, readers in READ_BY.items():
         there = [reader for reader in readers if f"{reader}.weight" in weights]
         if there and all(f"{reader}.weight" in spec.frozen and reader not in adapted for reader in there):

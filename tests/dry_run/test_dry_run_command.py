@@ -259,3 +259,26 @@ def test_accumulation_steps_agree(place):
     for stage in (fast, whole):
         stage.pop("actual_peak_mb")
     assert fast == whole
+
+
+@pytest.mark.slow
+def test_frozen_weights_that_do_not_fit_are_advised_to_be_in_half_precision(place):
+    """Of 148 MB in single precision, and half as much of copies, 74 MB are left."""
+    wide = {
+        "num_layers": 2,
+        "hidden_size": 1024,
+        "num_heads": 8,
+        "n_kv_heads": 8,
+        "intermediate_size": 4096,
+        "seq_length": 64,
+    }
+    adapters = {"pet_type": "lora", "lora_rank": 8, "lora_alpha": 16, "target_modules": ".*wq|.*wv"}
+    config = cluster_run(model={**wide, "compute_dtype": "bfloat16", "pet_config": adapters})
+    (place / "adapters.yaml").write_text(render_config(config), encoding="utf-8")
+    command = (sys.executable, "-m", "toolkit.dry_run", "--config", "adapters.yaml")
+    needed = json.loads(run(place, "--json", command=command))["stages"][0]["actual_peak_mb"]
+    limit = f"{(needed - 20) / 1024:.3f}GB"
+    said = run(place, "--max_device_memory", limit, "--advice", "1000", command=command, expect=3)
+    assert "pet_config.frozen_dtype: bfloat16" in said
+    saved = float(said.partition("frozen weights in half precision (at most ")[2].partition("saves ")[2].split()[0])
+    assert saved > 0.1

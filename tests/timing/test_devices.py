@@ -149,7 +149,7 @@ A100_ROW = r"\| [\d.]+[BT], (full|selective|dp)[^|]*\|"
     [
         ("atlas_800t_a2", ATLAS_ROW, 4, (15, 17)),
         ("atlas_900_a2_pod", ATLAS_ROW, 4, (15, 17)),
-        ("a100_80g", A100_ROW, 3, (57, 63)),
+        ("a100_80g", A100_ROW, 3, (58, 63)),
     ],
 )
 def test_the_range_of_a_device_is_that_of_its_published_steps(name, first, column, counted):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.parts import SPLIT_INPUT, FeedForwardSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.architecture.quantization import bits_of
 from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
@@ -153,8 +153,7 @@ def adapter_work(
             continue
         if adapter.dora:
             raise UserError("a layer has adapters with use_dora, whose time is not modelled; only LoRA is predicted")
-        split_input = adapter.module.rpartition(".")[2] in SPLIT_INPUT
-        inner = adapter.in_features / (ranks if split_input else 1)
+        split_input, inner = adapter.splits_input, adapter.rank_input(ranks)
         out = adapter.out_features / (1 if split_input else ranks)
         if adapter.dropout:
             yield from dropout_work(f"{adapter.module}.adapter.dropout", HALF_BYTES * tokens * inner, numerics)
