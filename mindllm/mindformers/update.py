@@ -31,6 +31,7 @@ NO_HEADS = (
     "optimizer.qk_clip_threshold for both"
 )
 CORRECTED = ("AdamW", "FusedAdamW")
+OF_RESEARCH = "AdamWeightDecayX"  # of MindFormers 1.2 to 1.5, research/*/optim.py
 UNCORRECTED = (
     "FP32StateAdamWeightDecay",
     "FusedAdamWeightDecay",
@@ -40,7 +41,7 @@ UNCORRECTED = (
     "FP32AdamWeightDecay",
 )
 THEIR_BETAS = (0.9, 0.999)
-THEIR_EPS = {"AdamW": 1e-8, "FusedAdamW": 1e-8}  # of the others 1e-6
+THEIR_EPS = {"AdamW": 1e-8, "FusedAdamW": 1e-8, OF_RESEARCH: 1e-8}  # of the others 1e-6
 SCHEDULES = {  # their names and those of Hugging Face, which they take too
     "ConstantWarmUpLR": "ConstantWarmUpLR",
     "constant_with_warmup": "ConstantWarmUpLR",
@@ -79,11 +80,14 @@ def _optimizer(reading: Reading) -> None:
         reading.translate("optimizer.type", "optimizer.type", "AdamW", reason)
     elif kind in CORRECTED:
         reading.translate("optimizer.type", "optimizer.type", "AdamW")
+    elif kind == OF_RESEARCH:
+        reason = "AdamW with bias correction; this optimizer adds eps before it corrects the second moment"
+        reading.translate("optimizer.type", "optimizer.type", "AdamW", reason)
     elif kind == MUON:
         _muon(reading)
         return
     else:
-        hint = nearest(kind, (*CORRECTED, *UNCORRECTED, MUON))
+        hint = nearest(kind, (*CORRECTED, *UNCORRECTED, OF_RESEARCH, MUON))
         reading.refuse("optimizer.type", f"this optimizer is not here yet{hint}")
         return
     for key in OF_MUON:

@@ -14,10 +14,12 @@ from mindllm.timing.workload import Numerics, Strategy, UpdateRule, Workload
 def mindformers_workload(config: RunConfig) -> Workload | None:
     """The same where MindFormers itself runs the YAML that ``config`` was read from; None where it was none of MindFormers.
 
-    Three things differ. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask
-    of every pair of tokens (``sparse_mode`` 0, ``llama_transformer.py`` of r1.3.0), where ours is always compressed. Parameters
-    have ``param_init_type``, and so have their gradients, where ours are float32. A kernel draws and applies
-    dropout (``nn.Dropout``), where ours is drawn in the graph.
+    Five things differ. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask of every pair of
+    tokens (``sparse_mode`` 0, ``llama_transformer.py`` of r1.3.0), where ours is always compressed. That kernel takes ALiBi's
+    bias, where ours is composed. Parameters have ``param_init_type``, and so have their gradients, where ours are float32. A
+    kernel draws and applies dropout (``nn.Dropout``), where ours is drawn in the graph. And unless ``jit_level`` is O0 or O1, a
+    graph engine compiles the step (O2) and is taken to make one kernel of casts, mask and softmax: published speeds of composed
+    attention say so (docs/benchmarks/published_yamls.md).
 
     Raises:
         UserError: the run has something that is not modelled.
@@ -29,11 +31,18 @@ def mindformers_workload(config: RunConfig) -> Workload | None:
     said = {
         key.rpartition(".")[2]: value
         for key, value in keys.items()
-        if key.startswith(("model.model_config.", "model."))
+        if key.startswith(("model.model_config.", "model.", "context."))
     }
-    reads = workload.numerics.fused_attention and said.get("use_attn_mask_compression") is not True
-    size = size_of(str(said.get("param_init_type")))
-    numerics = replace(workload.numerics, reads_masks=reads, gradient_bytes=size, dropout="kernel")
+    fused = workload.numerics.fused_attention or said.get("use_flash_attention") is True
+    numerics = replace(
+        workload.numerics,
+        fused_attention=fused,
+        reads_masks=fused and said.get("use_attn_mask_compression") is not True,
+        takes_bias=True,
+        gradient_bytes=size_of(str(said.get("param_init_type"))),
+        dropout="kernel",
+        plain_softmax=said.get("jit_level") in ("O0", "O1"),
+    )
     return replace(workload, numerics=numerics)
 
 

@@ -12,6 +12,7 @@ from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
 from mindllm.timing.configured import mindformers_workload, workload_of
+from mindllm.timing.costs.attention import in_one_kernel
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import StageTime, mean_stage, report, stage_times, table
 from mindllm.timing.step import StepTime, step_time
@@ -148,6 +149,8 @@ def _in_mindformers(step: StepTime) -> str:
     numerics = step.workload.numerics
     reasons = ["attention reads a mask of every pair of tokens"] * numerics.reads_masks
     reasons += [f"gradients of {numerics.gradient_bytes} bytes"]
+    composed = not all(in_one_kernel(spec.attention, numerics) for spec in step.workload.architecture.specifications())
+    reasons += ["mask, casts and softmax in one kernel"] * (composed and not numerics.plain_softmax)
     reasons += ["a kernel draws and applies dropout"] * step.workload.architecture.drops
     speed = f"{step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} tokens/s/device"
     return f"in MindFormers itself: {speed} ({', '.join(reasons)})"

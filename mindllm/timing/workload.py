@@ -156,6 +156,7 @@ class Numerics:
         whole_masks: whether every score is computed, seen or not: rows hold documents.
         reads_masks: whether the fused kernel is given a mask of every pair of tokens, which it reads for each score that it
             computes. With a compressed one it reads and applies a mask on the diagonal alone.
+        takes_bias: whether the fused kernel takes ALiBi's bias, a number in half precision for each score that it reads.
         softmax: type of composed attention's softmax.
         dropout: how the dropout is computed that layers have.
         wide_residual: whether hidden states between layers, and their sums, are in single precision.
@@ -172,6 +173,7 @@ class Numerics:
     compute: str = "bfloat16"
     gradient_bytes: int = 4
     fused_attention: bool = True
+    takes_bias: bool = False
     softmax: str = "float32"
     dropout: Dropout = "drawn"
     whole_masks: bool = False

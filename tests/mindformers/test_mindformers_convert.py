@@ -349,7 +349,7 @@ BASES = [path for family in ("llama2", "qwen3") for path in sorted((CONFIGS / fa
     stages=st.sampled_from([1, 2, 4]),
     recompute=st.booleans() | st.lists(st.integers(0, 9), min_size=1, max_size=4),
     rate=st.floats(1e-8, 1e-1),
-    kind=st.sampled_from(["AdamW", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay"]),
+    kind=st.sampled_from(["AdamW", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay", "AdamWeightDecayX"]),
 )
 def test_ours_is_the_same_run_and_converts_to_itself(mcore, stages, recompute, rate, kind):
     if isinstance(recompute, list):

@@ -50,7 +50,7 @@ def read_rows(path: Path) -> list[Row]:
 def gpt(hidden: int, heads: int, layers: int, vocabulary: int, sequence: int) -> Architecture:
     """A GPT-3: learned positions, LayerNorm, dropout, four times as wide between, the head is the embedding."""
     learned = {"position_embedding_type": "learned_absolute", "max_position_embedding": sequence}
-    sizes = {"hidden_size": hidden, "num_heads": heads, "num_layers": layers, "vocab_size": vocabulary}
+    sizes: dict[str, Any] = {"hidden_size": hidden, "num_heads": heads, "num_layers": layers, "vocab_size": vocabulary}
     sizes |= {"tie_word_embeddings": True, "hidden_dropout": 0.1, "attention_dropout": 0.1}
     found = ModelConfig.model_validate({**sizes, **learned, "seq_length": sequence}).architecture
     feed_forward = FeedForwardSpec(hidden, 4 * hidden, "gelu_tanh", gated=False, bias=True)

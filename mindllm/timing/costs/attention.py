@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec, RotarySpec, causal_blocks
+from mindllm.architecture.parts import AlibiSpec, AttentionSpec, LatentAttentionSpec, RotarySpec, causal_blocks
 from mindllm.axes import CONTEXT
 from mindllm.timing.costs.dropout import dropout_work
 from mindllm.timing.costs.work import (
@@ -73,7 +73,7 @@ def _latent_projections(
     yield elementwise("attention.key_rotary", HALF_BYTES * tokens * spec.qk_rope_head_dim, 2.0)
     for side in ("query", "key"):
         yield elementwise(f"attention.join_{side}", HALF_BYTES * tokens * heads * spec.head_dim, 2.0)
-    if _fused(spec, numerics) and spec.value_dim < spec.head_dim:
+    if in_one_kernel(spec, numerics) and spec.value_dim < spec.head_dim:
         yield elementwise("attention.padding", HALF_BYTES * tokens * heads * spec.head_dim, 2.0)
         yield elementwise("attention.cut", HALF_BYTES * tokens * heads * spec.value_dim, 2.0)
 
@@ -92,7 +92,7 @@ def _context_exchanges(
     heads, ranks = spec.num_heads / strategy.model_parallel, strategy.size(CONTEXT)
     queries, results = (HALF_BYTES * tokens * heads * width for width in (spec.head_dim, spec.value_dim))
     shared = spec.num_kv_heads / spec.num_heads
-    values = queries if _fused(spec, numerics) else results
+    values = queries if in_one_kernel(spec, numerics) else results
     before = {"queries": queries, "keys": queries * shared, "values": values * shared}
     laid_out: list[Exchange] = []
     if tokens * ranks > seq_length:
@@ -123,7 +123,7 @@ def _scores(
     if strategy.exchanges_heads:
         heads, tokens = heads / ranks, tokens * ranks
     sequences = tokens / queries
-    if _fused(spec, numerics):
+    if in_one_kernel(spec, numerics):
         first = (
             0.0 if strategy.context_balanced else seq_length - queries
         )  # the last rank takes longest, others wait for it
@@ -131,6 +131,7 @@ def _scores(
         rows = 2 * tokens + 2 * sequences * seq_length * spec.num_kv_heads / spec.num_heads
         flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF_BYTES * rows * heads * spec.head_dim
         masked = tokens * seen * heads if numerics.whole_masks or numerics.reads_masks else 0.0
+        traffic += HALF_BYTES * tokens * seen * heads * _is_biased_alone(spec)
         name = "attention.attention.flash_attention"
         yield Operator(name, ATTENTION, flops, traffic, dtype=numerics.compute, head=spec.head_dim, masked=masked)
         return
@@ -177,5 +178,13 @@ def seen_keys(length: float, window: float | None = None, first: float = 0.0) ->
     return (before(length) - before(first)) / (length - first)
 
 
-def _fused(spec: AttentionSpec | LatentAttentionSpec, numerics: Numerics) -> bool:
-    return numerics.fused_attention and spec.can_be_fused
+def in_one_kernel(spec: AttentionSpec | LatentAttentionSpec, numerics: Numerics) -> bool:
+    """Whether scores, softmax and context are one kernel."""
+    return numerics.fused_attention and (spec.can_be_fused or (numerics.takes_bias and _is_biased_alone(spec)))
+
+
+def _is_biased_alone(spec: AttentionSpec | LatentAttentionSpec) -> bool:
+    """Whether ALiBi's bias is all that keeps attention from the fused kernel."""
+    if not isinstance(spec, AttentionSpec) or not isinstance(spec.position, AlibiSpec):
+        return False
+    return spec.soft_cap is None and not spec.dropout
