@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +35,12 @@ def forget_spares(place: Path, written: RunConfig | None = None) -> tuple[Path, 
     if written is not None and _holds(place, written):
         return ()
     return tuple(_remove(place))
+
+
+def say_forgotten(place: Path, removed: Collection[Path]) -> str:
+    """What :func:`forget_spares` removed beside ``place``, in a line for people; empty where it was nothing."""
+    names = ", ".join(path.name for path in removed)
+    return f"removed beside {place}, as of another run: {names}" if names else ""
 
 
 def _remove(place: Path) -> Iterator[Path]:

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from mindllm.config import load_config, override_config
+from mindllm.config import load_config, override_config, render_config
+from mindllm.config.reading import shorten
 from mindllm.config.reading.shipped import shipped_configs
 from mindllm.config.reading.shorten import own_bases, write_short
 from mindllm.errors import UserError
@@ -58,3 +59,43 @@ def test_a_base_that_is_nowhere_is_named_beside_the_file(tmp_path):
     (tmp_path / "run.yaml").write_text("base: configs/no_such.yaml\n", encoding="utf-8")
     with pytest.raises(UserError, match=str(tmp_path / "configs" / "no_such.yaml")):
         load_config(tmp_path / "run.yaml")
+
+
+def test_a_run_written_over_the_file_it_was_read_from_is_not_based_on_itself(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("base: configs/llama2/pretrain_llama2_7b.yaml\nseed: 3\n", encoding="utf-8")
+    config = override_config(load_config(own), CHANGES)
+    text = write_short(config, own, own_bases(config))
+    assert text.splitlines()[0] == "base: configs/llama2/pretrain_llama2_7b.yaml"
+    assert "seed: 3" in text
+    assert load_config(own) == config
+
+
+def test_a_run_written_over_what_its_file_is_based_on_takes_what_that_is_based_on(tmp_path):
+    below, own = tmp_path / "below.yaml", tmp_path / "own.yaml"
+    below.write_text("base: configs/llama2/pretrain_llama2_7b.yaml\nseed: 3\n", encoding="utf-8")
+    own.write_text("base: below.yaml\nrunner_config: {batch_size: 2}\n", encoding="utf-8")
+    config = override_config(load_config(own), CHANGES)
+    assert (
+        write_short(config, below, own_bases(config)).splitlines()[0] == "base: configs/llama2/pretrain_llama2_7b.yaml"
+    )
+    assert load_config(below) == config
+
+
+def test_a_file_without_a_base_is_written_over_whole(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(render_config(load_config(LLAMA)), encoding="utf-8")
+    config = override_config(load_config(own), CHANGES)
+    assert "base:" not in write_short(config, own, own_bases(config))
+    assert load_config(own) == config
+
+
+def test_what_would_not_load_again_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    own = tmp_path / "own.yaml"
+    own.write_text("base: configs/llama2/pretrain_llama2_7b.yaml\n", encoding="utf-8")
+    config = override_config(load_config(own), CHANGES)
+    monkeypatch.setattr(shorten, "short_yaml", lambda *given: "base: configs/llama2/pretrain_llama2_7b.yaml\n")
+    with pytest.raises(RuntimeError, match="would not have been"):
+        write_short(config, own, own_bases(config))
+    assert own.read_text(encoding="utf-8") == "base: configs/llama2/pretrain_llama2_7b.yaml\n"
+    assert list(tmp_path.iterdir()) == [own]

@@ -7,15 +7,22 @@ import pytest
 
 import mindllm
 from mindllm.cli.plan.configure import main
+from mindllm.cli.plan.plan import main as plan_main
+from mindllm.cli.plan.search import main as search_main
+from mindllm.cli.prepare.convert import main as convert_main
 from mindllm.config import load_config
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import CheckFailed, UserError
 from mindllm.recipes.book import devices_of_node, spare_counts
 from mindllm.strategies.constraints import Constraints
 from mindllm.timing.device import read_device
+from tests.mindformers.mindformers_files import LEGACY, writer
 
 DEVICE = read_device("atlas_800t_a2")
 QUICK = ["llama3_2_1b", "--quick", "--seq", "1024", "--max-stages", "1", "--max-tensor-parallel", "1"]
+
+TWO_STAGES = [f"--parallel_config.{key}" for key in ("pipeline_stage=2", "data_parallel=8", "micro_batch_num=4")]
+TWO_STAGES += ["--model.model_config.offset=[0,0]", "--recompute_config.recompute=[0,0]"]
 
 
 def configure(tmp_path, *options):
@@ -65,6 +72,25 @@ def test_another_run_at_the_same_place_ends_the_book(tmp_path, capsys):
     gone = f"removed beside {tmp_path}/run.yaml, as of another run: run.book.yaml, run.spare_1.yaml"
     assert gone in capsys.readouterr().err.replace("\n", " ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.spare_2.yaml", "run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (plan_main, ("--config", "{run}", "--formula", "--apply", "--output", "{run}", *TWO_STAGES)),
+        (search_main, ("{run}", "--seconds", "1", "--apply", "{run}", "--output", "{directory}")),
+        (convert_main, ("{theirs}", "--output", "{run}")),
+    ],
+    ids=["plan", "search", "convert"],
+)
+def test_a_run_that_another_command_writes_there_ends_the_book_too(tmp_path, capsys, command, options):
+    configure(tmp_path, "--devices", "16", "--spares", "1", "--global-batch", "32")
+    places = {"run": tmp_path / "run.yaml", "directory": tmp_path / "out", "theirs": writer(tmp_path)(LEGACY, {})}
+    assert command([one.format(**places) for one in options]) == 0
+    assert not (tmp_path / "run.book.yaml").exists()
+    assert not (tmp_path / "run.spare_1.yaml").exists()
+    gone = f"removed beside {tmp_path}/run.yaml, as of another run: run.book.yaml, run.spare_1.yaml"
+    assert gone in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_book_that_is_not_ours_stays(tmp_path):

@@ -148,9 +148,10 @@ def _proved(request: Request, command: str, found: Configured, place: Path, opti
 
 def _write(found: Configured, place: Path) -> None:
     """Write the run, and say what of an earlier one is gone."""
-    if removed := found.write(place):
-        names = ", ".join(path.name for path in removed)
-        error_console.print(f"removed beside {place}, as of another run: {names}")
+    from mindllm.recipes.spare_files import say_forgotten
+
+    if said := say_forgotten(place, found.write(place)):
+        error_console.print(said)
 
 
 def _code(found: Configured) -> int:

@@ -310,6 +310,8 @@ def _write(options: argparse.Namespace, planned: PipelinePlan, console: PlainCon
             console.print(f"wrote {path}")
     if not options.apply:
         return
+    from mindllm.recipes.spare_files import forget_spares, say_forgotten
+
     if options.apply == OF_CONFIG and planned.subject.run:
         planned.write(options.output)
     else:
@@ -317,6 +319,8 @@ def _write(options: argparse.Namespace, planned: PipelinePlan, console: PlainCon
 
         write_run(options.output, load_config(options.apply, planned.written.overrides(planned.best.problem)))
     console.print(f"wrote {options.output}{f': {planned.gain}' if planned.gain else ''}")
+    if said := say_forgotten(options.output, forget_spares(options.output)):
+        error_console.print(said)
 
 
 if __name__ == "__main__":

@@ -95,8 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.json:
         output.print(f"{directory / PAGE}: memory and speed of all")
     if options.apply:
+        from mindllm.recipes.spare_files import forget_spares, say_forgotten
+
         found.write(options.apply)
         error_console.print(f"wrote {options.apply}: {found.recommended_name}")
+        if said := say_forgotten(options.apply, forget_spares(options.apply)):
+            error_console.print(said)
     return 0
 
 

@@ -11,7 +11,7 @@ from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
 from mindllm.files import atomic_open, naming
-from mindllm.terminal.console import output, print_json
+from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.tables import Table, texts
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from mindllm.mindformers.convert import convert
     from mindllm.mindformers.recognise import is_mindformers
     from mindllm.mindformers.report import account, as_json
+    from mindllm.recipes.spare_files import forget_spares, say_forgotten
 
     if options.output and options.output.exists() and options.output.resolve() == options.source.resolve():
         raise UserError(f"--output {options.output}: is the file that is read, and would be lost; write another name")
@@ -82,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     conversion = convert(theirs, overrides)
     config, problem = _checked(conversion, options.source)
     text = _written(config, options.source, options.output) if config else None
+    if text is not None and options.output and (said := say_forgotten(options.output, forget_spares(options.output))):
+        error_console.print(said)
     if options.json:
         print_json(as_json(options.source, conversion, problem, text))
     else:

@@ -278,9 +278,7 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Doc
     wrong = partial(Problem, closest_origin(document.origins, (BASE,), path), (BASE,), value=base)
     if not isinstance(base, str):
         raise UserError.of(wrong(f"must be the path of a YAML file, relative to this one (value {base})"))
-    base_path = Path(os.path.normpath(path.parent / base))
-    if not base_path.exists():
-        base_path = shipped_as(Path(base)) or base_path
+    base_path = _base_path(path, base)
     if os.path.realpath(base_path) in map(os.path.realpath, (*readers, path)):
         raise UserError.of(wrong(f"{base} is based on this file in turn"))
     if len(readers) >= MOST_BASES:
@@ -290,6 +288,21 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Doc
     except UserError as error:
         raise UserError.of(wrong(str(error))) from None
     return merge(_with_type(_with_base(found, base_path, (*readers, path))), document)
+
+
+def _base_path(path: Path, base: str) -> Path:
+    """Where the base that ``path`` names is: relative to it, or shipped."""
+    found = Path(os.path.normpath(path.parent / base))
+    return found if found.exists() else shipped_as(Path(base)) or found
+
+
+def bases_of(path: Path) -> list[Path]:
+    """The base of a YAML that can be read, the base of that, and so on."""
+    document = read_file(path)
+    if is_mindformers(document) or BASE not in document.data:
+        return []
+    base = _base_path(path, document.data[BASE])
+    return [base, *bases_of(base)]
 
 
 def _with_type(base: Document) -> Document:

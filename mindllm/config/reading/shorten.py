@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from mindllm.config.reading.document import KeyPath
-from mindllm.config.reading.load import BASE, load_config, plain, read_document
+from mindllm.config.reading.load import BASE, bases_of, load_config, plain, read_document
 from mindllm.config.reading.schema import fields_at
 from mindllm.config.reading.shipped import NAME, shipped_configs
 from mindllm.config.reading.yaml_tree import write_yaml
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
-from mindllm.files import atomic_open
+from mindllm.files import atomic_path
 
 SAME_NETWORK = ("hidden_size", "num_layers", "num_heads", "vocab_size", "intermediate_size")
 
@@ -52,19 +53,29 @@ def own_bases(config: RunConfig) -> list[Path]:
 def write_short(config: RunConfig, path: Path, bases: Iterable[Path], comment: str = "") -> str:
     """Write :func:`short_yaml` to ``path``, whole or not at all, and returns it.
 
+    A base that is the file at ``path``, or is based on it, would be lost: what that file is based on is taken instead.
+
     Raises:
         UserError: the file cannot be written.
     """
-    text = short_yaml(config, bases, comment)
+    text = short_yaml(config, dict.fromkeys(kept for base in bases for kept in _kept_base(base, path)), comment)
     try:
-        with atomic_open(path) as file:
-            file.write(text)
+        with atomic_path(path) as written:
+            written.write_text(text, encoding="utf-8")
+            if load_config(written) != config:
+                raise RuntimeError(f"{path}: would not have been the configuration it was written from")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    if load_config(path) != config:
-        path.unlink()
-        raise RuntimeError(f"{path}: would not have been the configuration it was written from")
     return text
+
+
+def _kept_base(base: Path, path: Path) -> list[Path]:
+    """``base``, or where writing ``path`` would change it what is left of it, if anything."""
+    if not path.exists():
+        return [base]
+    chain = [base, *bases_of(base)]
+    places = [number for number, one in enumerate(chain) if os.path.realpath(one) == os.path.realpath(path)]
+    return chain[places[-1] + 1 :][:1] if places else [base]
 
 
 def over_base(config: RunConfig, base: Path | None, resolved: bool = False) -> Any:
