@@ -204,7 +204,7 @@ def plan(
         device: a described device, as of :func:`step_time`.
         formula: costs from the architecture alone, in seconds; otherwise small runs are simulated and compiled.
         swap: choose also whose attention waits on the host; by formula, in 1F1B with one chunk.
-        validate: hold the plan to a dry run, and correct it until confirmed; not by formula.
+        validate: hold the plan to a dry run, and correct it until confirmed.
         seconds: for each plan, about.
         progress: told of simulations.
 
@@ -215,16 +215,16 @@ def plan(
     from mindllm.planning import subject
     from mindllm.planning.outcome import make_plan
 
-    if formula and validate:
-        raise UserError("formula: does not go with validate, which corrects costs of small runs")
     if swap and not formula:
         raise UserError("swap: small runs have no costs of it; give formula=True")
     config, known = load_config(run), described(device)
-    if formula:
-        return make_plan(subject.of_architecture(config, known, interleave, max_memory, swap), seconds)
     from mindllm.dry_run.simulations import simulations_here
 
-    costs = subject.of_run(config, known, simulations_here(progress=progress), max_memory)
+    if formula:
+        dry_runs = simulations_here(progress=progress) if validate else None
+        costs = subject.of_architecture(config, known, interleave, max_memory, swap, dry_runs)
+    else:
+        costs = subject.of_run(config, known, simulations_here(progress=progress), max_memory)
     return make_plan(costs, seconds, interleave, validate)
 
 

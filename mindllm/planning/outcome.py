@@ -21,7 +21,7 @@ from mindllm.planning.reports.costs import mindformers_keys, simulated_answer, v
 from mindllm.planning.reports.plan import answer, gap_text, solution_parts
 from mindllm.planning.solve import Infeasible, Solution, solve
 from mindllm.planning.subject import Subject
-from mindllm.planning.validate import Validated, planned_config, validate, write_run
+from mindllm.planning.validate import OfFormula, Validated, planned_config, validate, write_run
 from mindllm.planning.yaml_plan import KEYS, YamlPlan, write_plan
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures
@@ -251,12 +251,13 @@ def make_plan(
             return _of_run(subject, seconds, interleave, confirm)
         except Infeasible as error:
             raise subject.configured.infeasible(error) from None
-    if len(subject.problems) == 1:
-        return PipelinePlan(subject, solve(subject.problems[0], seconds))
-    tried = try_problems(subject.problems, seconds)
-    solution = fastest(tried).solution
-    assert solution is not None
-    return PipelinePlan(subject, solution, tuple(tried))
+    tried = try_problems(subject.problems, seconds) if len(subject.problems) > 1 else []
+    chosen = fastest(tried) if tried else Interleave(subject.problems[0], None)
+    if confirm and subject.run is not None and subject.simulations is not None:
+        found = OfFormula(subject.run, chosen.problem, subject.run.context.device_memory / MIB)
+        validated = validate(found, seconds, subject.simulations)
+        return PipelinePlan(subject, validated.chosen.solution, tuple(tried), validated)
+    return PipelinePlan(subject, chosen.solution or solve(chosen.problem, seconds), tuple(tried))
 
 
 def _of_run(subject: Subject, seconds: float, interleave: Sequence[int] | None, confirm: bool) -> PipelinePlan:

@@ -34,7 +34,7 @@ class Subject:
         run: the run that they are of, if it is one.
         before: the run as it is, at the same costs; None where that cannot be judged.
         configured: what a run's parts cost in small runs, simulated and compiled; with it the chunks are chosen later.
-        simulations: what those were found by.
+        simulations: what those were found by, and what a plan is held to.
         fit: how well measurements are explained.
         programs: how well simulated programs are explained.
     """
@@ -69,13 +69,15 @@ def of_architecture(
     interleave: Sequence[int] | None,
     max_memory: str | None = None,
     swap: bool = False,
+    simulations: Simulations | None = None,
 ) -> Subject:
     """Return the subject of a run whose costs are those of its architecture, by formula.
 
-    With ``swap`` plans also choose what waits on the host.
+    With ``swap`` plans also choose what waits on the host; ``simulations`` are what a plan may be held to.
     """
     config = with_memory(config, max_memory)
-    return Subject(tuple(formula_problems(config, device, interleave, swap)), config, formula_as_it_is(config, device))
+    problems = tuple(formula_problems(config, device, interleave, swap))
+    return Subject(problems, config, formula_as_it_is(config, device), simulations=simulations)
 
 
 def of_problem(path: Path, settings: Sequence[Setting], instance: str | None = None) -> Subject:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from mindllm.config import RunConfig, override_config
 from mindllm.config.reading.shorten import own_bases, write_short
@@ -12,7 +13,6 @@ from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
 from mindllm.errors import CheckFailed
 from mindllm.parallel.stages import stages_of
-from mindllm.planning.costs.configured import Configured
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Infeasible, Solution, solve
@@ -83,7 +83,29 @@ def write_run(path: Path, planned: RunConfig) -> None:
     write_short(planned, path, own_bases(planned))
 
 
-def validate(configured: Configured, seconds: float, simulations: Simulations) -> Validated:
+class ToPlan(Protocol):
+    """A run, the problem that is made of it, and the memory of a stage in MB, gaps between blocks included."""
+
+    @property
+    def config(self) -> RunConfig: ...
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def limit_mb(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class OfFormula:
+    """The same of costs by formula."""
+
+    config: RunConfig
+    problem: Problem
+    limit_mb: float
+
+
+def validate(configured: ToPlan, seconds: float, simulations: Simulations) -> Validated:
     """Solves, dry-runs, corrects and solves again until the dry run agrees with the prediction, or ROUNDS times.
 
     A stage's first correction goes either way; later ones only take memory away, so that the rounds end.

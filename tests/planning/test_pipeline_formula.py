@@ -1,6 +1,7 @@
 """Plans of a run YAML whose costs come from formulas: mixtures, a layer that predicts ahead, several chunks."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,11 @@ import pytest
 from mindllm.cli.plan.plan import main
 from mindllm.command import run_command
 from mindllm.config import load_config
+from mindllm.dry_run import simulations
+from mindllm.dry_run.simulations import Simulations
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.parallel.stages import Stage
+from mindllm.planning import validate as validation
 from mindllm.planning.costs import formula
 from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
@@ -60,6 +65,53 @@ def test_a_run_in_gpipe_is_planned_in_that_order(capsys):
         timed[schedule] = 1000 * step_time(workload_of(load_config(source, [key])), DEVICE).line.makespan
     assert timed["gpipe"] > timed["1f1b"] + 100
     assert told["gpipe"] - told["1f1b"] == pytest.approx(timed["gpipe"] - timed["1f1b"])
+
+
+@dataclass(frozen=True)
+class Told:
+    """Memory of a stage as a dry run tells it that finds what the formula does, and ``more`` MB on the second stage."""
+
+    stage: Stage
+    used_peak: int
+    method: str = "told"
+
+    @property
+    def actual_peak(self):
+        return self.used_peak
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--swap",),
+        ("--interleave", "1", "2"),
+        (
+            "--parallel.pipeline_config.pipeline_scheduler=seqpipe",
+            "--parallel_config={seq_split_num: 2, micro_batch_num: 8}",
+        ),
+    ],
+    ids=["what waits on the host", "chunks", "pieces"],
+)
+def test_a_plan_by_formula_is_held_to_the_dry_run_and_corrected(monkeypatch, capsys, options):
+    asked = []
+
+    def forecast(config, stages, given):
+        asked.append(config)
+        sizes = stage_bytes(workload_of(config))
+        return [Told(stage, int(sizes[stage.number]) + 6 * GB * (stage.number == 1)) for stage in stages]
+
+    monkeypatch.setattr(validation, "forecast_stages", forecast)
+    monkeypatch.setattr(simulations, "simulations_here", lambda progress: Simulations(progress=progress))
+    source = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
+    main(["--config", str(source), "--formula", "--validate", "--seconds", "2", "--json", *options])
+    found = json.loads(capsys.readouterr().out)
+    assert len(asked) >= 2  # what was planned first did not fit
+    assert found["confirmed"] or "seqpipe" in options[0]  # of pieces the formula counts a little too much
+    assert found["rounds"] - len(asked) in (0, 1)  # a plan that comes back is not asked for again
+    assert max(found["dry_run_mb"]) <= 58 * 1024
+    assert found["dry_run_mb"][1] > max(found["dry_run_mb"]) - 6 * 1024
+    pieces = {config.parallel_config.seq_split_num for config in asked}
+    assert pieces == ({2} if "seqpipe" in options[0] else {1})
 
 
 V = [
@@ -230,8 +282,7 @@ def test_a_yaml_that_does_not_fit_is_said_to(capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--problem", "problem.json", "--formula"], "--formula: does not go with no --config"),
-        (["--config", "CONFIG", "--formula", "--validate"], "--formula: does not go with --validate"),
+        (["--problem", "problem.json", "--formula"], "--formula: belongs to --config"),
         (
             ["--config", "CONFIG", "--formula", "--model.model_config.num_nextn_predict_layers=2", OFFSET],
             "num_nextn_predict_layers: all of them have to be on the last stage",

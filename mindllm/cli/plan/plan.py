@@ -216,9 +216,8 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
             raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
         if options.apply == OF_CONFIG:
             raise UserError("--apply: needs a RUN.yaml, or --config")
-    if options.formula and (options.config is None or options.validate):
-        with_what = "--validate, which corrects costs of small runs" if options.validate else "no --config RUN.yaml"
-        raise UserError(f"--formula: does not go with {with_what}")
+    if options.formula and options.config is None:
+        raise UserError("--formula: belongs to --config RUN.yaml, which is not given")
     if options.swap and not options.formula:
         raise UserError("--swap: small runs have no costs of it; give --config RUN.yaml --formula")
     if options.layers and not options.simulated:
@@ -250,12 +249,17 @@ def _subject(options: argparse.Namespace, overrides: Sequence[str]) -> Subject:
 
     if options.config is not None:
         config, device = load_config(options.config, overrides), read_device(options.device or DEFAULT)
-        if options.formula:
+        if options.formula and not options.validate:
             return subject.of_architecture(config, device, options.interleave, options.max_memory, options.swap)
         from mindllm.dry_run.simulations import simulations_here
 
         with drawn(transient=False) as progress:
-            return subject.of_run(config, device, simulations_here(progress=progress), options.max_memory)
+            simulations = simulations_here(progress=progress)
+            if options.formula:
+                return subject.of_architecture(
+                    config, device, options.interleave, options.max_memory, options.swap, simulations
+                )
+            return subject.of_run(config, device, simulations, options.max_memory)
     limit = options.max_memory and device_mebibytes(options.max_memory)
     settings = [
         Setting(options.stages, chunks, options.micro_batches, options.schedule, limit)
