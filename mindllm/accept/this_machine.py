@@ -17,9 +17,11 @@ import numpy as np
 from mindllm.accept.measured import execute
 from mindllm.accept.runs import Size, base_run, write_text
 from mindllm.config import RunConfig, override_config
+from mindllm.process.cores import cores
 from mindllm.process.host_memory import available_bytes
 from mindllm.terminal.progress import Progress, counted, unwatched
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.work import HALVES
 from mindllm.timing.device import Device
 from mindllm.timing.measured.calibrate import Measured
 from mindllm.units import GIB
@@ -28,8 +30,8 @@ STEPS = 8  # of a run; the first compiles, the median of the others counts
 TRIES, APART = 12, 0.1  # seconds between tries: another program may have the cores for a while
 PRODUCT, ARRAY = 1536, 1 << 25  # rows of a square matrix; numbers of an array far beyond any cache
 DTYPE = "float32"
-NOT_TOLD = ("overlap", "attention", "none", "none latency")
-"""Constants of a device that runs of one process say nothing about."""
+NOT_TOLD = ("overlap", "attention")
+"""Constants of a device that runs of a CPU say nothing about: its processes exchange gradients behind the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def llama(hidden: int, layers: int, length: int, vocabulary: int = 4096, **keys:
     }  # fmt: skip
 
 
+TWO = {"use_parallel": True, "parallel_config.data_parallel": 2}
 FITTED = (
     Shape("256 x 4, 2 x 256", llama(256, 4, 256), 2),
     Shape("512 x 2, 4 x 128", llama(512, 2, 128), 4),
@@ -66,8 +69,10 @@ FITTED = (
     Shape("768 x 2, 2 x 64", llama(768, 2, 64), 2),
     Shape("64 x 4, 8 x 64", llama(64, 4, 64), 8),
     Shape("384 x 2, 1 x 1024", llama(384, 2, 1024, 1024), 1),
+    Shape("256 x 4, 1 x 256 in each of two processes", llama(256, 4, 256), 1, TWO),
+    Shape("768 x 2, 1 x 64 in each of two processes", llama(768, 2, 64), 1, TWO),
 )
-"""Width x layers, batch x length: products small and large, long sequences, many operators with little work."""
+"""Width x layers, batch x length: products small and large, long sequences, many operators with little work, exchanges."""
 
 
 def run_of(shape: Shape, directory: Path) -> RunConfig:
@@ -99,6 +104,7 @@ def described_here() -> Device:
     peak = 2 * PRODUCT**3 / _least(lambda: square @ square)
     bandwidth = 3 * array.nbytes / _least(lambda: np.add(array, array, out=result))
     of_product = f"a product of {PRODUCT} rows in numpy, the fastest of {TRIES}"
+    of_halves = f"{of_product}: MindSpore has no such product in half precision, and casts"
     of_array = f"the sum of two arrays of {array.nbytes >> 20} MB in numpy, the fastest of {TRIES}"
 
     def figure(value: float, source: str) -> dict[str, Any]:
@@ -112,12 +118,13 @@ def described_here() -> Device:
             "name": platform.processor() or platform.machine() or "this machine",
             "software": "cpu",
             "memory_size": figure(float(available_bytes() or GIB), "what is free"),
-            "matrix_flops": {DTYPE: figure(peak, of_product)},
+            "cores": cores(),
+            "matrix_flops": {DTYPE: figure(peak, of_product), **{dtype: figure(peak, of_halves) for dtype in HALVES}},
             "vector_flops": figure(peak, of_product),
             "memory_bandwidth": figure(bandwidth, of_array),
             "links": [
                 {
-                    "name": "none", "devices": None, "topology": "switch", "bandwidth": assumed(1e9),
+                    "name": "processes", "devices": None, "topology": "switch", "bandwidth": assumed(1e9),
                     "efficiency": assumed(1.0), "latency": assumed(1e-3),
                 }
             ],
@@ -125,7 +132,7 @@ def described_here() -> Device:
                 "matrix": assumed(0.6), "half_size": assumed(64.0), "attention": assumed(0.5), "vector": assumed(1.0),
                 "memory": assumed(0.6), "launch": assumed(3e-5), "host": {"value": 0, "source": "kernels run on the host"},
             },
-            "overlap": assumed(0.5),
+            "overlap": {"value": 1e-3, "source": "gradients are exchanged behind the backward pass"},
             "step_overhead": assumed(4e-3),
         }
     )  # fmt: skip

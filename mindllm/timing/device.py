@@ -105,6 +105,12 @@ class Device(StrictModel):
     matrix_flops: Mapping[str, Figure] = Field(min_length=1, description="By dtype of the operands.")
     vector_flops: Figure
     memory_bandwidth: Figure
+    cores: int | None = Field(
+        default=None,
+        ge=1,
+        description="Of a CPU, whose figures are those of all its cores: how many there are for the processes of a run, each of "
+        "which has its part; null: every rank has a device of its own.",
+    )
     host_bandwidth: Figure | None = Field(
         default=None, description="Bytes a second to the host's memory, and as many back; null: not known."
     )
@@ -142,6 +148,18 @@ class Device(StrictModel):
                 f"it has {', '.join(self.matrix_flops)}"
             )
         return self.matrix_flops[dtype].value
+
+    def of_ranks(self, count: int) -> Device:
+        """What each of ``count`` ranks has: the device, or its part of a CPU that they share."""
+        if self.cores is None or count == 1:
+            return self
+
+        def part(figure: Figure) -> Figure:
+            return figure.model_copy(update={"value": figure.value / count})
+
+        rates = {dtype: part(rate) for dtype, rate in self.matrix_flops.items()}
+        shared = {"vector_flops": part(self.vector_flops), "memory_bandwidth": part(self.memory_bandwidth)}
+        return self.model_copy(update={"matrix_flops": rates, **shared})
 
     @property
     def device_target(self) -> str:

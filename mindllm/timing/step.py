@@ -102,7 +102,8 @@ class StepTime:
     @property
     def utilisation(self) -> float:
         """Model FLOPs utilisation (Chowdhery et al., 2022): without what is computed again, attention not halved."""
-        peak = self.device.matrix_rate(self.workload.numerics.compute) * self.workload.strategy.device_num
+        ranks = self.workload.strategy.device_num
+        peak = self.device.of_ranks(ranks).matrix_rate(self.workload.numerics.compute) * ranks
         return self.workload.model_flops / self.seconds / peak
 
 
@@ -195,8 +196,8 @@ class TimedWork:
     """The work of a step with the times that it takes on a device."""
 
     def __init__(self, work: StepWork, device: Device) -> None:
-        self.work, self.device = work, device
-        self.strategy = work.workload.strategy
+        self.work, self.strategy = work, work.workload.strategy
+        self.device = device.of_ranks(self.strategy.device_num)
         self.groups = groups(self.strategy)
         parts: dict[Hashable, tuple[Pass, Pass]] = {}
         for name, part in work.parts.items():

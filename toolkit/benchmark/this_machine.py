@@ -1,6 +1,6 @@
-"""Predicted and measured steps of this machine: a device fitted to seven small runs, and twelve that nothing was fitted to.
+"""Predicted and measured steps of this machine: a device fitted to nine small runs, and sixteen that nothing was fitted to.
 
-``python -m toolkit.benchmark.this_machine`` takes about three minutes of two cores. Others' work on them counts as the machine's.
+``python -m toolkit.benchmark.this_machine`` takes about four minutes of two cores. Others' work on them counts as the machine's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.accept.this_machine import FITTED, NOT_TOLD, Shape, described_here, llama, measure
+from mindllm.accept.this_machine import FITTED, NOT_TOLD, TWO, Shape, described_here, llama, measure
 from mindllm.command import output_file, run_command
 from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn
@@ -40,10 +40,14 @@ JUDGED = (
     Shape("Llama, LoRA", llama(256, 4, 256, **LORA), 2),
     Shape("Llama, four parts accumulated", llama(256, 4, 128), 2, {"runner_config.gradient_accumulation_steps": 4}),
     Shape("Llama, dropout", llama(256, 4, 256, attention_dropout=0.1, hidden_dropout=0.1), 2),
+    Shape("Llama, bfloat16", llama(256, 4, 256, compute_dtype="bfloat16"), 2),
+    Shape("Llama, float16, 512 x 2", llama(512, 2, 128, compute_dtype="float16"), 2),
+    Shape("Llama, two processes", llama(256, 2, 512), 1, TWO),
+    Shape("Llama, two processes, 512 x 2", llama(512, 2, 128), 2, TWO),
 )  # fmt: skip
-"""Width x layers, batch x length; where nothing is said 256 x 4 and 2 x 256."""
-PAGE = """`mindllm time calibrate --here` measures this machine's CPU by seven small runs. The steps below are of twelve others,
-which nothing was fitted to. All compute in float32, each in one process."""
+"""Width x layers, batch x length, of each process; where nothing is said 256 x 4 and 2 x 256."""
+PAGE = """`mindllm time calibrate --here` measures this machine's CPU by nine small runs, two of them of two processes. The steps below
+are of sixteen others, which nothing was fitted to. Where nothing is said they compute in float32, each in one process."""
 
 
 def compared(rows: Sequence[Measured], device: Device) -> list[tuple[str, str, str, str]]:
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = calibrate(start, fitted, f"calibrated on {len(fitted)} small runs of this machine", NOT_TOLD).device
     columns = ("run", "measured s", "predicted s", "error")
     tables = []
-    for title, rows in (("Twelve runs that nothing was fitted to", judged), ("The seven it was fitted to", fitted)):
+    for title, rows in (("Sixteen runs that nothing was fitted to", judged), ("The nine it was fitted to", fitted)):
         lines = compared(rows, device)
         output.print(Table(title, [*texts(columns[0]), *figures(*columns[1:])], lines))
         output.print(f"sizes of errors: {summary(rows, device)}")

@@ -20,9 +20,10 @@ mask of a tile, wait for it and choose by it (``CopyInAttenMask`` and ``SelectWi
 
 from __future__ import annotations
 
-from mindllm.timing.costs.work import ATTENTION, MATRIX, Operator
+from mindllm.timing.costs.work import ATTENTION, FP32_BYTES, HALF_BYTES, HALVES, MATRIX, Operator
 from mindllm.timing.device import Device
 
+TENSORS = 3  # of a product
 MASK_OPERATIONS = 8.0
 """Of a vector unit in half precision, two a lane, to apply a byte of a mask: a cast to half, a comparison, and a choice in single
 precision, which takes two lanes."""
@@ -35,12 +36,21 @@ def operator_seconds(one: Operator, device: Device) -> float:
     if one.kind == MATRIX:
         size = 1.0 + reached.half_size.value * sum(1.0 / side for side in one.sizes)
         peak = device.matrix_rate(one.dtype) * reached.matrix.value
-        seconds = max(seconds, one.flops / peak * size)
+        seconds = max(seconds, one.flops / peak * size) + cast_seconds(one, device)
     elif one.kind == ATTENTION:
         seconds = max(seconds, attention_seconds(one, device)) + mask_seconds(one.masked, device)
     else:
         seconds = max(seconds, one.flops / (device.vector_flops.value * reached.vector.value))
     return seconds + reached.launch.value
+
+
+def cast_seconds(one: Operator, device: Device) -> float:
+    """Seconds in which a CPU, which has no products in half precision, casts both operands of one, and back what it yields."""
+    if device.software != "cpu" or one.dtype not in HALVES:
+        return 0.0
+    traffic = one.bytes * (HALF_BYTES + FP32_BYTES) / HALF_BYTES
+    casts = traffic / (device.memory_bandwidth.value * device.efficiency.memory.value)
+    return casts + TENSORS * device.efficiency.launch.value
 
 
 def attention_seconds(one: Operator, device: Device) -> float:
