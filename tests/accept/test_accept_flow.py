@@ -54,7 +54,7 @@ class Machine:
 
         return override_config(config, {key: value for key, value in keys.items() if key != "resume_training"})
 
-    def execute(self, config):
+    def execute(self, config, nodes=None):
         name = config.output_dir.rpartition("/")[2]
         self.ran.append(name)
         if name in self.fails:
@@ -252,6 +252,7 @@ def test_runs_of_failed_claims_stay_and_others_go(node, tmp_path, capsys):
 @pytest.mark.parametrize("target", SIZES)
 @pytest.mark.parametrize("devices", [2, 3, 4, 8, 16])
 def test_every_layout_trains_on_the_same_batch(claim, target, devices, tmp_path):
-    config = flow.run_of(claim, claim.devices(devices), SIZES[target], target, tmp_path / "c", tmp_path)
+    shape = claim.shape(devices)
+    config = flow.run_of(claim, shape, SIZES[target], target, tmp_path / "c", tmp_path)
     assert config.global_batch_size == 8
-    assert config.parallel_config.device_num == claim.devices(devices) <= min(devices, 8)
+    assert config.parallel_config.device_num == shape.devices <= min(devices, 8)
