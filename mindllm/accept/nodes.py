@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindllm.command import INTERRUPTED
+from mindllm.command import IMPOSSIBLE, INTERRUPTED
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.entrance import Entrance
 from mindllm.launch.lines import SignedLine
@@ -276,6 +276,8 @@ def code_of(error: BaseException) -> int:
     """Return the exit code that a command ends with because of an error."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, OSError) and error.errno in IMPOSSIBLE:
+        return UserError.exit_code
     return error.exit_code if isinstance(error, UserError | CheckFailed | RunFailed) else RunFailed.exit_code
 
 
