@@ -60,7 +60,7 @@ class _Follower:
 
     def __init__(self, place: Launch, line: SignedLine, here: int, told: Tell) -> None:
         self.place, self.line, self.here, self.told = place, line, here, told
-        self.over: set[str] = set()
+        self.over: set[str] = set()  # which may be heard together with the order to begin
         self.orders: list[dict[str, Any]] = []
 
     def serve(self) -> int:
@@ -86,7 +86,6 @@ class _Follower:
         if not NAME.fullmatch(name):
             raise RunFailed(f"node 0 names a run that is none ({name!r:.80})")
         self.told(f"node {self.place.node_rank}: takes part in {name}")
-        self.over.discard(name)
         code = 0
         try:
             code = start_job(

@@ -122,7 +122,8 @@ def test_the_others_end_with_the_exit_code_of_an_error_of_node_0(error, code, pl
     assert other.end() == code
 
 
-def test_a_run_that_fails_on_node_0_ends_on_the_others_which_still_wait_for_it(places, ran, monkeypatch, tmp_path):
+@pytest.mark.parametrize("delay", [0.0, 0.5], ids=["at once", "hears of its beginning and its end together"])
+def test_a_run_that_fails_on_node_0_ends_on_the_others(delay, places, ran, monkeypatch, tmp_path):
     def wait(wanted, go_on):
         while True:
             go_on()
@@ -133,9 +134,11 @@ def test_a_run_that_fails_on_node_0_ends_on_the_others_which_still_wait_for_it(p
 
     monkeypatch.setattr(follow_module, "start_job", wait)
     monkeypatch.setattr(nodes_module, "start_job", fail)
+    monkeypatch.setattr(follow_module, "node_states", lambda place, here: time.sleep(delay) or STATES)
     nodes, other = meet(places)
     with nodes:
         nodes.gather()
+        nodes.ask_to_check()
         with pytest.raises(RunFailed, match="no port"):
             nodes.run("dp", job_of(tmp_path / "runs" / "dp", places[0], 4, 2))
         nodes.code = 1
