@@ -156,12 +156,12 @@ class _Acceptance:
     def look_at(self, claim: Claim) -> None:
         """Add the lines of a claim."""
         begun = time.monotonic()
+        self.interrupted |= self.nodes.is_stopped()
         if self.interrupted:
             return self._add(without(claim.name, Verdict.NOT_RUN, "stopped before"))
         if why := self.wanted.obstacle(claim):
             return self._add(without(claim.name, Verdict.NOT_RUN, why))
         try:
-            self.nodes.look()
             self._run(claim)
         except MISTAKES as error:
             self._fail(claim, "run", error)

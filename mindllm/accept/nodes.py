@@ -77,11 +77,10 @@ class Nodes:
     Attributes:
         place: how the nodes find each other: ``workers`` devices, ``local_workers`` of each.
         code: exit code that the others are told, where no error ends the block.
-        stopped: whether another node was asked to stop.
     """
 
     def __init__(self, place: Launch, here: int = 0, told: Tell = lambda text: None) -> None:
-        self.place, self.code, self.stopped = place, RunFailed.exit_code, False
+        self.place, self.code, self._stopped = place, RunFailed.exit_code, False
         self._least, self._told = here, told
         self._others: dict[int, Other] = {}
         self._refused = ""
@@ -180,11 +179,10 @@ class Nodes:
         self._wait(lambda other: name in other.ended)
         return code
 
-    def look(self) -> None:
-        """Take note of what other nodes have said; raises KeyboardInterrupt where one was asked to stop."""
+    def is_stopped(self) -> bool:
+        """Whether another node was asked to stop."""
         self._look()
-        if self.stopped:
-            raise KeyboardInterrupt
+        return self._stopped
 
     def _end(self, name: str) -> None:
         """End a job that has failed here: the others may still wait for it."""
@@ -203,7 +201,8 @@ class Nodes:
 
     def _may_go_on(self, name: str) -> None:
         """Raise where a job cannot begin any more, or by msrun not end: another node has ended its part."""
-        self.look()
+        if self.is_stopped():
+            raise KeyboardInterrupt
         self._refuse_lost()
         for other in self._others.values():
             if other.ended.get(name):
@@ -236,7 +235,7 @@ class Nodes:
         return sorted(set(range(1, self.count)) - there)
 
     def _note(self, other: Other, message: Mapping[str, Any]) -> None:
-        self.stopped |= "stop" in message
+        self._stopped |= "stop" in message
         if "checked" in message:
             other.checked = [_state(subject, state) for subject, state in message["checked"]]
         if "ended" in message:
