@@ -16,6 +16,7 @@ from mindllm.accept.node_states import node_states
 from mindllm.accept.nodes import Tell, code_of, control_port, secret_of, start_job
 from mindllm.accept.runs import RUNS
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.launch.job import JobStopped
 from mindllm.launch.joining import join
 from mindllm.launch.lines import SignedLine
 from mindllm.launch.start import Launch
@@ -91,6 +92,8 @@ class _Follower:
             code = start_job(
                 job_of(self.place.shared_dir / RUNS / name, self.place, workers, local), lambda: self._may_go_on(name)
             )
+        except JobStopped as stopped:
+            raise KeyboardInterrupt from stopped
         except (UserError, CheckFailed, RunFailed, OSError) as error:
             self.told(f"{name}: {error}")
             code = code_of(error)

@@ -21,7 +21,7 @@ from mindllm.command import INTERRUPTED
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.desk import VARIABLES
 from mindllm.launch.heartbeat import DIRECTORY, DUMP_SIGNAL, forget_beats, read_beats
-from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS
+from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS, JobStopped
 from mindllm.launch.joining import join
 from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.lines import PIECE, SignedLine
@@ -105,7 +105,7 @@ class Agent:
 
     def _go_on(self) -> None:
         if self.stopped_by is not None:
-            raise RunFailed("stopped before the job was joined")
+            raise JobStopped("stopped before the job was joined", 128 + self.stopped_by)
         self._may_go_on()
 
     def _obey_all(self, messages: list[dict[str, Any]] | None) -> bool:

@@ -18,6 +18,7 @@ from mindllm.accept.nodes import NodeLost, Nodes
 from mindllm.cli.launch import accept as command
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.clusters.schedulers import OF_A_TASK
+from mindllm.launch.job import JobStopped
 
 STATES = [("devices", "good"), ("host memory", "unknown")]
 
@@ -164,6 +165,25 @@ def test_a_part_that_fails_on_another_node_ends_the_run_on_node_0(places, ran, m
             nodes.run("dp", job_of(tmp_path / "runs" / "dp", places[0], 4, 2))
     assert other.end() == 1
     assert "dp: there is no msrun here" in other.said
+
+
+def test_a_stop_before_another_node_has_joined_a_run_stops_the_acceptance(places, ran, monkeypatch, tmp_path):
+    def wait(wanted, go_on):
+        while True:
+            go_on()
+            time.sleep(0.02)
+
+    def stop(wanted, go_on):
+        raise JobStopped("stopped before the job was joined", 130)
+
+    monkeypatch.setattr(nodes_module, "start_job", wait)
+    monkeypatch.setattr(follow_module, "start_job", stop)
+    nodes, other = meet(places)
+    with nodes:
+        nodes.gather()
+        with pytest.raises(KeyboardInterrupt):
+            nodes.run("dp", job_of(tmp_path / "runs" / "dp", places[0], 4, 2))
+    assert isinstance(other.end(), KeyboardInterrupt)
 
 
 def test_a_node_that_is_gone_is_lost_to_every_run_of_all_nodes_and_to_no_other(places, ran, tmp_path):
