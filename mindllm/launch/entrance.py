@@ -46,7 +46,7 @@ class Entrance:
                 listener.listen(BACKLOG)
             except OSError as error:
                 raise UserError(
-                    f"{self.host} port {self.port} cannot be used ({error.strerror}); give another MASTER_PORT"
+                    f"{self.host} port {self.port} cannot be used ({error.strerror}); give another one (MASTER_PORT, --port)"
                 ) from None
         except BaseException:
             listener.close()
