@@ -197,7 +197,7 @@ def acceptance(directory: Path) -> Path:
         without("pp", Verdict.NOT_RUN, "needs 4 devices, and 2 are here"),
     )
     found = Acceptance(
-        "Ascend", 2, "Atlas 800T A2", ("single", "dp", "tp", "pp"), lines, [("MindSpore", "good"), ("devices", "no")],
+        "Ascend", 2, "Atlas 800T A2", ("single", "dp", "tp", "pp"), lines, [[("MindSpore", "good"), ("devices", "no")]],
         {"mindllm": "0.2.0", "CANN": ""}, {}, {"single": 61.2, "dp": 80.0},
     )  # fmt: skip
     return written(directory / "acceptance.html", render_page(found))

@@ -7,28 +7,25 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mindllm.accept.acceptance import Acceptance
-from mindllm.accept.claims import Claim
-from mindllm.accept.expected import Timed, peak_of, timed
+from mindllm.accept.claims import Claim, Shape
+from mindllm.accept.expected import Timed, of_part_nodes, peak_of, timed
 from mindllm.accept.judge import Line, Verdict, link_line, loss_line, peak_line, time_line, without
-from mindllm.accept.measured import Measured, computing_of, execute, reached, recorded
-from mindllm.accept.runs import SIZES, Size, Target, base_run, laid_out, run_of, write_text
+from mindllm.accept.measured import Measured, alone, computing_of, execute, reached, recorded
+from mindllm.accept.node_states import node_states
+from mindllm.accept.nodes import NodeLost, Nodes, States
+from mindllm.accept.runs import RUNS, SIZES, Size, Target, base_run, laid_out, run_of, write_text
 from mindllm.config import RunConfig, override_config
+from mindllm.config.checks.mesh import COMPILED
 from mindllm.dry_run.simulations import Simulations, simulations_here
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from mindllm.preflight.finding import Finding
-from mindllm.preflight.node import check_devices, check_directory, check_host_memory, visible_devices
-from mindllm.preflight.versions import (
-    CANN_FILES,
-    CANN_HOMES,
-    DRIVER_FILES,
-    check_versions,
-    find_version,
-)
+from mindllm.launch.start import Launch
+from mindllm.preflight.node import visible_devices
+from mindllm.preflight.versions import CANN_FILES, CANN_HOMES, DRIVER_FILES, find_version
 from mindllm.profiles.compare import Comparison
 from mindllm.prove.found import versions_here
 from mindllm.terminal.progress import Progress, unwatched
@@ -37,7 +34,6 @@ from mindllm.timing.shipped import shipped_devices
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.job.output_directory import CHECKPOINTS
 
-RUNS = "runs"  # below the output directory
 MISTAKES = (UserError, RunFailed, CheckFailed, OSError)
 CODES = re.compile(r"\bE[A-Z]\d{4}\b")  # of CANN and MindSpore, as EI0006
 ERRORS = frozenset(
@@ -53,11 +49,12 @@ class Wanted:
 
     Attributes:
         claims: which ones.
-        devices: how many; on a CPU ranks.
+        devices: how many, of all nodes; on a CPU ranks.
         device: the described device that steps and links are predicted for.
         output: a directory for runs, page and archive.
         keep: whether runs stay; those that failed do anyway.
-        here: Ascend devices that this node has; 0: the runs are processes of its CPU.
+        here: Ascend devices that each node has at least; 0: the runs are processes of CPUs.
+        nodes: that share the devices evenly.
     """
 
     claims: tuple[Claim, ...]
@@ -66,6 +63,7 @@ class Wanted:
     output: Path
     keep: bool = False
     here: int = field(default_factory=visible_devices)
+    nodes: int = 1
 
     @property
     def target(self) -> Target:
@@ -77,13 +75,31 @@ class Wanted:
         """The model and length of the runs."""
         return SIZES[self.target]
 
+    @property
+    def node_devices(self) -> int:
+        """Devices of each of several nodes that runs use; 0: there is one node."""
+        return max(claim.shape(self.devices, self.nodes).local for claim in self.claims) if self.nodes > 1 else 0
+
+    @property
+    def described(self) -> Device:
+        """The described device, with the links that runs on several nodes have."""
+        return of_part_nodes(self.device, self.node_devices, self.here) if self.nodes > 1 else self.device
+
+    def shape(self, claim: Claim) -> Shape:
+        """Return the devices that a claim's run takes."""
+        return claim.shape(self.devices, self.nodes)
+
     def obstacle(self, claim: Claim) -> str:
         """Return why a claim cannot be run; empty where it can."""
         needs = 2 if claim.several else 1
         if needs > self.devices:
             return f"needs {needs} devices, and {self.devices} was asked for (--devices)"
-        needs = claim.devices(self.devices)
-        return f"needs {needs} devices, and {self.here} are here" if self.here and needs > self.here else ""
+        shape = self.shape(claim)
+        if not claim.fits(shape):
+            stages = " and of a stage" if claim.name == "pp" else ""
+            return f"{COMPILED}, of all{stages}, and {shape.nodes} nodes have {shape.local} each"
+        each = " on each node" if shape.nodes > 1 else ""
+        return f"needs {shape.local} devices{each}, and {self.here} are here" if 0 < self.here < shape.local else ""
 
 
 Told = Callable[[Line], None]
@@ -95,6 +111,7 @@ def accept(
     trouble: Callable[[str, str], None] = lambda claim, text: None,
     kept: Callable[[Acceptance], None] = lambda found: None,
     progress: Progress = unwatched,
+    nodes: Nodes | None = None,
 ) -> Acceptance:
     """Hold claims against small runs.
 
@@ -104,12 +121,13 @@ def accept(
         trouble: is given the name of a claim and all that is said of its failure, which stays on this machine.
         kept: is given what is known after each claim, for who writes it down.
         progress: told of claims that are looked at.
+        nodes: all of them, which have come; None: there is this one.
 
     Raises:
         OSError: the output directory cannot be written to.
     """
     (wanted.output / RUNS).mkdir(parents=True, exist_ok=True)
-    work = _Acceptance(wanted, told, trouble)
+    work = _Acceptance(wanted, told, trouble, nodes or Nodes(_alone(wanted)))
     for number, claim in enumerate(wanted.claims):
         progress(claim.name, number, len(wanted.claims))
         work.look_at(claim)
@@ -122,15 +140,15 @@ def accept(
 class _Acceptance:
     """What is known so far."""
 
-    def __init__(self, wanted: Wanted, told: Told, trouble: Callable[[str, str], None]) -> None:
-        self.wanted, self.told, self.trouble = wanted, told, trouble
+    def __init__(self, wanted: Wanted, told: Told, trouble: Callable[[str, str], None], nodes: Nodes) -> None:
+        self.wanted, self.told, self.trouble, self.nodes = wanted, told, trouble, nodes
         self.lines: list[Line] = []
         self.records: dict[str, Any] = {}
         self.references: dict[bool, Measured | None] = {}
         self.took: dict[str, float] = {}
         self.failed: set[str] = set()
         self.interrupted = False
-        self.findings = _preflight(wanted)
+        self.states = _states(wanted, nodes)
         self.simulations: Simulations | None = None
         self.runs = wanted.output.absolute() / RUNS
         self.corpus = write_text(self.runs / wanted.target, wanted.size)
@@ -138,6 +156,7 @@ class _Acceptance:
     def look_at(self, claim: Claim) -> None:
         """Add the lines of a claim."""
         begun = time.monotonic()
+        self.interrupted |= self.nodes.is_stopped()
         if self.interrupted:
             return self._add(without(claim.name, Verdict.NOT_RUN, "stopped before"))
         if why := self.wanted.obstacle(claim):
@@ -153,70 +172,70 @@ class _Acceptance:
         return None
 
     def _run(self, claim: Claim) -> None:
-        wanted, devices = self.wanted, claim.devices(self.wanted.devices)
+        wanted, shape = self.wanted, self.wanted.shape(claim)
         is_reference = wanted.target == "CPU" and claim.name == "single"
-        reference = self._reference(claim.experts)
-        found, config = (reference, None) if is_reference else self._execute(claim, devices)
+        reference = self._reference(claim.experts, shape.batch)
+        found, config = (reference, None) if is_reference else self._execute(claim, shape)
         loss = loss_line(claim.name, _losses(reference), found.losses, wanted.size.loss_tolerance)
         if is_reference:
             loss = Line(claim.name, "loss", "nats", None, loss.measured, Verdict.OPEN, REFERENCE)
         self._add(loss)
         if claim.begins is None:  # of a resumed run memory and time are those of its layout, which is another claim's
-            self._figures(claim, devices, found, config)
+            self._figures(claim, shape, found, config)
 
-    def _figures(self, claim: Claim, devices: int, found: Measured, config: RunConfig | None) -> None:
+    def _figures(self, claim: Claim, shape: Shape, found: Measured, config: RunConfig | None) -> None:
         """Add memory, seconds, kernels and links: predicted for devices, measured where there are some."""
         wanted = self.wanted
-        ideal = run_of(claim, devices, SIZES["Ascend"], "Ascend", self.corpus, self.runs / "predicted")
+        ideal = run_of(claim, shape, SIZES["Ascend"], "Ascend", self.corpus, self.runs / "predicted")
         try:
             self.simulations = self.simulations or simulations_here()
             peak = peak_of(ideal, self.simulations)
             self._add(peak_line(claim.name, peak.used, peak.with_workspace, found.peak))
         except MISTAKES as error:
             self._fail(claim, "used peak", error)
-        predicted, comparison = timed(ideal, wanted.device), None
+        predicted, comparison = timed(ideal, wanted.described, wanted.node_devices), None
         on_device = wanted.target == "Ascend"
         seconds = found.seconds if on_device else None
         self._add(time_line(claim.name, "step", predicted.step.seconds, predicted.error, seconds))
         if on_device and config is not None:
             try:
-                comparison = recorded(config, wanted.device)
+                comparison = recorded(config, wanted.described)
             except MISTAKES as error:
                 return self._fail(claim, "profile", error)
         for line in recorded_lines(claim.name, predicted, comparison, on_device):
             self._add(line)
         return None
 
-    def _reference(self, experts: bool) -> Measured:
+    def _reference(self, experts: bool, batch: int) -> Measured:
         """Return the run of one CPU device with the same model."""
         if experts not in self.references:
             name = "reference_experts" if experts else "reference"
             self.references[experts] = None  # it is not tried again for every claim
-            config = base_run(self.wanted.size, "CPU", experts, self.corpus, self._directory(name))
+            config = base_run(self.wanted.size, "CPU", experts, self.corpus, self._directory(name), batch)
             self.references[experts] = self._keep(name, execute(config))
         if (found := self.references[experts]) is None:
             raise RunFailed("the run of one CPU device, which losses are compared with, has failed before")
         return found
 
-    def _execute(self, claim: Claim, devices: int) -> tuple[Measured, RunConfig]:
+    def _execute(self, claim: Claim, shape: Shape) -> tuple[Measured, RunConfig]:
         wanted, size = self.wanted, self.wanted.size
-        config = run_of(claim, devices, size, wanted.target, self.corpus, self._directory(claim.name))
+        config = run_of(claim, shape, size, wanted.target, self.corpus, self._directory(claim.name))
         if claim.begins is not None:
             name = f"{claim.name}_begins"
-            base = base_run(size, wanted.target, claim.experts, self.corpus, self._directory(name))
+            base = base_run(size, wanted.target, claim.experts, self.corpus, self._directory(name), shape.batch)
             saving = {"type": "CheckpointMonitor", "save_checkpoint_steps": size.half}
             keys = {
                 "runner_config.stop_step": size.half,
                 "callbacks": [{"type": "MetricsMonitor"}, saving],
                 "profile": False,
             }
-            first = override_config(laid_out(base, claim.begins(devices)), keys)
-            self._keep(name, execute(first))
+            first = override_config(laid_out(base, claim.begins(shape)), keys)
+            self._keep(name, execute(first, self.nodes))
             checkpoint = CheckpointStore(Path(first.output_dir) / CHECKPOINTS).newest()
             if checkpoint is None:
                 raise RunFailed("the first half of the run has left no checkpoint")
             config = override_config(config, {"resume_training": str(checkpoint), "overwrite": False})
-        return self._keep(claim.name, execute(config)), config
+        return self._keep(claim.name, execute(config, self.nodes)), config
 
     def _directory(self, name: str) -> Path:
         shutil.rmtree(self.runs / name, ignore_errors=True)
@@ -253,24 +272,23 @@ class _Acceptance:
             _known_name(wanted.device),
             tuple(claim.name for claim in wanted.claims),
             tuple(self.lines),
-            [(finding.subject, finding.state) for finding in self.findings],
+            self.states,
             versions(wanted.target),
             self.records,
             self.took,
             self.interrupted,
+            wanted.nodes,
         )
 
 
 def recorded_lines(claim: str, predicted: Timed, comparison: Comparison | None, on_device: bool) -> list[Line]:
     """Return the lines of kernels and of every exchange; on a device without a recording they failed."""
-    computing = predicted.parts.parts(0)["computing"]
-    found = [
-        time_line(claim, "kernels", computing, predicted.error, None if comparison is None else computing_of(comparison)),
-        *(
-            link_line(claim, f"{op} over {axis}", rate, None if comparison is None else reached(comparison, (op, axis), rate))
-            for (op, axis), rate in predicted.bandwidths().items()
-        ),
-    ]  # fmt: skip
+    computing, computed = predicted.parts.parts(0)["computing"], computing_of(comparison) if comparison else None
+    found = [time_line(claim, "kernels", computing, predicted.error, computed)]
+    for (op, axis), rate in predicted.bandwidths().items():
+        name = f"{op} over {axis}{predicted.where(axis)}"
+        measured = reached(comparison, (op, axis), rate) if comparison else None
+        found.append(link_line(claim, name, rate, measured))
     if not on_device:
         return found
     why = "the profiler has left no record of it"
@@ -285,6 +303,8 @@ def reason_of(error: BaseException) -> str:
 
     The text itself has paths, addresses and names of hosts.
     """
+    if isinstance(error, NodeLost):
+        return error.said
     words = re.findall(r"\w+", str(error))
     said = [*dict.fromkeys(word for word in words if word in ERRORS), *dict.fromkeys(CODES.findall(str(error)))]
     code = getattr(error, "exit_code", None)
@@ -306,14 +326,16 @@ def _losses(reference: Measured) -> dict[int, float]:
     return {step: loss for step, loss in reference.losses.items() if loss is not None}
 
 
-def _preflight(wanted: Wanted) -> list[Finding]:
-    on_device = wanted.target == "Ascend"
-    return [
-        *check_versions(on_device),
-        *(check_devices(min(wanted.devices, wanted.here)) if on_device else ()),
-        check_host_memory(wanted.devices),
-        *check_directory(wanted.output),
-    ]
+def _alone(wanted: Wanted) -> Launch:
+    """Return the place of the one node that has all devices."""
+    place = alone(wanted.output, wanted.target == "Ascend")
+    return replace(place, workers=wanted.devices, local_workers=wanted.devices)
+
+
+def _states(wanted: Wanted, nodes: Nodes) -> list[States]:
+    """Return what preflight says of each node."""
+    nodes.ask_to_check()
+    return [node_states(nodes.place, wanted.here), *nodes.checked()]
 
 
 def versions(target: str) -> dict[str, str]:

@@ -28,7 +28,11 @@ ON_A_CPU = (
     "for devices, and not run."
 )
 ON_DEVICES = "The runs were on Ascend devices; losses are compared with those of one CPU device."
-HEADINGS = ("claim", "figure", "predicted", "measured", "verdict", "why")
+ON_NODES = " Each run had the same devices of every node; runs of one device were on node 0."
+ON_CPU_NODES = (
+    " Replicas were processes of all {nodes} nodes. Where devices share the model, node 0 executed all ranks in one process, and "
+    "the other nodes waited."
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,15 +41,16 @@ class Acceptance(Result):
 
     Attributes:
         target: ``Ascend`` or ``CPU``.
-        devices: that were asked for.
+        devices: that were asked for, of all nodes.
         device: the described device that steps and links are predicted for: its name, if it comes with mindllm.
         claims: names of the claims that were asked for.
         lines: predicted and measured figures, those of a claim together.
-        preflight: state by subject: ``good``, ``no`` or ``unknown``.
+        preflight: of each node, state by subject: ``good``, ``no`` or ``unknown``.
         versions: of software, by name.
         records: of each run, by its name, what was measured of every step.
         took: seconds of each claim.
         interrupted: whether it was stopped before its end.
+        nodes: that shared the devices.
     """
 
     target: str
@@ -53,11 +58,12 @@ class Acceptance(Result):
     device: str
     claims: tuple[str, ...]
     lines: tuple[Line, ...]
-    preflight: Sequence[tuple[str, str]]
+    preflight: Sequence[Sequence[tuple[str, str]]]
     versions: Mapping[str, str]
     records: Mapping[str, Sequence[Mapping[str, Any]]]
     took: Mapping[str, float]
     interrupted: bool = False
+    nodes: int = 1
 
     def of(self, claim: str) -> tuple[Line, ...]:
         """Return the lines of a claim."""
@@ -79,18 +85,28 @@ class Acceptance(Result):
     def headline(self) -> str:
         """Return what ran where, and how many claims stand how."""
         where = f"{self.devices} Ascend devices" if self.target == "Ascend" else "no device, losses alone"
+        where += f" on {self.nodes} nodes" if self.nodes > 1 else ""
         stopped = "; stopped before its end" if self.interrupted else ""
         return f"{where}, predictions for {self.device}: {self.summary()}{stopped}"
 
     def where(self) -> str:
         """Return what the runs were, in a sentence."""
-        return ON_DEVICES if self.target == "Ascend" else ON_A_CPU
+        if self.target == "Ascend":
+            return ON_DEVICES + (ON_NODES if self.nodes > 1 else "")
+        return ON_A_CPU + (ON_CPU_NODES.format(nodes=self.nodes) if self.nodes > 1 else "")
+
+    def states(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield each subject of preflight with its state on every node; a dash where a node says nothing of it."""
+        known = [dict(states) for states in self.preflight]
+        for subject in dict.fromkeys(subject for states in known for subject in states):
+            yield subject, [states.get(subject, "–") for states in known]
 
     def tree(self) -> dict[str, Any]:
         """Return claims, lines, states of the preflight and versions."""
         return {
             "target": self.target,
             "devices": self.devices,
+            "nodes": self.nodes,
             "device": self.device,
             "interrupted": self.interrupted,
             "claims": [
@@ -98,7 +114,10 @@ class Acceptance(Result):
                 for name in self.claims
             ],
             "lines": [{**vars(line), "verdict": line.verdict.value, "detail": dict(line.detail)} for line in self.lines],
-            "preflight": [{"subject": subject, "state": state} for subject, state in self.preflight],
+            "preflight": [
+                {"node": node, "subject": subject, "state": state}
+                for node, states in enumerate(self.preflight) for subject, state in states
+            ],
             "versions": dict(self.versions),
         }  # fmt: skip
 
@@ -112,8 +131,9 @@ class Acceptance(Result):
         ]
         kinds = [*texts("claim", "figure"), *figures("predicted", "measured"), *texts("verdict", "why")]
         yield Table("claims", kinds, rows, keys=2)
-        if bad := [subject for subject, state in self.preflight if state == "no"]:
-            yield f"preflight says no to: {', '.join(bad)}"
+        for node, states in enumerate(self.preflight):
+            if bad := [subject for subject, state in states if state == "no"]:
+                yield f"preflight{f' of node {node}' if self.nodes > 1 else ''} says no to: {', '.join(bad)}"
 
 
 def cells(line: Line) -> tuple[str, str, str, str]:

@@ -94,11 +94,18 @@ def _rest(found: Acceptance) -> str:
         f"<tr><td>{escape(name)}</td><td>{escape(value or 'not found')}</td></tr>"
         for name, value in found.versions.items()
     )
-    states = "".join(
-        f"<tr><td>{escape(subject)}</td><td>{escape(state)}</td></tr>" for subject, state in found.preflight
+    states = _heading(found.nodes) + "".join(
+        f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in (subject, *each))}</tr>"
+        for subject, each in found.states()
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in NOTES)
     return (
         f"<section><h2>Versions</h2><table>{versions}</table></section><section><h2>Preflight</h2><table>{states}</table></section>"
         f"<section><h2>What the figures rest on</h2><ul>{notes}</ul></section>"
     )  # fmt: skip
+
+
+def _heading(nodes: int) -> str:
+    """Return the heads of the columns of preflight: one node needs none."""
+    names = ("", *(f"node {number}" for number in range(nodes)))
+    return f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>" if nodes > 1 else ""

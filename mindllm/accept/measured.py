@@ -1,7 +1,8 @@
 """A run that is executed, and what is read of it: losses, seconds, memory, and on devices what was profiled.
 
-Runs of several replicas are as many processes, which the launcher starts; where devices share the model, a CPU executes all
-ranks in one process. No device was at hand: what ``msrun`` starts here, and what is read of it, was never run on one.
+Runs of several replicas are as many processes, which the launchers of all nodes start; where devices share the model, a CPU of
+node 0 executes all ranks in one process. No device was at hand: what ``msrun`` starts here, and what is read of it, was never run
+on one.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import math
 import shlex
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mindllm.accept.nodes import Nodes
 from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config
 from mindllm.files import atomic_open
 from mindllm.launch.job import JobFailed
 from mindllm.launch.script import command_of
-from mindllm.launch.start import Launch, launch
+from mindllm.launch.start import Launch
 from mindllm.profiles.compare import Comparison
 from mindllm.profiles.run import explain_profile
 from mindllm.run.outcome import train_in_child
@@ -52,8 +54,12 @@ class Measured:
         return {record["step"]: record["loss"] for record in self.records}
 
 
-def execute(config: RunConfig) -> Measured:
+def execute(config: RunConfig, nodes: Nodes | None = None) -> Measured:
     """Train a run in processes of its own, over what an earlier one has left in its directory.
+
+    Args:
+        config: the run.
+        nodes: that share its devices evenly; None: this one has all of them.
 
     Raises:
         UserError, RunFailed: it did not run to its end.
@@ -61,7 +67,7 @@ def execute(config: RunConfig) -> Measured:
     """
     devices, target = config.parallel_config.device_num, config.context.device_target
     if devices > 1 and (target == "Ascend" or not is_sharded(config)):
-        _launch(config, devices, target == "Ascend")
+        _launch(config, devices, nodes or Nodes(alone(Path(config.output_dir), target == "Ascend")))
     else:
         train_in_child(config)
     found, last = measured(config), config.runner_config.stop_step or config.runner_config.train_steps or 0
@@ -81,19 +87,39 @@ def measured(config: RunConfig) -> Measured:
     return Measured(kept, statistics.median(clean) if clean else None, max(peaks, default=None))
 
 
-def _launch(config: RunConfig, devices: int, msrun: bool) -> None:
-    output = Path(config.output_dir)
-    path = output.with_suffix(".yaml")
-    with atomic_open(path) as file:
-        file.write(render_config(config))
-    command = command_of(shlex.join(["train", "--config", str(path)]))
-    logs = output / "launch"
-    wanted = Launch(
-        tuple(command), devices, devices, logs, logs, timeout=TIMEOUT, msrun=msrun, msrun_log=output / "msrun.log"
+def alone(output: Path, msrun: bool) -> Launch:
+    """Return how a node finds others where there are none."""
+    return Launch((), 1, 1, output, output, msrun=msrun)
+
+
+def job_of(output: Path, place: Launch, workers: int, local: int) -> Launch:
+    """Return what a node starts of a run whose YAML lies beside its directory ``output``, where all nodes see both."""
+    number = f"_{place.node_rank}" if place.node_rank else ""
+    return replace(
+        place,
+        command=tuple(command_of(shlex.join(["train", "--config", str(yaml_of(output))]))),
+        workers=workers,
+        local_workers=local,
+        log_dir=output / f"launch{number}",
+        shared_dir=output / "launch",
+        timeout=TIMEOUT,
+        msrun_log=output / f"msrun{number}.log",
     )
-    logs.mkdir(parents=True, exist_ok=True)
+
+
+def yaml_of(output: Path) -> Path:
+    """Return where the YAML of a run lies whose directory this is."""
+    return output.with_suffix(".yaml")
+
+
+def _launch(config: RunConfig, devices: int, nodes: Nodes) -> None:
+    output = Path(config.output_dir)
+    with atomic_open(yaml_of(output)) as file:
+        file.write(render_config(config))
+    wanted = job_of(output, nodes.place, devices, devices // nodes.count)
+    wanted.shared_dir.mkdir(parents=True, exist_ok=True)
     try:
-        code = launch(wanted, lambda line: None, lambda written: None)
+        code = nodes.run(output.name, wanted)
     except JobFailed as failure:
         if failure.exit_code in (INTERRUPTED, 128 + 15):
             raise KeyboardInterrupt from failure

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mindllm.accept.claims import BATCH, Claim, Keys
+from mindllm.accept.claims import BATCH, Claim, Keys, Shape
 from mindllm.config import RunConfig, load_config, override_config
 from mindllm.data import IndexedWriter
 from mindllm.data.indexed import index_path, smallest_dtype
 
 Target = Literal["CPU", "Ascend"]
 SEED, DOCUMENTS = 42, 64
+RUNS = "runs"  # below the output directory
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def write_text(directory: Path, size: Size) -> Path:
     return prefix
 
 
-def base_run(size: Size, target: Target, experts: bool, corpus: Path, output: Path) -> RunConfig:
-    """Return the run on one device of a kind, which all layouts change."""
+def base_run(size: Size, target: Target, experts: bool, corpus: Path, output: Path, batch: int = BATCH) -> RunConfig:
+    """Return the run on one device of a kind, which all layouts change; ``batch``: sequences of a step."""
     profile = {"profile": True, "profile_start_step": size.profiled, "profile_stop_step": size.steps}
     return load_config(
         {
@@ -97,7 +98,7 @@ def base_run(size: Size, target: Target, experts: bool, corpus: Path, output: Pa
                 "device_target": target, "max_device_memory": "24GB", "enable_graph_kernel": False, "compile_cache": False,
             },
             "parallel": {"parallel_mode": "semi_auto_parallel", "enable_parallel_optimizer": False},
-            "runner_config": {"batch_size": BATCH, "train_steps": size.steps},
+            "runner_config": {"batch_size": batch, "train_steps": size.steps},
             "runner_wrapper": {"scale_sense": 1.0, "use_clip_grad": True, "max_grad_norm": 1.0},
             "optimizer": {"type": "AdamW", "betas": [0.9, 0.95], "eps": 1.0e-4, "weight_decay": 0.1},
             "lr_schedule": {"type": "ConstantWarmUpLR", "learning_rate": 1.0e-3},
@@ -114,6 +115,6 @@ def laid_out(base: RunConfig, keys: Keys) -> RunConfig:
     return override_config(base, {**keys, **({"use_parallel": True} if is_parallel else {})})
 
 
-def run_of(claim: Claim, devices: int, size: Size, target: Target, corpus: Path, output: Path) -> RunConfig:
-    """Return the run that exercises a claim on so many devices, without the checkpoint that it may resume."""
-    return laid_out(base_run(size, target, claim.experts, corpus, output), claim.layout(devices))
+def run_of(claim: Claim, shape: Shape, size: Size, target: Target, corpus: Path, output: Path) -> RunConfig:
+    """Return the run that exercises a claim on such devices, without the checkpoint that it may resume."""
+    return laid_out(base_run(size, target, claim.experts, corpus, output, shape.batch), claim.layout(shape))

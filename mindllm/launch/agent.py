@@ -20,28 +20,24 @@ from typing import Any
 from mindllm.command import INTERRUPTED
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.desk import VARIABLES
-from mindllm.launch.handshake import ask
 from mindllm.launch.heartbeat import DIRECTORY, DUMP_SIGNAL, forget_beats, read_beats
-from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS
+from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS, JobStopped
+from mindllm.launch.joining import join
 from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.lines import PIECE, SignedLine
 from mindllm.launch.meeting import DESCRIPTOR
 from mindllm.launch.nodes import SEND_SECONDS, STOPS, TAIL, as_text, from_text
 from mindllm.launch.process import JobProcess
-from mindllm.launch.secret import Secret, SecretMissing
+from mindllm.launch.secret import Secret
 from mindllm.launch.signals import StopRequests
 
-PROOF_SECONDS = (
-    30.0  # for node 0 to show that it knows the secret; it is busy while the job runs that this node was lost from
-)
-RETRY_SECONDS = 1.0
 SENT = (*STOPS, DUMP_SIGNAL)  # signals that ranks get
 
 
 class Agent:
     """Serves the job at ``address`` with this node's ``ranks``; a context manager that leaves no process behind.
 
-    ``told`` is given a line for people while the job is waited for.
+    ``told`` is given a line for people while the job is waited for. ``go_on`` is called then; what it raises ends the waiting.
     """
 
     def __init__(
@@ -56,8 +52,9 @@ class Agent:
         told: Callable[[str], None] = lambda text: None,
         first_device: int = 0,
         book: LayoutBook | None = None,
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
-        self.first_device = first_device
+        self.first_device, self._may_go_on = first_device, go_on
         self.command, self.address, self.node, self.ranks = command, address, node, ranks
         self.book, self._count = book, len(ranks)
         self.log_dir, self.timeout, self.secret = log_dir, timeout, secret
@@ -65,7 +62,6 @@ class Agent:
         self.seats: dict[int, socket.socket] = {}
         self.stopped_by: int | None = None
         self._told: set[int] = set()
-        self._said: set[str] = set()
         self._say = told
         self._next_look = 0.0
 
@@ -73,7 +69,11 @@ class Agent:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.requests = StopRequests(self._stop)
         self.requests.install()
-        self.line = self._join()
+        try:
+            self.line = self._join()
+        except BaseException:
+            self.requests.restore()
+            raise
         self.line.connection.settimeout(SEND_SECONDS)
         return self
 
@@ -99,52 +99,14 @@ class Agent:
             self._report()
 
     def _join(self) -> SignedLine:
-        """Connects to the first node, which may be started later than this one, and makes sure that it is the first node."""
-        host, port = self.address
-        deadline, why = time.monotonic() + self.timeout, "it was not asked"
-        while (left := deadline - time.monotonic()) > 0:
-            self._go_on()
-            try:
-                line = self._prove(min(left, PROOF_SECONDS))
-            except OSError as error:
-                why = f"node 0 does not answer at {host} port {port}: {error}"
-                time.sleep(POLL_SECONDS)
-                continue
-            except SecretMissing as missing:
-                why = f"there is an answer at {host} port {port}, but {missing}"
-            else:
-                if line is not None:
-                    return line
-                why = (
-                    f"what answers at {host} port {port} does not know the secret in {self.secret.path}: no node 0 of this job, "
-                    "or one that sees another directory; output_dir must be one that all nodes share"
-                )
-            self._say_once(f"{why}; waiting")
-            time.sleep(RETRY_SECONDS)
-        raise RunFailed(f"this node could not join within {self.timeout:.0f} s: {why}")
-
-    def _prove(self, seconds: float) -> SignedLine | None:
-        """A line to who knows the secret, with this node's name said; None where he does not."""
-        connection = socket.create_connection(self.address, timeout=seconds)
-        try:
-            line = ask(connection, self.secret.read(), seconds, self._go_on)
-        except BaseException:
-            connection.close()
-            raise
-        if line is None:
-            connection.close()
-            return None
-        line.send(node=self.node, ranks=[*self.ranks], host=socket.gethostname(), log_dir=str(self.log_dir))
-        return line
+        """Connects to the first node, which may be started later than this one."""
+        own = {"ranks": [*self.ranks], "host": socket.gethostname(), "log_dir": str(self.log_dir)}
+        return join(self.address, self.secret, self.timeout, {"node": self.node, **own}, self._say, self._go_on)
 
     def _go_on(self) -> None:
         if self.stopped_by is not None:
-            raise RunFailed("stopped before the job was joined")
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._say(text)
+            raise JobStopped("stopped before the job was joined", 128 + self.stopped_by)
+        self._may_go_on()
 
     def _obey_all(self, messages: list[dict[str, Any]] | None) -> bool:
         """Does what the first node says; whether that is that the job has finished."""

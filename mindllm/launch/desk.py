@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import select
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mindllm.errors import RunFailed, UserError
-from mindllm.launch.doorway import Doorway
-from mindllm.launch.handshake import Answering
+from mindllm.errors import RunFailed
+from mindllm.launch.entrance import Entrance
 from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.lines import SignedLine
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.secret import Secret
 
 LOOK_SECONDS = 0.5
-BACKLOG = 128  # connections that wait to be heard
 TEXT = 1000  # characters of a host's name or a directory
 VARIABLES = frozenset(
     (
@@ -63,34 +60,8 @@ class RendezvousServer:
         self._seated: list[int] = []  # numbers of the other nodes that have ranks, in the order of their ranks
         self.host, self.port = host, port + 1
         self.nodes: dict[int, Node] = {}
-        self._strangers: set[str] = set()
-        self._secret, self._told = secret, told
-        listener, drawn = self._open()
-        self._doorway = Doorway(
-            listener,
-            lambda connection, address: Answering(connection, drawn, self._admit, lambda: self._told_of(address)),
-        )
-
-    def _open(self) -> tuple[socket.socket, bytes]:
-        """The listening port, and the secret, which is drawn when the port is ours, or another job's would be lost.
-
-        Nobody is heard before: a node that reached the port before the secret is written would be sent away.
-        """
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind((self.host, self.port))
-                drawn = self._secret.draw()
-                listener.listen(BACKLOG)
-            except OSError as error:
-                raise UserError(
-                    f"{self.host} port {self.port} cannot be used ({error.strerror}); give another MASTER_PORT"
-                ) from None
-        except BaseException:
-            listener.close()
-            raise
-        return listener, drawn
+        self._told = told
+        self.entrance = Entrance((self.host, self.port), secret, self._admit, told)
 
     def __enter__(self) -> RendezvousServer:
         return self
@@ -101,8 +72,7 @@ class RendezvousServer:
             line.send_last(finished=True)
         for line in lines:
             line.close_heard()
-        self._doorway.close()
-        self._secret.forget()
+        self.entrance.close()
 
     def gather(self, go_on: Callable[[], None]) -> int:
         """Waits until every node has joined, or those of a layout; gives them their ranks and returns how many there are.
@@ -121,9 +91,9 @@ class RendezvousServer:
             if (left := self.timeout - waited) <= 0:
                 raise RunFailed(
                     f"node {', '.join(map(str, missing))} did not join at {self.host} within {self.timeout:.0f} s; start the "
-                    f"same command there with its NODE_RANK{self._strangers_told()}"
+                    f"same command there with its NODE_RANK{self.entrance.strangers_told()}"
                 )
-            self._doorway.serve(min(left, LOOK_SECONDS))
+            self.entrance.serve(min(left, LOOK_SECONDS))
             self._hear_nodes()
         self._patience = self._patience_for_lost
         return self._seat(missing)
@@ -201,19 +171,3 @@ class RendezvousServer:
 
     def _ranks(self, number: int) -> list[int]:
         return [*range(number * self.local, (number + 1) * self.local)]
-
-    def _told_of(self, address: str) -> None:
-        """Says once of an address that who speaks from there does not know the secret."""
-        if address not in self._strangers and len(self._strangers) < 8:
-            self._strangers.add(address)
-            self._told(
-                f"sent away: {address} on port {self.port} has not shown that it knows the secret in {self._secret.path}"
-            )
-
-    def _strangers_told(self) -> str:
-        if not self._strangers:
-            return ""
-        return (
-            f". From {', '.join(sorted(self._strangers))} somebody came without the secret in {self._secret.path}: where that is "
-            "a node of this job, output_dir must be one directory that both see"
-        )

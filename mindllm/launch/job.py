@@ -68,7 +68,8 @@ class Job:
     """Runs ``command`` as ``workers`` ranks, with a scheduler of MindSpore where there are several; a context manager.
 
     Whatever ends the block ends all processes; ``show`` is given what rank 0 writes. SIGINT and SIGTERM are handed on to the
-    ranks, which agree on the step they stop after; a second one kills them.
+    ranks, which agree on the step they stop after; a second one kills them. What ``go_on`` raises, which is called while other
+    nodes are waited for, ends that.
     """
 
     def __init__(
@@ -83,9 +84,11 @@ class Job:
         show: Callable[[bytes], None] = lambda written: None,
         first_device: int = 0,
         book: LayoutBook | None = None,
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
         host = HOST if desk is None else desk.host
         self.command, self.book = command, book
+        self.may_go_on = go_on
         self.log_dir = log_dir
         self.variables: dict[str, str] = {
             "MS_SCHED_HOST": host,
@@ -114,6 +117,16 @@ class Job:
     def __enter__(self) -> Job:
         self.requests = StopRequests(self._stop)
         self.requests.install()
+        try:
+            self._begin()
+            self.shown = open(self.ranks[0].log, "rb")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Starts the ranks, of several nodes when all of them are there."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         forget_beats(self.log_dir, range(self.local))
         if self.desk is not None:
@@ -130,8 +143,6 @@ class Job:
             assert isinstance(connection, socket.socket)
             self.selector.register(connection, selectors.EVENT_READ, partial(self.table.receive, rank))
         self._hand_on()  # a signal that came while ranks were being started
-        self.shown = open(self.ranks[0].log, "rb")
-        return self
 
     def __exit__(self, *exception: object) -> None:
         for process in self._all():
@@ -163,6 +174,7 @@ class Job:
     def _go_on(self) -> None:
         if self.stopped_by is not None:
             raise JobStopped("stopped before all nodes had joined: nothing is saved", 128 + self.stopped_by)
+        self.may_go_on()
 
     def _hear(self, node: Node) -> bool:
         """Takes what another node's launcher says, and what its ranks say to the others; False: it is gone."""

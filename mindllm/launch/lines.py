@@ -20,6 +20,8 @@ FIRST = 8192  # bytes of a line from who has not shown yet that he belongs here
 LONGEST = 1 << 22  # bytes of any other line
 PIECE = 1 << 16
 LAST_SECONDS = 5.0  # for the other end to have heard the last message
+KEEP_ALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+"""Seconds and tries after which the other end is taken to be gone: a machine without power says nothing of it."""
 
 
 class Line:
@@ -29,6 +31,10 @@ class Line:
         self.connection = connection
         self.longest = longest
         self._received = b""
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEP_ALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def fileno(self) -> int:
         return self.connection.fileno()

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,12 +51,19 @@ def msrun_command(
 class MsrunJob:
     """Runs a composed msrun ``command`` whose ranks on this node are ``ranks``; a context manager that leaves none behind.
 
-    ``log``: what takes the output of msrun; None: the terminal.
+    ``log``: what takes the output of msrun; None: the terminal. What ``go_on`` raises, which is called while it runs, ends it.
     """
 
     def __init__(
-        self, command: Sequence[str], ranks: range, log_dir: Path, variables: Mapping[str, str], log: Path | None = None
+        self,
+        command: Sequence[str],
+        ranks: range,
+        log_dir: Path,
+        variables: Mapping[str, str],
+        log: Path | None = None,
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
+        self.go_on = go_on
         self.command, self.ranks, self.log_dir, self.log = command, ranks, log_dir, log
         self.variables = {**os.environ, **variables, DIRECTORY: str(log_dir)}
         self.stopped_by: int | None = None
@@ -96,6 +103,7 @@ class MsrunJob:
         """
         while self.process.poll() is None:
             time.sleep(POLL_SECONDS)
+            self.go_on()
             if time.monotonic() >= self.next_look:
                 self.next_look = time.monotonic() + LOOK_SECONDS
                 self._look_for_hanging_ranks()

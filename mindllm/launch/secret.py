@@ -23,10 +23,10 @@ class SecretMissing(Exception):
 
 
 class Secret:
-    """The secret of the job whose first node listens on ``port``, in ``directory``."""
+    """The secret of the job whose first node listens on ``port``, in ``directory``, which people have given as ``called``."""
 
-    def __init__(self, directory: Path, port: int) -> None:
-        self.path = directory / f".launch-secret-{port}"
+    def __init__(self, directory: Path, port: int, called: str = "output_dir") -> None:
+        self.path, self.called = directory / f".launch-secret-{port}", called
 
     def draw(self) -> bytes:
         """Draws a new one and writes it for the others.
@@ -50,7 +50,7 @@ class Secret:
             self.forget()
             raise UserError(
                 f"{self.path}: the secret of the nodes is open to others (mode {mode & 0o777:o}, whatever is asked for); "
-                "output_dir must be on a file system that keeps modes"
+                f"{self.called} must be on a file system that keeps modes"
             )
         return drawn
 
@@ -59,7 +59,9 @@ class Secret:
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise SecretMissing(f"{self.path} is not there; {SHARED}") from None
+            raise SecretMissing(
+                f"{self.path} is not there; node 0 writes it: {self.called} must be one directory that all nodes share"
+            ) from None
         except OSError as error:
             raise SecretMissing(f"{self.path} cannot be read: {error.strerror}") from None
         try:
@@ -86,6 +88,3 @@ class Secret:
         with suppress(OSError), tempfile.TemporaryFile(dir=self.path.parent) as file:
             return os.fstat(file.fileno()).st_uid
         return os.geteuid()
-
-
-SHARED = "node 0 writes it: output_dir must be one directory that all nodes share"

@@ -25,6 +25,11 @@ PATIENCE_SECONDS = 60.0
 FREE_PORTS = range(20000, 32000)
 Tell = Callable[[str], None]
 Show = Callable[[bytes], None]
+GoOn = Callable[[], None]
+
+
+def unasked() -> None:
+    """Let a job go on."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +142,14 @@ def placed(wanted: Launch, place: Placement) -> Launch:
     )
 
 
-def launch(wanted: Launch, tell: Tell, show: Show) -> int:
+def launch(wanted: Launch, tell: Tell, show: Show, go_on: GoOn = unasked) -> int:
     """Start this node's part of the job and wait for its end; return the code the job ended with.
 
     Args:
         wanted: what is started.
         tell: is given lines about the job.
         show: is given what rank 0 writes.
+        go_on: is called while nodes wait for each other, and while msrun runs; what it raises ends the job.
 
     Raises:
         UserError: a port cannot be used, or another node was started otherwise.
@@ -154,7 +160,7 @@ def launch(wanted: Launch, tell: Tell, show: Show) -> int:
         if wanted.node_rank * wanted.local_workers >= wanted.workers:
             tell(f"node {wanted.node_rank} is a spare: the layout takes {wanted.workers} devices")
             return 0
-        return supervise(wanted, None, tell, show)
+        return supervise(wanted, None, tell, show, go_on)
     port, timeout = wanted.port or SEVERAL_NODES_PORT, wanted.timeout
     secret = Secret(wanted.shared_dir, port)
     if wanted.node_rank:
@@ -170,6 +176,7 @@ def launch(wanted: Launch, tell: Tell, show: Show) -> int:
             tell,
             wanted.first_device,
             wanted.book,
+            go_on,
         ) as agent:
             return agent.serve()
     free_port(port, wanted.master_addr)
@@ -184,38 +191,45 @@ def launch(wanted: Launch, tell: Tell, show: Show) -> int:
         wanted.book,
         wanted.patience,
     ) as desk:
-        return supervise(replace(wanted, port=port), desk, tell, show)
+        return supervise(replace(wanted, port=port), desk, tell, show, go_on)
 
 
-def supervise(wanted: Launch, desk: RendezvousServer | None, tell: Tell, show: Show) -> int:
+def supervise(wanted: Launch, desk: RendezvousServer | None, tell: Tell, show: Show, go_on: GoOn = unasked) -> int:
     """Runs the job, and again as often as ``restart`` says while it fails."""
     variables = {JOB: wanted.job or secrets.token_hex(8)}
     for restart in range(1, wanted.restart + 1):
         try:
-            return start_job(wanted, variables, desk, tell, show)
+            return start_job(wanted, variables, desk, tell, show, go_on)
         except JobFailed as failure:
             if isinstance(failure, JobStopped) or failure.exit_code == UserError.exit_code:
                 raise
             tell(f"{failure}\nrestart {restart} of {wanted.restart}: going on from the last good checkpoint")
-    return start_job(wanted, variables, desk, tell, show)
+    return start_job(wanted, variables, desk, tell, show, go_on)
 
 
 def start_job(
-    wanted: Launch, variables: Mapping[str, str], desk: RendezvousServer | None, tell: Tell, show: Show
+    wanted: Launch,
+    variables: Mapping[str, str],
+    desk: RendezvousServer | None,
+    tell: Tell,
+    show: Show,
+    go_on: GoOn = unasked,
 ) -> int:
     """Runs the job once, with ranks that crash while they connect started again."""
     for _ in range(STARTS - 1):
         try:
-            return run_job(wanted, variables, desk, show)
+            return run_job(wanted, variables, desk, show, go_on)
         except CrashedAtStart as crash:
             tell(f"{crash}\nstarting the ranks again")
-    return run_job(wanted, variables, desk, show)
+    return run_job(wanted, variables, desk, show, go_on)
 
 
-def run_job(wanted: Launch, variables: Mapping[str, str], desk: RendezvousServer | None, show: Show) -> int:
+def run_job(
+    wanted: Launch, variables: Mapping[str, str], desk: RendezvousServer | None, show: Show, go_on: GoOn = unasked
+) -> int:
     """Runs the ranks once."""
     if wanted.msrun:
-        return run_msrun(wanted, variables)
+        return run_msrun(wanted, variables, go_on)
     port = free_port(wanted.port, wanted.master_addr)
     with Job(
         wanted.command,
@@ -228,11 +242,12 @@ def run_job(wanted: Launch, variables: Mapping[str, str], desk: RendezvousServer
         show,
         wanted.first_device,
         wanted.book,
+        go_on,
     ) as job:
         return job.wait()
 
 
-def run_msrun(wanted: Launch, variables: Mapping[str, str]) -> int:
+def run_msrun(wanted: Launch, variables: Mapping[str, str], go_on: GoOn = unasked) -> int:
     """Runs the ranks of this node once, by msrun."""
     composed = msrun_command(
         wanted.command,
@@ -243,7 +258,7 @@ def run_msrun(wanted: Launch, variables: Mapping[str, str]) -> int:
         wanted.log_dir,
         wanted.timeout,
     )
-    with MsrunJob(composed, wanted.ranks, wanted.log_dir, variables, wanted.msrun_log) as job:
+    with MsrunJob(composed, wanted.ranks, wanted.log_dir, variables, wanted.msrun_log, go_on) as job:
         return job.wait()
 
 

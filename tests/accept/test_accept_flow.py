@@ -4,16 +4,18 @@ import getpass
 import json
 import socket
 import zipfile
+from dataclasses import replace
 
 import pytest
 from profile_maker import Maker, Plants
 
 from mindllm.accept import accept as flow
-from mindllm.accept import archive
+from mindllm.accept import archive, node_states
 from mindllm.accept.accept import reason_of
 from mindllm.accept.claims import CLAIMS, chosen
-from mindllm.accept.expected import Peak, timed
-from mindllm.accept.measured import measured
+from mindllm.accept.expected import Peak, of_part_nodes, timed
+from mindllm.accept.measured import alone, measured
+from mindllm.accept.nodes import NodeLost, Nodes
 from mindllm.accept.runs import SIZES
 from mindllm.cli.launch import accept as command
 from mindllm.errors import RunFailed, UserError
@@ -40,11 +42,12 @@ class Machine:
 
     def __init__(self, monkeypatch, here, tmp_path):
         self.ran, self.loss, self.peak, self.step, self.plants = [], {}, {}, {}, {}
-        self.fails, self.extra = {}, {}
+        self.fails, self.extra, self.used = {}, {}, 8
         monkeypatch.setattr(flow, "execute", self.execute)
         monkeypatch.setattr(flow, "peak_of", lambda config, simulations: Peak(USED, USED, False))
         monkeypatch.setattr(flow, "simulations_here", lambda: None)
         monkeypatch.setattr(node_module, "visible_devices", lambda: here)
+        monkeypatch.setattr(node_states, "ASK_SECONDS", 0.0)
         monkeypatch.setattr(flow.CheckpointStore, "newest", lambda store: tmp_path / "checkpoint")
         monkeypatch.setattr(flow, "override_config", self.override)
 
@@ -54,14 +57,14 @@ class Machine:
 
         return override_config(config, {key: value for key, value in keys.items() if key != "resume_training"})
 
-    def execute(self, config):
+    def execute(self, config, nodes=None):
         name = config.output_dir.rpartition("/")[2]
         self.ran.append(name)
         if name in self.fails:
             raise self.fails[name]
         seconds = 0.5
         if config.context.device_target == "Ascend":
-            step = timed(config, read_device(DEFAULT)).step
+            step = timed(config, of_part_nodes(read_device(DEFAULT), self.used, 8)).step
             seconds = step.seconds * self.step.get(name, 1.0)
             Maker(step, self.plants.get(name, Plants())).write(flow.Path(config.output_dir) / "profile")
         with MetricsFile(flow.Path(config.output_dir) / METRICS_NAME) as file:
@@ -227,6 +230,84 @@ def test_nothing_private_is_in_page_and_archive(node, tmp_path, capsys, monkeypa
         assert {item.date_time for item in archive.infolist()} == {(2020, 1, 1, 0, 0, 0)}
 
 
+class TwoNodes(Nodes):
+    """Both are there; of the other one this is what its preflight says."""
+
+    def checked(self):
+        return [[("devices", "good"), ("shared directory", "no")]]
+
+
+def run_on_two(tmp_path, devices, *claims, here=8):
+    """Two nodes: what is found, and the page."""
+    output = tmp_path / "accept"
+    place = replace(alone(output, here > 0), workers=devices, local_workers=devices // 2)
+    wanted = flow.Wanted(chosen(claims), devices, read_device(DEFAULT), output, here=here, nodes=2)
+    found = flow.accept(wanted, nodes=TwoNodes(place, here))
+    return found, archive.render_page(found)
+
+
+def test_two_nodes_with_eight_devices_each_are_one_acceptance(node, tmp_path):
+    found, page = run_on_two(tmp_path, 16)
+    assert {claim: found.verdict(claim).value for claim in found.claims} == {c.name: "confirmed" for c in CLAIMS}
+    assert "16 Ascend devices on 2 nodes" in page
+    assert "runs of one device were on node 0" in page
+    links = [(line.claim, line.figure) for line in found.lines if line.figure.startswith("bandwidth")]
+    assert {("tp", "bandwidth of AllGather over tp inside a node"), ("tp", "bandwidth of AllReduce over dp between nodes"),
+            ("dp", "bandwidth of AllReduce over dp inside and between nodes")} < set(links)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slow", "refuted"),
+    [
+        (("AllReduce", "dp"), "bandwidth of AllReduce over dp between nodes"),
+        (("ReduceScatter", "tp"), "bandwidth of ReduceScatter over tp inside a node"),
+    ],
+)
+def test_a_slow_link_between_nodes_is_told_from_one_inside(slow, refuted, node, tmp_path):
+    node.plants = {"tp": Plants(exchanges={slow: 2.0})}
+    found, _ = run_on_two(tmp_path, 16, "tp")
+    assert [line.figure for line in found.lines if line.verdict.value == "refuted"] == [refuted]
+
+
+def test_links_of_nodes_that_are_used_in_part_are_those_between_them(node, tmp_path):
+    """Four of eight devices of each node: a description of the device takes ranks 0 to 7 to be one node."""
+    node.used = 4
+    found, _ = run_on_two(tmp_path, 8, "tp")
+    rates = {line.figure: line.predicted for line in found.lines if line.figure.startswith("bandwidth")}
+    assert rates["bandwidth of AllReduce over dp between nodes"] == pytest.approx(0.8 * 25e9, rel=0.05), "RoCE"
+    assert found.verdict("tp").value == "confirmed"
+
+
+def test_preflight_of_every_node_is_on_the_page(laptop, tmp_path):
+    found, page = run_on_two(tmp_path, 2, "dp", here=0)
+    assert "<tr><th></th><th>node 0</th><th>node 1</th></tr>" in page
+    assert "<tr><td>shared directory</td><td>–</td><td>no</td></tr>" in page
+    assert "<tr><td>MindSpore</td><td>good</td><td>–</td></tr>" in page
+    assert {"node": 1, "subject": "shared directory", "state": "no"} in found.tree()["preflight"]
+    assert "preflight of node 1 says no to: shared directory" in list(found.parts())
+    assert "Replicas were processes of all 2 nodes. Where devices share the model, node 0 executed all ranks" in page
+
+
+def test_a_node_that_was_lost_is_said_on_the_page(laptop, tmp_path):
+    laptop.fails = {"dp": NodeLost([1], "rank 1 on buildbox-17 was lost with its node")}
+    found, page = run_on_two(tmp_path, 2, "dp", "tp", here=0)
+    assert [(line.claim, line.why) for line in found.lines if line.verdict.value == "failed"] == [
+        ("dp", "node 1 was lost")
+    ]
+    assert found.verdict("tp").value == "confirmed"
+    assert "buildbox" not in page
+
+
+def test_nodes_whose_devices_make_no_mesh_are_told_so(node, tmp_path):
+    claim, wanted = chosen(["pp"])[0], flow.Wanted(CLAIMS, 24, read_device(DEFAULT), tmp_path, here=8, nodes=3)
+    assert wanted.obstacle(claim) == (
+        "MindSpore compiles for 1, 2, 4 or a multiple of 8, of all and of a stage, and 3 nodes have 8 each"
+    )
+    assert not wanted.obstacle(chosen(["dp"])[0])
+    fewer = replace(wanted, here=4)
+    assert fewer.obstacle(chosen(["dp"])[0]) == "needs 8 devices on each node, and 4 are here"
+
+
 def test_a_reason_has_no_words_of_others():
     assert reason_of(UserError("no such host: buildbox-17")) == "UserError, exit code 2"
     assert (
@@ -252,6 +333,24 @@ def test_runs_of_failed_claims_stay_and_others_go(node, tmp_path, capsys):
 @pytest.mark.parametrize("target", SIZES)
 @pytest.mark.parametrize("devices", [2, 3, 4, 8, 16])
 def test_every_layout_trains_on_the_same_batch(claim, target, devices, tmp_path):
-    config = flow.run_of(claim, claim.devices(devices), SIZES[target], target, tmp_path / "c", tmp_path)
+    shape = claim.shape(devices)
+    config = flow.run_of(claim, shape, SIZES[target], target, tmp_path / "c", tmp_path)
     assert config.global_batch_size == 8
-    assert config.parallel_config.device_num == claim.devices(devices) <= min(devices, 8)
+    assert config.parallel_config.device_num == shape.devices <= min(devices, 8)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+@pytest.mark.parametrize(
+    ("nodes", "devices", "taken", "batch"),
+    [(2, 2, 2, 8), (2, 6, 4, 8), (2, 16, 16, 16), (3, 24, 24, 24), (4, 32, 32, 32), (6, 48, 48, 48)],
+)
+def test_every_layout_of_several_nodes_trains_on_the_same_batch(claim, nodes, devices, taken, batch, tmp_path):
+    shape = claim.shape(devices, nodes)
+    if not claim.fits(shape):
+        assert (claim.name, nodes) == ("pp", 3)
+        return
+    config = flow.run_of(claim, shape, SIZES["Ascend"], "Ascend", tmp_path / "c", tmp_path)
+    assert config.global_batch_size == batch
+    assert config.parallel_config.device_num == (taken if claim.several else 1)
+    assert shape.local * nodes == taken or not claim.several
+    assert config.parallel_config.model_parallel <= max(2, shape.local), "tensor-parallel ranks stay inside a node"

@@ -82,7 +82,7 @@ def test_a_claim_stands_as_its_worst_line():
 def predicted_of(name, tmp_path):
     claim = BY_NAME[name]
     return timed(
-        run_of(claim, claim.devices(8), SIZES["Ascend"], "Ascend", tmp_path / "c", tmp_path), read_device(DEFAULT)
+        run_of(claim, claim.shape(8), SIZES["Ascend"], "Ascend", tmp_path / "c", tmp_path), read_device(DEFAULT)
     )
 
 

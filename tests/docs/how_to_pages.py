@@ -122,7 +122,9 @@ HOW_TO = {
         codes={"preflight.sh": 3},
         estimated=("preflight.sh",),
     ),
-    "accept": Page(not_here={"source": DEVICES, "--devices 8": DEVICES}, slow=("--claims",)),
+    "accept": Page(
+        not_here={"source": DEVICES, "--devices 8": DEVICES, "srun": NODES, "--devices 16": NODES}, slow=("--claims",)
+    ),
     "dashboard": Page(
         not_here={"mindinsight.sh": f"{NETWORK}, and ends with Ctrl-C: tests/end_to_end/test_mindinsight.py"}
     ),

@@ -164,3 +164,13 @@ def test_before_the_time_is_over_a_checkpoint_is_saved_and_the_job_queued_again(
     wait_until(lambda: not said(slurm, "squeue", "-h"), "the job does not end")
     steps = [record["step"] for record in read_lines(output / "metrics.jsonl")]
     assert steps == list(range(1, len(steps) + 1))
+
+
+def test_an_acceptance_takes_a_process_of_each_node(slurm, tmp_path):
+    command = ["srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "mindllm", "accept"]
+    words = [*command, "--claims", "dp,tp", "--output", str(tmp_path / "accept"), "--keep"]
+    done = subprocess.run(words, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "node 1: takes part in dp" in done.stderr
+    assert "no device, losses alone on 2 nodes, predictions for Atlas 800T A2: 2 confirmed" in done.stdout
+    assert (tmp_path / "accept" / "runs" / "dp" / "launch_1" / "worker_1.log").is_file()

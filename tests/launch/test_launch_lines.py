@@ -58,3 +58,16 @@ def test_an_end_that_does_not_close_is_not_waited_for_for_ever():
     assert other.receive() == [{"finished": True}]
     assert other.receive() is None
     other.close()
+
+
+def test_a_machine_without_power_is_noticed_by_tcp(port):
+    with socket.create_server(("127.0.0.1", port)):
+        line = Line(socket.create_connection(("127.0.0.1", port)))
+        connection = line.connection
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, each, count = (
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        line.close()
+    assert idle + each * count <= 90

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,6 +137,18 @@ def test_a_node_that_never_joins_is_named(port):
     launcher = begin("", port, 0, ["--timeout", "1"])
     (printed,) = finish([launcher], [1])
     assert "node 1 did not join at 127.0.0.1 within 1 s; start the same command there with its NODE_RANK" in printed
+
+
+def test_ctrl_c_before_node_0_has_come_ends_as_interrupted(port):
+    Path("shared").mkdir()
+    (Path("shared") / f".launch-secret-{port}").write_text("of an earlier job")
+    with socket.create_server(("127.0.0.1", port + 1)):  # somebody else answers, of which it says that it waits
+        launcher = begin("", port, 1)
+        lines = [launcher.stdout.readline()]
+        launcher.send_signal(signal.SIGINT)
+        printed = finish([launcher], [130])
+    assert "waiting" in lines[0]
+    assert "stopped before the job was joined" in printed[0]
 
 
 def test_a_node_with_another_number_of_workers_is_refused(port):

@@ -268,11 +268,11 @@ def test_a_line_has_a_longest_length():
 def test_more_guests_than_there_is_room_for_push_the_silent_ones_out(tmp_path, port):
     with RendezvousServer("127.0.0.1", port, 4, 2, 60, Secret(tmp_path, port)) as desk:
         silent = [socket.create_connection(("127.0.0.1", port + 1)) for _ in range(MOST_GUESTS + 1)]
-        while len(desk._doorway._until) < MOST_GUESTS:
-            desk._doorway.serve(1)
+        while len(desk.entrance.doorway._until) < MOST_GUESTS:
+            desk.entrance.doorway.serve(1)
         for _ in range(3):
-            desk._doorway.serve(0.2)
-        assert len(desk._doorway._until) == MOST_GUESTS
+            desk.entrance.doorway.serve(0.2)
+        assert len(desk.entrance.doorway._until) == MOST_GUESTS
         assert silent[0].recv(1) == b""
 
 

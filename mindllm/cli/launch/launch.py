@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindllm.cli.launch.nodes import add_node_options, on_this_node, scheduled
 from mindllm.cli.launch.ranks import Shown, has_ascend_devices, say
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.errors import UserError
 from mindllm.launch.clusters.job_command import launch_words, name_of, nodes_of
 from mindllm.launch.clusters.kubernetes_job import KINDS, KubernetesJob, claim_of
-from mindllm.launch.clusters.schedulers import placement_of
 from mindllm.launch.clusters.slurm_script import SlurmScript
 from mindllm.launch.layouts import LayoutBook, read_book
 from mindllm.launch.script import command_of
-from mindllm.launch.start import HOST, PATIENCE_SECONDS, SEVERAL_NODES_PORT, Launch, launch, placed, refuse_impossible
+from mindllm.launch.start import PATIENCE_SECONDS, Launch, launch, refuse_impossible
 
 if TYPE_CHECKING:
     from mindllm.config import RunConfig
@@ -32,6 +32,7 @@ EXAMPLES = """example:
 Every rank writes {log_dir}/worker_{rank}.log; what rank 0 writes is printed, too. When a rank fails, the others are ended and
 the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same step. The exit code is that of the command.
 """
+TIMEOUT = 7200  # seconds in which nodes find each other
 TIME, NOTICE = "24:00:00", 300  # of a job for Slurm: its limit, and seconds before it for a checkpoint
 TAKEN_BY = {
     "time": ("slurm",),
@@ -58,21 +59,7 @@ def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm
     parser.add_argument(
         "--workers", type=int, metavar="N", help="number of processes, of all nodes (default: the devices of the run)"
     )
-    parser.add_argument(
-        "--local_workers",
-        type=int,
-        metavar="N",
-        help="those of this node (default: all); in a task of Slurm or a pod it is known, as are address and number of the node",
-    )
-    parser.add_argument("--master_addr", help=f"address of node 0, where it is reached by the others (default: {HOST})")
-    parser.add_argument("--node_rank", type=int, metavar="N", help="number of this node (default: 0)")
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=0,
-        help="port of node 0 on which they find each other; with several nodes the one after it is used, too, and the default is "
-        f"{SEVERAL_NODES_PORT} (one node: a free one)",
-    )
+    add_node_options(parser, timeout=TIMEOUT)
     parser.add_argument("--log_dir", type=output_directory, default="output/msrun_log", help="default: %(default)s")
     parser.add_argument(
         "--shared_dir",
@@ -80,9 +67,6 @@ def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm
         metavar="DIR",
         help="directory of all nodes, for a file by which they know each other (default: the run's output_dir; of another "
         "program than run_llm.py the log directory)",
-    )
-    parser.add_argument(
-        "--timeout", type=int, default=7200, help="seconds after which they give up finding each other (default: 7200)"
     )
     parser.add_argument(
         "--restart",
@@ -179,22 +163,16 @@ def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = 
 def _wanted(options: Namespace) -> Launch:
     """What is started here: as the options say, or, where they say nothing of nodes, the scheduler that started this process."""
     command = tuple(command_of(options.command))
-    wanted = _launch(options, command, _workers(options, command))
-    if any(given is not None for given in (options.local_workers, options.master_addr, options.node_rank)):
-        return wanted
-    place = placement_of()
-    return placed(wanted, place) if place else wanted
+    return on_this_node(_launch(options, command, _workers(options, command)), options, scheduled(options))
 
 
 def _launch(options: Namespace, command: tuple[str, ...], workers: int) -> Launch:
     return Launch(
         command,
         workers,
-        options.local_workers or workers,
+        workers,
         options.log_dir,
         options.shared_dir or options.log_dir,
-        master_addr=options.master_addr or HOST,
-        node_rank=options.node_rank or 0,
         port=options.port,
         timeout=options.timeout,
         restart=options.restart,

@@ -30,6 +30,10 @@ class Group:
         """Ranks from the first to the last."""
         return (self.size - 1) * self.stride + 1
 
+    def inside(self, node: int) -> int:
+        """How many of its ranks a node of so many devices has, which begins with the first of them."""
+        return min(self.size, -(-node // self.stride))
+
 
 @dataclass(frozen=True)
 class Leg:
