@@ -100,6 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
         "context_parallel": 2,
         "context_parallel_algo": "ring_cp",
         "context_parallel_balanced": True,
+        "recompute_config": {"recompute": True},
         "runner_config": {"batch_size": 1},
     },
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},

@@ -23,7 +23,6 @@ from mindspore.ops import Primitive
 from mindllm.config import RunConfig
 from mindllm.config.recompute import LEVEL_SEPARATOR, RecomputeConfig, forms_of
 from mindllm.errors import nearest
-from mindllm.models.attention.ring_attention import RingGradient
 from mindllm.models.pieces import EarlierPieces
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.parallel.operators import operators, operators_of
@@ -98,7 +97,6 @@ def apply_recompute(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfi
             logger.info("Set full recompute at layer %d", number)
         _select(layer, number, assignment, cells, config)
         _keep_earlier_pieces(layer)
-        _leave_own_gradients(layer)
 
 
 def _keep_earlier_pieces(layer: nn.Cell) -> None:
@@ -110,14 +108,6 @@ def _keep_earlier_pieces(layer: nn.Cell) -> None:
             if isinstance(held, EarlierPieces):
                 for operator in operators_of(held).values():
                     operator.add_prim_attr(OPERATOR, False)
-
-
-def _leave_own_gradients(layer: nn.Cell) -> None:
-    """Leaves alone what the backward pass computes by itself: marked, it would be taken for part of the forward pass."""
-    for _, cell in layer.cells_and_names():
-        if isinstance(cell, RingGradient):
-            for operator in operators(cell).values():
-                operator.add_prim_attr(OPERATOR, False)
 
 
 def _recompute_layer(layer: nn.Cell, options: RecomputeConfig) -> None:

@@ -68,6 +68,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         row_parts=model.fine_grain_interleave,
         exchanges_heads=sizes.exchanges_heads,
         context_balanced=sizes.context_parallel_balanced,
+        passes_keys=sizes.passes_keys,
         schedule=config.parallel.pipeline_config.pipeline_scheduler,
         pieces=sizes.seq_split_num,
         optimizer_ranks=shared if shared > 0 else None,

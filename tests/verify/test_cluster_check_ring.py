@@ -10,7 +10,7 @@ from execute_clusters import Compiled, compiled_cluster, judged, tampered
 
 from mindllm.compiled.conformance import findings
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, IN_LENGTHS
-from mindllm.compiled.graph.operators import BACKWARD, FORWARD, Operators
+from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED, Operators
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,25 @@ def test_every_layer_passes_keys_and_values_on(ring):
 
 
 def test_keys_of_the_forward_pass_are_not_kept(ring):
-    """They come round again: of each layer one exchange forward, and of keys and of gradients one and two backward."""
+    """They come round again: for each layer once, once when it is computed again, and backward once, their gradients twice."""
     for graph in ring.graphs:
         known = Operators(graph)
         phases = [known.phase(node) for node in known.nodes if node.op == IN_LENGTHS]
         layers = ring.config.model.config.num_layers
-        assert (phases.count(FORWARD), phases.count(BACKWARD)) == (layers, 3 * layers)
+        assert [phases.count(phase) for phase in (FORWARD, RECOMPUTED, BACKWARD)] == [layers, layers, 3 * layers]
+
+
+def test_the_backward_pass_reads_what_is_computed_again(ring):
+    for graph in ring.graphs:
+        known = Operators(graph)
+        gradients = [node for node in known.nodes if node.op == "FlashAttentionScoreGrad"]
+        read = {
+            known.phase(known.named[name])
+            for node in gradients
+            for name in (*node.inputs[:4], *node.inputs[8:12])
+            if name in known.named
+        }
+        assert gradients and read <= {RECOMPUTED, BACKWARD}
 
 
 def test_all_ranks_exchange_in_the_same_order(ring):

@@ -26,7 +26,6 @@ COLLECTIVES = frozenset(
 UNKNOWN_SIZE = -1
 """A dimension that is known when the step runs: rows that a router sends."""
 BACKWARD, GRADIENT_OF = "Gradients/", "Grad_"
-OWN_GRADIENT = "Gradient/"  # ends the class of a cell that computes a gradient itself, in scopes
 CALL, CONSTANT, PARTIAL = "Call", "Constant", "Partial"
 ROLES = {"▸": "forward", "◂": "backward", "✓": "then", "✗": "else"}
 
@@ -115,7 +114,7 @@ class Node:
     @property
     def backward(self) -> bool:
         """Whether it is part of a gradient. A recomputed forward operator is not."""
-        return self.scope.startswith(BACKWARD) or OWN_GRADIENT in self.scope
+        return self.scope.startswith(BACKWARD)
 
     @property
     def marked_for_recompute(self) -> bool:

@@ -20,6 +20,8 @@ from mindllm.models.kernels import Kernels
 from mindllm.models.weights import constant
 
 EVERY = 2**31 - 1  # tokens before and behind a query that a kernel without a band considers
+RECOMPUTED = "recompute"  # an attribute the compiler reads
+OF_GRADIENTS = "Gradients/"  # by which the compiler knows operators of the backward pass
 FAR_BELOW = 1e30  # more than any score is above another
 MODES = (CAUSAL_BY_COMPRESSED_MASK, BAND_BY_COMPRESSED_MASK, WHOLE_MASK)
 """Of the kernel for keys up to a query's own, in order; for those from its own on, which stand in reverse; for all."""
@@ -28,6 +30,18 @@ Statistics = tuple[Tensor, Tensor, Tensor]
 """:class:`Ring`'s largest score and sum of exponentials of queries, and their context in fp32."""
 Gradients = tuple[Pieces, Pieces, Pieces]
 """Of pieces of queries, keys and values."""
+
+
+class Backward(nn.Cell):
+    """Is called by a ``bprop``. The compiler knows that by the beginning of its scope: otherwise it would read what the forward
+    pass computed, and not what is computed again.
+    """
+
+    def _set_scope(self, name: str) -> None:
+        super()._set_scope(OF_GRADIENTS + name)
+
+    def _set_recompute_scope(self) -> None:
+        """Nothing of it is computed again."""
 
 
 class RingAttention(nn.Cell):
@@ -125,7 +139,7 @@ class Ring(RoundTheRing):
     """Attention of one rank's queries to the keys of all: the context as the query, and fp32 statistics of each query, its
     largest score and the sum of exponentials, both ``[batch, heads, tokens, 8]`` with eight equal numbers.
 
-    ``heads`` are the query heads of this rank.
+    Keys are passed on while those before are attended to, and no sooner. ``heads`` are the query heads of this rank.
     """
 
     def __init__(self, heads: int, scale: float, ranks: int, balanced: bool) -> None:
@@ -134,6 +148,12 @@ class Ring(RoundTheRing):
         self.pass_on = PassOn(ranks)
         self.larger, self.exp, self.div = P.Maximum(), P.Exp(), P.Div()
         self.gradient = RingGradient(heads, scale, ranks, balanced)
+
+    def _set_recompute_scope(self) -> None:
+        """By its operators: what a scope says holds for the ``bprop``, too, which would be taken for the forward pass."""
+        for operator in vars(self).values():
+            if isinstance(operator, P.Primitive):
+                operator.add_prim_attr(RECOMPUTED, True)
 
     def construct(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, place: Tensor
@@ -146,12 +166,15 @@ class Ring(RoundTheRing):
         late = self.reversed(queries[1], keys[1], values[1], mask) if self.balanced else early
         if self.balanced:
             late = self.merged(late, self.whole(queries[1], keys[0], values[0], mask))
+        done = query
         for step in range(1, self.ranks):
-            keys, values = halves_of(self.pass_on((*keys, *values)))
+            sent = self.behind(keys[0], done)
+            done = early[2]
+            keys, values = halves_of(self.pass_on((sent, *keys[1:], *values)))
             if self.balanced:
-                late = self.merged(late, self.whole(queries[1], keys[0], values[0], mask))
+                late = self.merged(late, self.whole(self.behind(queries[1], early[2]), keys[0], values[0], mask))
             is_earlier, is_later = self.at(step, earlier), self.at(step, later)
-            chosen = self.chosen(queries, is_earlier, is_later)
+            chosen = self.behind(self.chosen(queries, is_earlier, is_later), (early[2], late[2]))
             of_keys = self.chosen_keys(keys, is_earlier, is_later)
             found = self.whole(chosen, of_keys, self.chosen_keys(values, is_earlier, is_later), mask)
             early = self.merged(early, self.seen_where(is_later, found))
@@ -194,17 +217,17 @@ class Ring(RoundTheRing):
         return self.cut(x, (0, 0, 0, 0), (x.shape[0], x.shape[1], x.shape[2], 1))
 
 
-class RingGradient(RoundTheRing):
+class RingGradient(Backward, RoundTheRing):
     """Gradients of query, key and value of :class:`Ring`. Those of keys and values end, all ranks' added up, where they began.
 
     Keys come round once more, and so wait for the gradient of the context: else those of the forward pass would be kept. Each
-    exchange waits for the one before.
+    exchange waits for the one before, and each block for the one before, or the results of all would be in memory at once.
     """
 
     def __init__(self, heads: int, scale: float, ranks: int, balanced: bool) -> None:
         super().__init__(ranks, balanced)
         self.causal, self.reversed, self.whole = (BlockGradient(mode, heads, scale) for mode in MODES)
-        self.pass_on, self.pass_gradients = PassOn(ranks), PassOn(ranks)
+        self.pass_on, self.pass_gradients = PassOnBackward(ranks), PassOnBackward(ranks)
 
     def construct(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, place: Tensor, out: Statistics, gradient: Tensor
@@ -217,11 +240,13 @@ class RingGradient(RoundTheRing):
         later = self.less(1.0, earlier)
         found = self.of_own(queries, keys, values, mask, known)
         of_queries, of_keys, of_values = found[0], found[1], found[2]
+        sent = keys[0]
         for step in range(1, self.ranks):
-            keys, values = halves_of(self.pass_on((*keys, *values)))
+            keys, values = halves_of(self.pass_on((sent, *keys[1:], *values)))
             of_keys = (self.behind(of_keys[0], keys[0]), *of_keys[1:])
             of_keys, of_values = halves_of(self.pass_gradients((*of_keys, *of_values)))
-            keys = (self.behind(keys[0], of_keys[0]), *keys[1:])
+            sent = self.behind(keys[0], of_keys[0])
+            queries = (*queries[:-1], self.behind(queries[-1], of_queries))
             found = (of_queries, of_keys, of_values)
             if self.balanced:
                 found = self.with_late_queries(found, queries, keys, values, mask, known)
@@ -310,7 +335,7 @@ class BlockAttention(nn.Cell):
         return found[0], found[1], self.cast(found[3], ms.float32)
 
 
-class BlockGradient(nn.Cell):
+class BlockGradient(Backward):
     """Gradients of query, key and value of :class:`BlockAttention`. ``known`` is of the queries and all keys they see: the
     gradient of the context, both statistics, and the context.
     """
@@ -375,6 +400,10 @@ class PassOn(nn.Cell):
             found = (*found, self.reshape(self.cut(received, (start,), (count,)), tensors[index].shape))
             start = start + count
         return found
+
+
+class PassOnBackward(Backward, PassOn):
+    """:class:`PassOn` in the backward pass."""
 
 
 def piece_of(known: tuple[Pieces, ...], number: int) -> Pieces:
