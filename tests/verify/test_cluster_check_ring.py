@@ -11,6 +11,7 @@ from execute_clusters import Compiled, compiled_cluster, judged, tampered
 from mindllm.compiled.conformance import findings
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, IN_LENGTHS
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED, Operators
+from mindllm.compiled.inspect.comm import CONTEXT, exchanges
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,8 @@ def test_the_backward_pass_reads_what_is_computed_again(ring):
             for name in (*node.inputs[:4], *node.inputs[8:12])
             if name in known.named
         }
-        assert gradients and read <= {RECOMPUTED, BACKWARD}
+        assert gradients
+        assert read <= {RECOMPUTED, BACKWARD}
 
 
 def test_all_ranks_exchange_in_the_same_order(ring):
@@ -101,3 +103,8 @@ def test_what_is_gathered_instead_is_told(ring):
     other = ring.config.model_copy(update={"parallel_config": sizes})
     found = {finding.what: finding for finding in findings(other, ring.graphs)}
     assert not found["sequences"].holds
+
+
+def test_what_goes_round_is_told_as_that(ring):
+    found = [one for one in exchanges(ring.graphs[0]) if one.operator == IN_LENGTHS]
+    assert {(one.cause, one.bytes, one.sent) for one in found} == {(CONTEXT, found[0].bytes, found[0].bytes)}

@@ -236,7 +236,7 @@ class RingGradient(Backward, RoundTheRing):
         queries = self.cut_up(query)
         keys, values = self.cut_up(self.behind(key, first)), self.cut_up(self.behind(value, first))
         known = (self.cut_up(gradient), self.cut_up(out[1]), self.cut_up(out[2]), self.cut_up(out[0]))
-        earlier = self.earlier(place)
+        earlier = self.earlier(self.behind(place, gradient))
         later = self.less(1.0, earlier)
         found = self.of_own(queries, keys, values, mask, known)
         of_queries, of_keys, of_values = found[0], found[1], found[2]
