@@ -19,6 +19,15 @@ def test_devices_of_a_sequence_are_counted():
     assert sizes.exchanges_heads is False
 
 
+def test_a_ring_has_no_masks_of_rows():
+    """In a pipeline positions come from the batch, and masks with them, but for keys that go round."""
+    stages = {"pp": 2, "micro": 2}
+    assert [
+        cluster_run(**stages, **form).has_masks_of_rows
+        for form in ({"context_parallel": 2}, {"context_parallel": 2, **ULYSSES}, RING)
+    ] == [True, True, False]
+
+
 def test_replicas_of_weights_are_those_of_data_and_context_parallelism():
     optimizer = {"enable_parallel_optimizer": True, "parallel_optimizer_config": {"optimizer_weight_shard_size": 4}}
     cluster_run(dp=2, context_parallel=2, parallel=optimizer)
