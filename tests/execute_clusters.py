@@ -96,6 +96,13 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "sequences": {"context_parallel": 2, "runner_config": {"batch_size": 1}},
+    "ring": {
+        "context_parallel": 2,
+        "context_parallel_algo": "ring_cp",
+        "context_parallel_balanced": True,
+        "recompute_config": {"recompute": True},
+        "runner_config": {"batch_size": 1},
+    },
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
     "ranks of neighbours": {"tp": 2, "runner_config": TWO_PARTS, "model": ALLOCATED},
     "ranks of stages": {"pp": 2, "micro": 2, "model": ALLOCATED},

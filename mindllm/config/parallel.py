@@ -12,10 +12,9 @@ from mindllm.config.section import List, PositiveInt, Section
 
 PARALLEL_MODES = {"data_parallel": 0, "semi_auto_parallel": 1}
 WrittenMode = Literal[0, 1, "data_parallel", "semi_auto_parallel", "DATA_PARALLEL", "SEMI_AUTO_PARALLEL"]
-GATHER, ULYSSES = "colossalai_cp", "ulysses_cp"
+GATHER, ULYSSES, RING = "colossalai_cp", "ulysses_cp", "ring_cp"
 OTHER_CONTEXT_ALGORITHMS = {
     "hybrid_cp": "context_parallel is one axis of devices, not two; write ulysses_cp while heads divide, else colossalai_cp",
-    "ring_cp": "MindSpore 2.10 crashes when it compiles ring attention; write colossalai_cp, which gathers keys and values",
 }
 """Ways of MindFormers and others to share a sequence that mindllm does not have."""
 
@@ -102,12 +101,12 @@ class ParallelConfig(MeshSizes, Section):
         default=1, description="Ranks that share each layer's weights (tensor parallel)."
     )
     context_parallel: PositiveInt = Field(default=1, description="Ranks that share each sequence (context parallel).")
-    context_parallel_algo: Annotated[Literal["colossalai_cp", "ulysses_cp"], BeforeValidator(_context_algorithm)] = (
-        Field(
-            default="colossalai_cp",
-            description="What attention exchanges over `context_parallel`: `colossalai_cp` gathers keys and values for each "
-            "rank's queries; `ulysses_cp` exchanges the sequence for heads.",
-        )
+    context_parallel_algo: Annotated[
+        Literal["colossalai_cp", "ulysses_cp", "ring_cp"], BeforeValidator(_context_algorithm)
+    ] = Field(
+        default="colossalai_cp",
+        description="What attention exchanges over `context_parallel`: `colossalai_cp` gathers keys and values for each "
+        "rank's queries; `ulysses_cp` exchanges the sequence for heads; `ring_cp` passes keys and values from rank to rank.",
     )
     context_parallel_balanced: bool = Field(
         default=False,
@@ -142,3 +141,8 @@ class ParallelConfig(MeshSizes, Section):
     def exchanges_heads(self) -> bool:
         """Whether ranks that share a sequence exchange it for heads."""
         return self.shares_sequences and self.context_parallel_algo == ULYSSES
+
+    @property
+    def passes_keys(self) -> bool:
+        """Whether keys and values of a sequence go round the ranks that share it."""
+        return self.shares_sequences and self.context_parallel_algo == RING

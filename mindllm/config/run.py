@@ -174,6 +174,11 @@ class RunConfig(Section):
         return shared or bool(self.train_dataset.document_columns)
 
     @property
+    def has_masks_of_rows(self) -> bool:
+        """Whether each row of a batch has a mask of its own; keys that go round are seen under none."""
+        return self.uses_position_ids and not self.parallel_config.passes_keys
+
+    @property
     def last_stage(self) -> int:
         """The stage with the last layer, the head and the loss: where chunks lie in a V that is the first one."""
         return 0 if self.parallel.pipeline_config.v_shape else self.parallel_config.pipeline_stage - 1

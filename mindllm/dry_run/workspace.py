@@ -52,7 +52,7 @@ def attention_elements_of(config: RunConfig) -> int:
     """Elements of query, key and value of a micro-batch on one rank of a run: of the largest call, where there are two."""
     model, sizes = config.model.config, config.parallel_config
     of_queries = sizes.size(CONTEXT) * (2 if sizes.context_parallel_balanced else 1)
-    of_keys = sizes.size(CONTEXT) if sizes.exchanges_heads else 1
+    of_keys = of_queries if sizes.passes_keys else sizes.size(CONTEXT) if sizes.exchanges_heads else 1
     heads = model.num_heads / of_queries + 2 * model.n_kv_heads / of_keys
     whole = config.runner_config.batch_size * model.seq_length * model.head_dim
     return round(whole * heads / sizes.model_parallel)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from mindllm.architecture.layer_counts import IN_PIECES, StageLayers, layer_counts
-from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS
+from mindllm.config.parallel import GATHER as GATHERED
+from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS, RING
 from mindllm.mindformers.reading import Reading
 
 SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
@@ -26,8 +27,7 @@ MODES = {
     "manual_parallel": 1,
 }
 WHOLE_SEQUENCES = "context_parallel is 1: every device has whole sequences"
-GATHERED = "colossalai_cp"
-NO_RING = "keys are gathered: the same result with more memory; MindSpore 2.10 crashes when it compiles a ring"
+AS_RING = "by exchanges of its own; MindSpore 2.10 crashes on enable_ra_send_recv"
 SINGLE = "use_parallel is false: one device"
 UNCUT_SEQUENCES = (
     "seq_split_num and pp_interleave_num are 1: neither sequences nor stages are cut, and the order is that of 1f1b"
@@ -73,11 +73,13 @@ def _context_parallel(reading: Reading, distributed: bool) -> None:
         if not shares:
             reading.idle(key, WHOLE_SEQUENCES)
         elif key == ring and reading.get(ring) and reading.get(algorithm, GATHERED) != GATHERED:
-            reading.refuse(ring, f"MindSpore 2.10 crashes when it compiles a ring; write {algorithm}: {GATHERED}")
+            reading.refuse(ring, f"there is no ring of heads; write {algorithm}: {GATHERED}")
         elif key == ring and reading.get(ring):
-            reading.translate(ring, algorithm, GATHERED, NO_RING)
+            reading.translate(ring, algorithm, RING, AS_RING)
         elif key != algorithm:
             reading.idle(key, "context_parallel_algo decides")
+        elif reading.get(ring):
+            reading.idle(algorithm, "use_ring_attention decides")
         elif reading.get(algorithm) in OTHER_CONTEXT_ALGORITHMS:
             reading.refuse(algorithm, OTHER_CONTEXT_ALGORITHMS[reading.word(algorithm)])
         else:

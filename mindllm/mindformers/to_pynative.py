@@ -192,6 +192,11 @@ def _parallelism(config: RunConfig, layers: Sequence[PlacedLayer]) -> dict[str, 
         )
         raise config.error("parallel.enable_parallel_optimizer", message)
     methods = {theirs: method for method, theirs in METHODS.items()}
+    if ours.context_parallel_algo not in methods:
+        message = (
+            f"the PyNative trainer has no {ours.context_parallel_algo}; write colossalai_cp, which computes the same"
+        )
+        raise config.error("parallel_config.context_parallel_algo", message)
     tree: dict[str, Any] = {
         "data_parallel_shard": shards,
         "tensor_parallel": ours.model_parallel,

@@ -115,7 +115,8 @@ class ContextTables(nn.Cell):
             positions = kernels.positions(seq_length)
             self.rotary_cos = constant("rotary_cos", cos[positions])
             self.rotary_sin = constant("rotary_sin", sin[positions])
-        if kernels.document_masks:
+        self.masks_rows = kernels.document_masks and not kernels.ring  # a ring has no documents
+        if self.masks_rows:
             self.document_mask = DocumentMask(seq_length, context.window, kernels.flash_attention)
         else:
             self.attention_mask = constant("attention_mask", causal_mask(seq_length, kernels, context.window))
@@ -204,7 +205,8 @@ class AttentionTables(nn.Cell):
             tables = context.positions()
             if tables:  # ALiBi's bias differs by a number per row only, which no softmax sees: it stays as it is
                 tables = (self.at_positions(tables[0], position_ids), self.at_positions(tables[1], position_ids))
-            made = (*made, (tables, context.document_mask(segment_starts)))
+            mask = context.document_mask(segment_starts) if context.masks_rows else context.attention_mask
+            made = (*made, (tables, mask))
         return made
 
     def of_piece(self, number: Tensor) -> tuple[tuple[Tables, Tensor], ...]:

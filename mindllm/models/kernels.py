@@ -30,7 +30,9 @@ class Kernels:
     that do not see each other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``,
     ``softmax`` and ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation. ``sequence_ranks``
     devices share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of
-    :mod:`mindllm.models.attention.sequence_order`. ``row_parts``: parts in which layers take their rows outside attention
+    :mod:`mindllm.models.attention.sequence_order`; in a ``ring`` their keys and values come round
+    (:mod:`mindllm.models.attention.ring_attention`). ``tensor_ranks`` share the heads. ``row_parts``: parts in which layers
+    take their rows outside attention
     (:mod:`mindllm.models.fine_grain_interleave`); behind the layers ``joins`` rows go to another stage, whole.
     ``watches_logits``: each layer keeps the largest attention logit (:mod:`mindllm.models.attention.largest_logit`).
     ``pieces``: in which sequences go through a pipeline (:mod:`mindllm.models.pieces`); None: whole.
@@ -49,6 +51,8 @@ class Kernels:
     residual: ms.dtype | None = None
     sequence_ranks: int = 1
     balanced: bool = False
+    ring: bool = False
+    tensor_ranks: int = 1
     row_parts: int = 1
     joins: frozenset[int] = frozenset()
     watches_logits: bool = False

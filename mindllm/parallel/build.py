@@ -9,7 +9,7 @@ from functools import partial
 
 from mindspore import nn
 
-from mindllm.axes import CONTEXT
+from mindllm.axes import CONTEXT, TENSOR
 from mindllm.config import RunConfig
 from mindllm.config.monitor import LOGIT
 from mindllm.finetune.preference import PreferenceLoss, base_of
@@ -20,7 +20,7 @@ from mindllm.models.pieces import InPieces
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
-from mindllm.parallel.marks import apply_swap, mark_row_parts, reuse_equal_layers, split_grouped_experts
+from mindllm.parallel.marks import apply_swap, mark_row_parts, reuse_equal_layers, split_into_parts
 from mindllm.parallel.pipeline import (
     Copies,
     Inputs,
@@ -66,6 +66,7 @@ def kernels_of(config: RunConfig) -> Kernels:
         return kernels
     balanced = sizes.context_parallel_balanced
     kernels = replace(kernels, cpu=False, sequence_ranks=sizes.size(CONTEXT), balanced=balanced)
+    kernels = replace(kernels, ring=sizes.passes_keys, tensor_ranks=sizes.size(TENSOR))
     if sizes.seq_split_num > 1:
         rows = config.runner_config.batch_size * sizes.data_parallel
         pieces = InPieces(sizes.seq_split_num, rows, sizes.data_parallel, sizes.model_parallel)
@@ -125,7 +126,7 @@ def build_parallel_model(config: RunConfig, alone: int | None = None, balanced: 
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
-    split_grouped_experts(model, mesh, balanced)
+    split_into_parts(model, mesh, balanced)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     mark_row_parts(model)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
@@ -203,7 +204,7 @@ def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh
     if plan.stages > 1:
         place_pairs_on_stages(whole, plan)
     if whole.reference is not None:
-        split_grouped_experts(whole.reference, mesh, balanced)
+        split_into_parts(whole.reference, mesh, balanced)
         apply_sharding(whole.reference, sharding_table(whole.reference, config.parallel_config), mesh)
     for cell, table in ((whole.pairs, pairs_table(whole.pairs)), *crossing_tables(whole, config.parallel_config)):
         apply_sharding(cell, table, mesh)

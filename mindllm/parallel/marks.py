@@ -17,11 +17,12 @@ from mindspore.ops import Primitive
 
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM
+from mindllm.models.attention.ring_attention import RingAttention
 from mindllm.models.experts.grouped_experts import GroupedFeedForward
 from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
 from mindllm.parallel.context import group_of, mark_ranks
 from mindllm.parallel.layer_plan import LayerPlan
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import CONTEXT, Mesh
 from mindllm.parallel.operators import operators, operators_of
 from mindllm.parallel.recompute import OPERATOR, match_some
 
@@ -69,11 +70,32 @@ def reuse_equal_layers(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunCo
         layer.cell_init_args = f"DecoderLayer {model!r} {spec!r} {assignment.recompute} {assignment.patterns}"
 
 
-def split_grouped_experts(model: nn.Cell, mesh: Mesh, balanced: bool = False) -> None:
-    """Makes one operator of the experts of each layer, for the rank of the parallel context.
+def split_into_parts(model: nn.Cell, mesh: Mesh, balanced: bool = False) -> None:
+    """Makes one operator of all that computes what a device has, experts of sorted tokens and attention in a ring, for the rank
+    of the parallel context.
 
     ``balanced``: rows that are sent have the lengths of a router that spreads them evenly, whatever it chooses.
     """
+    _split_grouped_experts(model, mesh, balanced)
+    _split_ring_attention(model, mesh)
+
+
+def _split_ring_attention(model: nn.Cell, mesh: Mesh) -> None:
+    """Makes one operator of the attention of each layer whose keys come round."""
+    cells = [cell for _, cell in model.cells_and_names() if isinstance(cell, RingAttention)]
+    if not cells:
+        return
+    rank = ms.get_auto_parallel_context("global_rank")
+    ranks = mesh.ranks_along(CONTEXT, rank)
+    group = group_of(ranks)
+    for cell in cells:
+        cell.split(group, ranks.index(rank))
+        for exchange in cell.exchanges():
+            mark_ranks(exchange.exchange, ranks)
+
+
+def _split_grouped_experts(model: nn.Cell, mesh: Mesh, balanced: bool = False) -> None:
+    """Makes one operator of the experts of each layer."""
     cells = [cell for _, cell in model.cells_and_names() if isinstance(cell, GroupedFeedForward)]
     if not cells:
         return

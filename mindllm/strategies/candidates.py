@@ -22,7 +22,7 @@ from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.checks.context_parallel import check_context_parallel
 from mindllm.config.checks.pieces import check_pieces
-from mindllm.config.parallel import GATHER, ULYSSES
+from mindllm.config.parallel import GATHER, RING, ULYSSES
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy
 
@@ -34,22 +34,25 @@ PIECES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Sharing:
-    """How many ranks share each sequence, whether they exchange it for heads, and whether in balanced halves."""
+    """How many ranks share each sequence, whether they exchange it for heads, in balanced halves, or in a ring, which no search
+    proposes.
+    """
 
     ranks: int = 1
     heads: bool = False
     balanced: bool = False
+    ring: bool = False
 
     @property
     def name(self) -> str:
-        form = "of heads" if self.heads else "in halves" if self.balanced else ""
-        return f" cp{self.ranks} {form}".rstrip() if self.ranks > 1 else ""
+        forms = ["of heads"] * self.heads + ["in a ring"] * self.ring + ["in halves"] * self.balanced
+        return " ".join((f" cp{self.ranks}", *forms)) if self.ranks > 1 else ""
 
     def keys(self) -> dict[str, object]:
         """Of ``parallel_config``."""
         return {
             CONTEXT.key: self.ranks,
-            "context_parallel_algo": ULYSSES if self.heads else GATHER,
+            "context_parallel_algo": ULYSSES if self.heads else RING if self.ring else GATHER,
             "context_parallel_balanced": self.balanced,
         }
 
@@ -114,6 +117,7 @@ class Candidate:
             context_parallel=self.sharing.ranks,
             exchanges_heads=self.sharing.heads,
             context_balanced=self.sharing.balanced,
+            passes_keys=self.sharing.ring,
             schedule=self.schedule,
             pieces=self.pieces,
         )

@@ -229,7 +229,7 @@ def own(config: RunConfig, device: Device) -> Planned:
         sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage, workload.plan.chunks, strategy.micro_batch_size,
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
-        Sharing(sizes.size(CONTEXT), sizes.exchanges_heads, sizes.context_parallel_balanced),
+        Sharing(sizes.size(CONTEXT), sizes.exchanges_heads, sizes.context_parallel_balanced, sizes.passes_keys),
         strategy.schedule if sizes.pipeline_stage > 1 and strategy.schedule in SEARCHED else ONE_F_ONE_B, strategy.pieces,
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))

@@ -68,6 +68,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         row_parts=model.fine_grain_interleave,
         exchanges_heads=sizes.exchanges_heads,
         context_balanced=sizes.context_parallel_balanced,
+        passes_keys=sizes.passes_keys,
         schedule=config.parallel.pipeline_config.pipeline_scheduler,
         pieces=sizes.seq_split_num,
         optimizer_ranks=shared if shared > 0 else None,
@@ -78,7 +79,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         model.use_flash_attention is not False and computes_it and not on_cpu
     )  # auto: every other device has the kernel
     numerics = Numerics(
-        model.compute_dtype, FP32_BYTES, fused, softmax=model.softmax_compute_type, whole_masks=config.uses_position_ids,
+        model.compute_dtype, FP32_BYTES, fused, softmax=model.softmax_compute_type, whole_masks=config.has_masks_of_rows,
         wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32", causal_blocks=on_cpu,
         plain_softmax=True,
     )  # fmt: skip

@@ -152,7 +152,7 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
 
     What the kernel yields is kept for its own gradient and, in another order, for the product behind it. Of a score the softmax
     is kept, what the product with the values is given, and what a soft cap yields. Ranks of a sequence keep the keys and values
-    that they gathered; or, with heads exchanged, the context before and behind that.
+    that they gathered, of a ring their own; with heads exchanged, the context before and behind that.
     """
     attention, ranks = spec.attention, strategy.model_parallel
     fused = numerics.fused_attention and attention.can_be_fused
@@ -167,10 +167,10 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
         narrow = attention.kv_lora_rank + (attention.q_lora_rank or 0)
         found["attention.latents"] = 2 * HALF_BYTES * tokens * narrow  # before and behind their norms
     else:
-        exchanged = (
-            strategy.exchanges_heads or strategy.context_balanced
+        exchanged = strategy.exchanges_heads or (
+            strategy.context_balanced and not strategy.passes_keys
         )  # the kernel's results are put into another order
-        gathered = 1 if strategy.exchanges_heads else strategy.size(CONTEXT)
+        gathered = 1 if strategy.exchanges_heads or strategy.passes_keys else strategy.size(CONTEXT)
         heads = (
             (2 + fused * (numerics.forms.results - 1) + exchanged) * attention.num_heads
             + 2 * gathered * attention.num_kv_heads

@@ -37,6 +37,7 @@ class Strategy(MeshSizes):
         row_parts: parts in which a layer takes its tokens outside attention, which exchange while those of others compute.
         context_parallel: ranks that share each sequence.
         exchanges_heads: whether attention exchanges their parts of a sequence for heads; otherwise it gathers keys and values.
+        passes_keys: whether these go round the ranks instead, block by block.
         context_balanced: whether their queries see as many keys.
         schedule: order of micro-batches, ``1f1b``, ``gpipe``, ``zero_bubble_v``, ``seqpipe``, ``seqvpp`` or ``seqsmartvpp``.
         pieces: of its sequences in which a micro-batch goes through the pipeline.
@@ -61,6 +62,7 @@ class Strategy(MeshSizes):
     context_parallel: int = 1
     exchanges_heads: bool = False
     context_balanced: bool = False
+    passes_keys: bool = False
     schedule: str = "1f1b"
     pieces: int = 1
     optimizer_ranks: int | None = None

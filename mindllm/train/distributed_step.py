@@ -223,6 +223,7 @@ def built_alike(config: RunConfig, rank: int) -> Hashable:
         isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped for spec in architecture.layers
     )
     of_ranks = config.optimizer.needs_cuts or (pet is not None and pet.tuner.name in OPTIMIZERS)
+    has_own_groups |= config.parallel_config.passes_keys
     if of_ranks or has_own_groups or config.parallel.strategy_ckpt_save_file:
         return rank
     uses_embedding_twice = architecture.head.tied or any(spec.is_mtp for spec in architecture.layers)

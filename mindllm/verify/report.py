@@ -153,6 +153,7 @@ def layout(config: RunConfig) -> str:
     words[0] += f" of {sizes.seq_split_num} pieces" if sizes.seq_split_num > 1 else ""
     words += [f"interleave {config.model.config.pp_interleave_num}"] * (config.model.config.pp_interleave_num > 1)
     words += ["heads for sequence (Ulysses)"] * sizes.exchanges_heads
+    words += ["ring"] * sizes.passes_keys
     words += ["balanced halves"] * sizes.context_parallel_balanced
     words += ["sequence parallel"] * sizes.use_seq_parallel
     words += ["optimizer parallel"] * parallel.enable_parallel_optimizer

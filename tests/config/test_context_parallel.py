@@ -6,6 +6,8 @@ from small_cluster import cluster_run
 from mindllm.errors import UserError
 
 ULYSSES = {"context_parallel_algo": "ulysses_cp"}
+RING = {"context_parallel": 2, "context_parallel_algo": "ring_cp"}
+CLIPPED = {"type": "Muon", "qk_clip_threshold": 10.0}
 BALANCED = {"context_parallel": 2, "context_parallel_balanced": True}
 DOCUMENTS = {"data_loader": {"config": {"data_path": "corpus", "reset_attention_mask": True}}}
 EXPERTS = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2}
@@ -15,6 +17,15 @@ def test_devices_of_a_sequence_are_counted():
     sizes = cluster_run(dp=2, tp=2, context_parallel=4).parallel_config
     assert (sizes.device_num, sizes.stage_device_num) == (16, 16)
     assert sizes.exchanges_heads is False
+
+
+def test_a_ring_has_no_masks_of_rows():
+    """In a pipeline positions come from the batch, and masks with them, but for keys that go round."""
+    stages = {"pp": 2, "micro": 2}
+    assert [
+        cluster_run(**stages, **form).has_masks_of_rows
+        for form in ({"context_parallel": 2}, {"context_parallel": 2, **ULYSSES}, RING)
+    ] == [True, True, False]
 
 
 def test_replicas_of_weights_are_those_of_data_and_context_parallelism():
@@ -45,7 +56,12 @@ def test_replicas_of_weights_are_those_of_data_and_context_parallelism():
             {"context_parallel": 2, "context_parallel_algo": "hybrid_cp"},
             "hybrid_cp is not available: .* write ulysses_cp",
         ),
-        ({"context_parallel": 2, "context_parallel_algo": "ring_cp"}, "MindSpore 2.10 crashes .* write colossalai_cp"),
+        (RING | {"context_parallel": 1}, r"context_parallel_algo: sequences are whole .* write context_parallel, too"),
+        ({**RING, "train_dataset": DOCUMENTS}, "context_parallel_algo: .* where documents are kept apart"),
+        ({**RING, "model": {"sliding_window": 8}}, "context_parallel_algo: .* under a window"),
+        ({**RING, "model": {"use_flash_attention": False}}, "context_parallel_algo: composed attention"),
+        ({**RING, "model": {"position_embedding_type": "alibi"}}, "context_parallel_algo: composed attention"),
+        ({**RING, "optimizer": CLIPPED}, "context_parallel_algo: the largest logits of a ring are not kept"),
         (
             {"context_parallel": 2, "model": EXPERTS},
             r"expert_parallel: 1 groups of 1 ranks do not fill .* x context_parallel 2 x .*; write 2",

@@ -145,15 +145,17 @@ def test_pieces_fill_no_pipeline_where_there_is_none(theirs):
     assert "no pipeline" in reasons(path)["parallel_config.seq_split_num"]
 
 
-def test_a_ring_of_keys_is_gathered(theirs):
+def test_keys_go_round_where_they_do_there(theirs):
     ring = {
         "parallel_config.context_parallel": 2,
         "parallel_config.data_parallel": 4,
         f"{MODEL}.use_ring_attention": True,
     }
     config = load_config(theirs(LEGACY, ring)).parallel_config
-    assert (config.context_parallel, config.context_parallel_algo) == (2, "colossalai_cp")
-    with pytest.raises(UserError, match="crashes when it compiles a ring"):
+    assert (config.context_parallel, config.context_parallel_algo) == (2, "ring_cp")
+    both = {**ring, "parallel_config.context_parallel_algo": "colossalai_cp"}
+    assert load_config(theirs(LEGACY, both)).parallel_config.context_parallel_algo == "ring_cp"
+    with pytest.raises(UserError, match="there is no ring of heads"):
         load_config(theirs(LEGACY, {**ring, "parallel_config.context_parallel_algo": "ulysses_cp"}))
 
 

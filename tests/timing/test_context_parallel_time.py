@@ -15,7 +15,7 @@ from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.attention import seen_keys
-from mindllm.timing.costs.exchanges import Group, exchange_seconds
+from mindllm.timing.costs.exchanges import ROUND, ROUND_AND_BACK, Group, exchange_seconds
 from mindllm.timing.costs.layer import backward_work, forward_work
 from mindllm.timing.costs.work import ATTENTION, HALF_BYTES, Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
@@ -31,6 +31,8 @@ SIZES = {"vocab_size": 1000, "hidden_size": HIDDEN, "num_heads": HEADS, "n_kv_he
 GATHERED = {"context_parallel": 4}
 HALVES = {"context_parallel": 4, "context_balanced": True}
 OF_HEADS = {"context_parallel": 2, "exchanges_heads": True}
+RING = {"context_parallel": 4, "passes_keys": True}
+RING_IN_HALVES = {**RING, "context_balanced": True}
 
 
 def workload(length=LENGTH, recompute=None, **strategy):
@@ -102,6 +104,22 @@ def test_heads_are_exchanged_before_attention_and_back_behind_it():
     assert names.index("attention.attention.flash_attention") < names.index("attention.results.exchange")
 
 
+def test_keys_go_round_and_come_back_with_their_gradients():
+    forward = layer(workload(**RING))
+    size = HALF_BYTES * LENGTH / 4 * 2 * KEY_HEADS * WIDTH
+    assert [one[1:] for one in exchanges(forward)] == [(ROUND, size)]
+    assert [one[1:] for one in exchanges(backward_work(forward))] == [(ROUND_AND_BACK, size)]
+    link, group = DEVICE.links[0], Group(4)
+    step = link.latency.value + size / link.rate(2)
+    assert exchange_seconds(ROUND, size, group, DEVICE) == pytest.approx(3 * step)
+    assert exchange_seconds(ROUND_AND_BACK, size, group, DEVICE) == pytest.approx(7 * step)
+
+
+def test_a_ring_computes_as_many_scores_as_the_rank_that_waits_least():
+    for one, other in ((RING, GATHERED), (RING_IN_HALVES, HALVES)):
+        assert flops(layer(workload(**one)), ATTENTION) == flops(layer(workload(**other)), ATTENTION)
+
+
 def test_an_exchange_of_a_sequence_takes_the_links_between_its_ranks():
     """Eight tensor-parallel ranks fill a node of the default device: ranks of a sequence are on nodes of their own."""
     inside, between = (groups(Strategy(model_parallel=size, context_parallel=4))["cp"] for size in (2, 8))
@@ -135,16 +153,17 @@ def kept(run):
 
 
 def test_ranks_keep_the_keys_that_they_gathered():
-    sizes = [kept(workload(**form)) for form in ({}, GATHERED, HALVES, OF_HEADS)]
-    alone, gathered, halves, of_heads = sizes
+    sizes = [kept(workload(**form)) for form in ({}, GATHERED, HALVES, OF_HEADS, RING, RING_IN_HALVES)]
+    alone, gathered, halves, of_heads, ring, ring_in_halves = sizes
     keys, results = HALF_BYTES * LENGTH * 2 * KEY_HEADS * WIDTH, HALF_BYTES * LENGTH * HEADS * WIDTH
     assert gathered == pytest.approx(alone / 4 + keys * 3 / 4)
     assert halves == pytest.approx(gathered + results / 4)
     assert of_heads == pytest.approx(alone / 2 + results / 2)
+    assert ring == ring_in_halves == pytest.approx(alone / 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gather", "ulysses", "balanced"])
+@pytest.mark.parametrize("name", ["gather", "ulysses", "balanced", "ring", "ring_balanced"])
 def test_a_compiled_rank_has_these_products_and_exchanges_for_its_sequences(name):
     """To the operation and to the byte. Of what is exchanged in half precision, heads alone are as wide as one."""
     changes = ["recompute_config.recompute=false", "runner_config.batch_size=1", "model.model_config.loss_chunks=1"]
@@ -153,7 +172,9 @@ def test_a_compiled_rank_has_these_products_and_exchanges_for_its_sequences(name
     heads = config.model.config.architecture.layers[0].attention
     ranks = config.parallel_config.context_parallel
     for node in (node for function in graph.functions for node in function.nodes):
-        if node.op in ("AllGather", "ReduceScatter", "AlltoAll"):
+        if node.op == "AlltoAllV":
+            compiled[node.op] += bytes_of(node.tensors)
+        elif node.op in ("AllGather", "ReduceScatter", "AlltoAll"):
             (tensor,) = node.tensors
             if (tensor.dtype, tensor.shape[-1]) != (config.model.config.compute_dtype, heads.head_dim):
                 continue
@@ -163,7 +184,10 @@ def test_a_compiled_rank_has_these_products_and_exchanges_for_its_sequences(name
     work, predicted = step_work(workload_of(config)), Counter()
     for part, count in work.places[0].items():
         for one in (*work.parts[part].forward, *work.parts[part].backward):
-            if isinstance(one, Exchange) and one.axis == "cp":
+            if isinstance(one, Exchange) and one.op in (ROUND, ROUND_AND_BACK):
+                steps = ranks - 1 if one.op == ROUND else 2 * ranks - 1
+                predicted["AlltoAllV"] += one.bytes * count * steps
+            elif isinstance(one, Exchange) and one.axis == "cp":
                 predicted[one.op] += one.bytes * count
             elif isinstance(one, Operator) and one.sizes:
                 predicted["products"] += one.flops * count

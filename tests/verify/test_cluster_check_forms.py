@@ -49,6 +49,7 @@ def test_every_way_to_divide_the_work_is_among_the_forms():
     assert {size.context_parallel_algo for size in sizes if size.context_parallel > 1} == {
         "colossalai_cp",
         "ulysses_cp",
+        "ring_cp",
     }
 
 

@@ -11,10 +11,20 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from mindllm import axes
-from mindllm.compiled.conformance.expected import gathers_again, message_of_layer, message_of_others
+from mindllm.compiled.conformance.expected import (
+    gathers_again,
+    message_of_layer,
+    message_of_others,
+    runs_of_a_layer,
+)
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
-from mindllm.compiled.conformance.placement import QUERIES, attention_scores, positions_of_rank
-from mindllm.compiled.graph.compiled_graph import Node
+from mindllm.compiled.conformance.placement import (
+    QUERIES,
+    attention_scores,
+    pieces_of_rank,
+    positions_of_rank,
+)
+from mindllm.compiled.graph.compiled_graph import IN_LENGTHS, Node
 from mindllm.compiled.graph.operators import BACKWARD, Operators, layer_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layout import CONTEXT, Mesh
@@ -23,8 +33,12 @@ FUSION = "fusion"
 REDUCTIONS = ("AllReduce", "ReduceScatter")
 UNFUSED = 0  # MindSpore does not put gradients together where weights are sharded between their uses
 REUSED = "CR_"  # begins names of weights inside networks that are compiled once for all parts of a batch
-GATHERED, EXCHANGED = "AllGather", "AlltoAll"
-WORDS = {GATHERED: "keys and values gathered", EXCHANGED: "heads for the sequence"}
+GATHERED, EXCHANGED, PASSED = "AllGather", "AlltoAll", IN_LENGTHS
+WORDS = {
+    GATHERED: "keys and values gathered",
+    EXCHANGED: "heads for the sequence",
+    PASSED: "keys and values passed on",
+}
 
 
 def gradient_fusion(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
@@ -72,19 +86,23 @@ def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
     sizes = config.parallel_config
     if not sizes.shares_sequences:
         return None
-    wanted = EXCHANGED if sizes.exchanges_heads else GATHERED
+    wanted = EXCHANGED if sizes.exchanges_heads else PASSED if sizes.passes_keys else GATHERED
     mistakes, found = [], set()
     sharing = sizes.size(axes.CONTEXT)
-    pieces = 2 if sizes.context_parallel_balanced else 1  # one of each half, one after the other
-    rows = positions_of_rank(config) // pieces
+    rows = positions_of_rank(config) // pieces_of_rank(config)
+    passed = (sharing - 1) * runs_of_a_layer(config)
     for rank in ranks:
         own = mesh.ranks_along(CONTEXT, rank.graph.rank)
         exchanges, scores = _by_layer(rank, own)
         for layer in sorted(scores):
             kinds = {node.op for node in exchanges[layer]}
-            found |= kinds
+            found |= kinds & {wanted} or kinds  # others may come from changes of layout
             if wanted not in kinds:
                 text = f"attention of layer {layer} has no {wanted} over ranks of its sequence"
+                mistakes.append(Mistake(rank.graph.rank, text))
+            times = sum(rank.times(node) for node in exchanges[layer] if node.op == PASSED)
+            if sizes.passes_keys and times != passed:
+                text = f"attention of layer {layer} passes keys and values on {times} times in a step, not {passed}"
                 mistakes.append(Mistake(rank.graph.rank, text))
             for node in scores[layer]:
                 if node.shapes[0][QUERIES] != rows:

@@ -48,6 +48,22 @@ def positions_of_rank(config: RunConfig) -> int:
     return whole // sizes.seq_split_num
 
 
+def scored_positions(config: RunConfig) -> int:
+    """Positions of queries that a rank scores in one run of a layer: in a ring once for each block of keys that it has, and in
+    balanced halves, where late queries see all early keys, once for one piece besides.
+    """
+    positions, sizes = positions_of_rank(config), config.parallel_config
+    if not sizes.passes_keys:
+        return positions
+    pieces, ranks = pieces_of_rank(config), sizes.size(axes.CONTEXT)
+    return positions // pieces * (pieces * ranks + pieces - 1)
+
+
+def pieces_of_rank(config: RunConfig) -> int:
+    """Pieces in which a rank has its positions: one of each half, where halves are balanced."""
+    return 2 if config.parallel_config.context_parallel_balanced else 1
+
+
 def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
     """The layers whose weights a stage updates, and which it runs, are those of the plan; frozen ones are only run."""
     if plan.stages == 1:
@@ -87,7 +103,7 @@ def chunks(plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding |
 def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
     """Every layer runs once for each part of the batch: micro-batches, times pieces, accumulation steps and copies of it."""
     parts = runs_of_a_layer(config)
-    found = {rank.graph.rank: _runs_of_layers(rank, positions_of_rank(config)) for rank in ranks}
+    found = {rank.graph.rank: _runs_of_layers(rank, scored_positions(config)) for rank in ranks}
     mistakes = [
         Mistake(rank, f"layer {layer} runs {times} times in a step, not {parts}")
         for rank, runs in found.items()
@@ -99,7 +115,8 @@ def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | No
 
 
 def _runs_of_layers(rank: Operators, positions: int) -> dict[int, Fraction]:
-    """How often a step runs each layer: once when the queries of all ``positions`` of the rank have their scores.
+    """How often a step runs each layer: once when the queries of all ``positions`` of the rank have their scores, which in a ring
+    are as many for each block of keys.
 
     One run may score them in pieces (balanced halves of a sequence), and other operators may take tokens in parts
     (``fine_grain_interleave``) or serve several parts of a batch at once, so no operator by itself counts runs.

@@ -34,7 +34,7 @@ CAUSES = {
     NORM: "the norm of all gradients",
     OPTIMIZER: "weights gathered from, and gradients scattered to, the ranks that keep their slices",
     PIPELINE: "activations and their gradients between stages",
-    CONTEXT: "keys and values gathered, or heads exchanged for the sequence, where devices share sequences",
+    CONTEXT: "keys and values gathered or passed on, or heads exchanged for the sequence, where devices share sequences",
     EXPERTS: "tokens exchanged for those of the experts that a device has, and results back",
     LAYOUT: "operators next to each other are split differently: see the command redundant",
     LOSS: "the loss added over ranks",
@@ -43,6 +43,8 @@ CAUSES = {
 REDISTRIBUTION, RESHAPE = "redistribution_op", "Reshape"
 CELLS_OF_EXPERTS = ("-SentTokens/", "-SharedExperts/")
 """Parts of the scopes of exchanges that the model makes itself for experts of sorted tokens."""
+CELLS_OF_A_RING = ("-PassOn/", "-PassOnBackward/")
+"""The same of keys and values that go round, each rank's to the next one alone."""
 POINT_TO_POINT = ("Send", "Receive")
 SEQUENCE_AXIS = "cp"  # of layouts, here and in MindFormers
 SCORING = frozenset({"FlashAttentionScore", "BatchMatMul"})
@@ -59,7 +61,7 @@ class Exchange:
     Attributes:
         bytes: of the whole tensor that is exchanged, once.
         sent: bytes this rank sends in it, with the ring algorithms (Thakur et al., 2005): ``(n - 1) / n`` of the tensor, an
-            AllReduce twice that.
+            AllReduce twice that; in a ring of keys all of it.
         times: runs per step.
     """
 
@@ -97,6 +99,8 @@ def cause_of(operators: Operators, node: Node) -> str:
     """Why a collective is in the graph."""
     if node.op in POINT_TO_POINT:
         return PIPELINE
+    if goes_round(node):
+        return CONTEXT
     if node.op == IN_LENGTHS or any(cell in node.scope for cell in CELLS_OF_EXPERTS):
         return EXPERTS
     forward = operators.forward(node)
@@ -118,6 +122,11 @@ def cause_of(operators: Operators, node: Node) -> str:
     if "forward_op" in name or node.op == "ReduceScatter":
         return LOSS if math.prod(node.shapes[0]) == 1 else TENSOR
     return MODEL
+
+
+def goes_round(node: Node) -> bool:
+    """Whether it passes keys and values of a sequence, or their gradients, on to the next rank."""
+    return any(cell in node.scope for cell in CELLS_OF_A_RING)
 
 
 def gathers_for_products(operators: Operators, node: Node) -> bool:
@@ -237,7 +246,7 @@ def _exchange(operators: Operators, node: Node) -> Exchange:
         ranks=node.ranks,
         link=_link(node.ranks),
         bytes=whole,
-        sent=_sent(node.op, whole, len(node.ranks)),
+        sent=whole if goes_round(node) else _sent(node.op, whole, len(node.ranks)),
         times=operators.times(node),
         scope=node.scope,
     )

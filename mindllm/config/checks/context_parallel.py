@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from mindllm.architecture.parts import AlibiSpec
 from mindllm.config.checks import MESH, MODEL, Finding
-from mindllm.config.parallel import ULYSSES
+from mindllm.config.monitor import LOGIT
+from mindllm.config.parallel import RING, ULYSSES
 from mindllm.config.run import RunConfig
 
 
@@ -14,12 +15,13 @@ def check_context_parallel(config: RunConfig) -> Iterator[Finding]:
     """What ranks of one sequence divide, and what is not computed on parts of a sequence."""
     sizes = config.parallel_config
     if sizes.context_parallel == 1:
-        for key, wanted in (("context_parallel_algo", ULYSSES), ("context_parallel_balanced", True)):
-            if getattr(sizes, key) == wanted:
-                yield (*MESH, key), f"sequences are whole (value {wanted}); write context_parallel, too"
+        for key, wanted in (("context_parallel_algo", (ULYSSES, RING)), ("context_parallel_balanced", (True,))):
+            if (value := getattr(sizes, key)) in wanted:
+                yield (*MESH, key), f"sequences are whole (value {value}); write context_parallel, too"
         return
     yield from _sequence(config)
     yield from _heads(config)
+    yield from _ring(config)
     yield from _balanced(config)
     yield from _not_computed(config)
 
@@ -57,6 +59,34 @@ def _heads(config: RunConfig) -> Iterator[Finding]:
                 f"is not divisible by model_parallel {sizes.model_parallel} x context_parallel {sizes.context_parallel}, which "
                 f"ulysses_cp shares heads over (value {heads}); write context_parallel {most}, or colossalai_cp",
             )
+
+
+def _ring(config: RunConfig) -> Iterator[Finding]:
+    """Keys that come round are attended to by the fused kernel, under no mask but the causal one."""
+    sizes = config.parallel_config
+    if not sizes.passes_keys:
+        return
+    reason = next(_not_in_a_ring(config), None)
+    if reason is not None:
+        yield (*MESH, "context_parallel_algo"), f"{reason} (value {RING}); write colossalai_cp"
+
+
+def _not_in_a_ring(config: RunConfig) -> Iterator[str]:
+    model, optimizer = config.model.config, config.optimizer
+    kinds = model.architecture.specifications()
+    fused = all(kind.attention.can_be_fused for kind in kinds) and config.context.device_target != "CPU"
+    if not fused or model.use_flash_attention is False:
+        yield "composed attention has no statistics that blocks of keys are merged by"
+    if config.train_dataset.document_columns:
+        yield "a query may see none of a block where documents are kept apart, and what the kernel says then is not known"
+    if any(kind.attention.window is not None and kind.attention.window < model.seq_length for kind in kinds):
+        yield "a query may see none of a block under a window, and what the kernel says then is not known"
+    if optimizer.qk_clip_threshold is not None or LOGIT in config.monitor_config.watched():
+        yield "the largest logits of a ring are not kept (qk_clip_threshold, monitor_config.max_attention_logit_format)"
+    if config.swap_config.swap:
+        yield "results inside a ring are not moved to the host (swap_config)"
+    if model.fine_grain_interleave > 1:
+        yield "exchanges of a ring are not interleaved with those of rows in parts (fine_grain_interleave)"
 
 
 def _balanced(config: RunConfig) -> Iterator[Finding]:

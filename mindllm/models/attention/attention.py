@@ -10,6 +10,7 @@ from mindllm.architecture.parts import AlibiSpec, AttentionSpec, LatentAttention
 from mindllm.models.attention.alibi import alibi_bias
 from mindllm.models.attention.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.attention.largest_logit import LargestLogit
+from mindllm.models.attention.ring_attention import RingAttention
 from mindllm.models.attention.rotary import RotaryEmbedding
 from mindllm.models.cpu_broadcast import TileToShape
 from mindllm.models.dropout import AttentionDropout
@@ -270,6 +271,8 @@ class Attention(nn.Cell):
 
 def attention_core(spec: AnyAttention, kernels: Kernels, seq_length: int) -> nn.Cell:
     """Causal attention of heads, in the form the device is good at."""
+    if kernels.ring:
+        return RingAttention(spec, kernels)
     if kernels.balanced:
         return BalancedFlashAttention(spec, kernels, seq_length)
     if kernels.flash_attention:

@@ -18,6 +18,7 @@ from mindllm.models import CausalLM
 from mindllm.models.attention.attention import Attention, ComposedAttention
 from mindllm.models.attention.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.attention.latent_attention import LatentAttention
+from mindllm.models.attention.ring_attention import RingAttention
 from mindllm.models.attention.rotary import RotaryEmbedding
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.decoder import AttentionTables, Decoder, Lookup
@@ -104,6 +105,8 @@ def _tables_of_rows(at: str, cell: AttentionTables, rows: Dimension) -> Table:
     of_rows: Layout = (BATCH, None, rows, None)
     table = {f"{at}.gather": on((None, None), (TOKENS,))}
     for number, context in enumerate(cell.contexts):
+        if not context.masks_rows:
+            continue
         mask = f"{at}.contexts.{number}.document_mask"
         table |= {
             f"{mask}.behind": on(keys, queries),
@@ -353,6 +356,11 @@ def _balanced_flash_attention(at: str, cell: BalancedFlashAttention, heads: Spli
     }
 
 
+def _ring_attention(at: str, cell: RingAttention, heads: SplitHeads) -> Table:
+    """Queries, keys and values stay where they are; the compressed mask is for all."""
+    return {f"{at}.on_parts": on(HEADS, HEADS, HEADS, (None, None), (None,), out=HEADS, named=True)}
+
+
 def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> Table:
     """The same from elementary operators; ALiBi's bias is ``[1, heads, 1, seq]``."""
     queries = heads.queries
@@ -374,6 +382,7 @@ def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> 
 ATTENTION_CORES: dict[type[nn.Cell], Callable[..., Table]] = {
     FlashAttention: _flash_attention,
     BalancedFlashAttention: _balanced_flash_attention,
+    RingAttention: _ring_attention,
     ComposedAttention: _composed_attention,
 }
 

@@ -10,6 +10,7 @@ from mindspore.ops import Primitive
 
 from mindllm.architecture.adapters import VALUES
 from mindllm.errors import nearest
+from mindllm.models.attention.ring_attention import RingAttention
 from mindllm.models.experts.expert_load import ROUTER_BIAS, is_probe
 from mindllm.models.experts.grouped_experts import GroupedFeedForward
 from mindllm.parallel.layout import Layout, Mesh
@@ -39,6 +40,7 @@ NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
 TOLD = "self_define_shard"
 NOT_SPLIT = (ROUTER_BIAS, VALUES)
 """Ends of the names of weights that are trained and that no optimizer cuts: what changes them must know them as a whole."""
+SPLIT_INTO_PARTS = (GroupedFeedForward, RingAttention)
 PARTS = "Morph"
 """The operator that stands for others, which compute what each device has: they have no layouts, it has."""
 
@@ -57,7 +59,7 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
     Raises:
         ValueError: an entry that matches no operator, an operator without an entry, or layouts the mesh cannot hold.
     """
-    inside = tuple(f"{path}." for path, cell in model.cells_and_names() if isinstance(cell, GroupedFeedForward))
+    inside = tuple(f"{path}." for path, cell in model.cells_and_names() if isinstance(cell, SPLIT_INTO_PARTS))
     found = {path: one for path, one in operators(model).items() if one.name == PARTS or not path.startswith(inside)}
     for path in table:
         if path not in found:

@@ -1,7 +1,8 @@
 """The operators of attention on one rank, forward, from normed hidden states to the output projection.
 
 Heads are split over tensor-parallel ranks. What latent attention has besides heads, its narrow vectors, is whole on each.
-Ranks of a sequence have a part of its tokens; for scores they gather its keys and values, or exchange tokens for heads.
+Ranks of a sequence have a part of its tokens; for scores they gather its keys and values, pass them on from one to the next, or
+exchange tokens for heads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from mindllm.architecture.parts import AlibiSpec, AttentionSpec, LatentAttentionSpec, RotarySpec, causal_blocks
 from mindllm.axes import CONTEXT
 from mindllm.timing.costs.dropout import dropout_work
+from mindllm.timing.costs.exchanges import ROUND
 from mindllm.timing.costs.work import (
     ATTENTION,
     HALF_BYTES,
@@ -28,6 +30,11 @@ MASKED = "softmax.mask"  # ends the name of a sum of scores and mask, which has 
 CPU_PASSES = (14.0, 8.0)
 """Tensors in half precision of mask, softmax and casts on a CPU, whose constants are fitted with these; the second figure is
 of scores in single precision."""
+MERGE, MERGE_PASSES = "attention.attention.merge", {"": (19.0, 8.0), "_halves": (30.0, 20.0)}
+"""What merges a further block of keys: tensors as large as the queries in half precision, read and written forward and backward.
+Forward the queries are (2); a context is made single precision (3), two are weighed (8) and added (6). Backward queries and
+gradients are (4), and the gradients of queries, and of fewer keys, are added (4). In balanced halves three pieces are merged
+instead of two, and pieces are chosen out of two."""
 OF_HEADS = ("wq_plain", "wq_rotary", "wq_up_plain", "wq_up_rotary", "wk_plain", "wv")
 """Projections of latent attention that heads are made by; the others make what all heads share."""
 
@@ -102,6 +109,8 @@ def _context_exchanges(
             narrow["keys"] = HALF_BYTES * tokens * of_keys
         laid_out = [Exchange(f"attention.{name}.layout", "AlltoAll", size, "cp") for name, size in narrow.items()]
     behind = [Exchange("attention.results.layout", "AlltoAll", results, "cp")] * bool(laid_out)
+    if strategy.passes_keys:
+        return [*laid_out, Exchange("attention.keys.round", ROUND, before["keys"] + before["values"], "cp")], behind
     if not strategy.exchanges_heads:
         gathered = [
             Exchange(f"attention.{name}.gather", "AllGather", ranks * before[name], "cp") for name in ("keys", "values")
@@ -128,12 +137,17 @@ def _scores(
             0.0 if strategy.context_balanced else seq_length - queries
         )  # the last rank takes longest, others wait for it
         seen = seq_length if numerics.whole_masks else seen_keys(seq_length, spec.window, first)
-        rows = 2 * tokens + 2 * sequences * seq_length * spec.num_kv_heads / spec.num_heads
+        blocks = ranks if strategy.passes_keys else 1
+        rows = 2 * tokens * blocks + 2 * sequences * seq_length * spec.num_kv_heads / spec.num_heads
         flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF_BYTES * rows * heads * spec.head_dim
         masked = tokens * seen * heads if numerics.whole_masks or numerics.reads_masks else 0.0
         traffic += HALF_BYTES * tokens * seen * heads * _is_biased_alone(spec)
         name = "attention.attention.flash_attention"
         yield Operator(name, ATTENTION, flops, traffic, dtype=numerics.compute, head=spec.head_dim, masked=masked)
+        if strategy.passes_keys:
+            form = "_halves" if strategy.context_balanced else ""
+            size = HALF_BYTES * tokens * heads * spec.head_dim
+            yield elementwise(f"{MERGE}{form}", size * (ranks - 1), MERGE_PASSES[form][0])
         return
     batch, keys = sequences * heads, seq_length * (computed_keys(seq_length) if numerics.causal_blocks else 1.0)
     scores = HALF_BYTES * batch * queries * keys

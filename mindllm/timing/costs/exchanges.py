@@ -3,7 +3,8 @@
 A group of ``n`` ranks, ``k`` of them behind one inner link, exchanges in levels as collective libraries do (Thakur et al., 2005;
 NCCL's and HCCL's hierarchical algorithms): a ReduceScatter among the ``k``, an exchange of a ``k``-th part with others over
 the outer link, an AllGather among the ``k``. An AllReduce sends (n - 1)/n of the tensor twice, AllGather, ReduceScatter once.
-An AlltoAll has nothing to share: an n-th of what a rank has goes to every other, over whatever link is between them.
+An AlltoAll has nothing to share: an n-th of what a rank has goes to every other, over whatever link is between them. Round a ring
+(Liu et al., 2023) each step takes as long as the slowest link between neighbours, on which all others wait.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from mindllm.timing.device import Device
 TWICE = frozenset({"AllReduce"})
 TO_EACH = frozenset({"AlltoAll", "AllToAll", "AlltoAllV"})
 ONE_LINK = frozenset({"Send", "Receive", "Broadcast"})
-COLLECTIVES = TWICE | ONE_LINK | TO_EACH | {"AllGather", "ReduceScatter"}
+ROUND, ROUND_AND_BACK = "Ring", "RingGradient"
+"""Blocks that go round a group: to every rank; and once more with their gradients, which end where they began."""
+COLLECTIVES = TWICE | ONE_LINK | TO_EACH | {"AllGather", "ReduceScatter", ROUND, ROUND_AND_BACK}
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ def legs(op: str, size: float, group: Group, device: Device) -> list[Leg]:
         return []
     if op in ONE_LINK:
         return [Leg(device.link_for(group.span), 2, size, 1)]
+    if op in (ROUND, ROUND_AND_BACK):
+        steps = (group.size - 1) if op == ROUND else 2 * group.size - 1
+        return [Leg(device.link_for(group.span), 2, steps * size, steps)]
     found, inside, times = [], 1, 2 if op in TWICE else 1
     for number, link in enumerate(device.links):
         reach = group.size if link.devices is None else max(1, min(group.size, link.devices // group.stride))

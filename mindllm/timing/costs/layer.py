@@ -16,8 +16,9 @@ from mindllm.architecture.quantization import bits_of
 from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.timing.costs.attention import MASKED, attention_work
+from mindllm.timing.costs.attention import MASKED, MERGE, MERGE_PASSES, attention_work
 from mindllm.timing.costs.dropout import OF_MASK, OF_RESULTS, dropout_work
+from mindllm.timing.costs.exchanges import ROUND, ROUND_AND_BACK
 from mindllm.timing.costs.feed_forward import OF_NUMBERS, experts_work, feed_forward_work, sorts_split_tokens
 from mindllm.timing.costs.work import (
     ATTENTION,
@@ -183,7 +184,7 @@ def bottleneck_work(
         yield elementwise(f"{name}.add", HALF_BYTES * own * hidden, 4.0)
 
 
-MIRRORED: Mapping[str, str] = {"AllGather": "ReduceScatter", "ReduceScatter": "AllGather"}
+MIRRORED: Mapping[str, str] = {"AllGather": "ReduceScatter", "ReduceScatter": "AllGather", ROUND: ROUND_AND_BACK}
 
 
 def backward_work(forward: Work, frozen: Collection[str] = (), adds: bool = False) -> Work:
@@ -227,7 +228,8 @@ def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Op
 
 def backward_passes(name: str) -> float:
     """Traffic of a vector operator's gradient relative to its own; 0: it has none to compute."""
-    for residual, (forward, backward) in ((WIDE, WIDE_PASSES), (RESIDUAL, RESIDUAL_PASSES)):
+    merged = ((f"{MERGE}{form}", passes) for form, passes in MERGE_PASSES.items())
+    for residual, (forward, backward) in ((WIDE, WIDE_PASSES), (RESIDUAL, RESIDUAL_PASSES), *merged):
         if name.endswith(residual):
             return backward / forward  # the sum of two gradients; a dropout's mask is read again
     if name.endswith((*OF_MASK, MASKED)):
@@ -262,6 +264,8 @@ def _repeated(one: Operator | Exchange, layer: LayerAssignment, repeat_exchanges
 
 def _is_of_model(one: Exchange) -> bool:
     """Whether the model itself exchanges, whose operators are repeated like others, and not the compiler between two of them."""
+    if one.op == ROUND:
+        return True
     return one.name.startswith(OF_SORTED_TOKENS) and one.axis == "ep" and one.op != "ReduceScatter"
 
 

@@ -62,7 +62,9 @@ class Operator:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective: ``bytes`` of the whole tensor (what an AllGather yields, a ReduceScatter or a rank's AlltoAll is given)."""
+    """One collective: ``bytes`` of the whole tensor (what an AllGather yields, a ReduceScatter or a rank's AlltoAll
+    is given), or of the block that a rank sends round a ring.
+    """
 
     name: str
     op: str
