@@ -60,7 +60,7 @@ class LoraAdapter(nn.Cell):
         super().__init__()
         self.drops = spec.dropout > 0
         if self.drops:
-            self.dropout = Dropout(spec.dropout, spec.in_features, salt)
+            self.dropout = Dropout(spec.dropout, spec.in_features, salt, again=not kernels.cpu)
         std = INITIAL_STD if spec.has_values else 1.0 / math.sqrt(3 * spec.in_features)
         self.lora_a: Parameter = (
             first_of.lora_a if first_of else normal_parameter(A, (spec.rank, spec.in_features), std)

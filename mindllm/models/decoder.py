@@ -270,7 +270,7 @@ class Decoder(nn.Cell):
         self.norm_out = make_norm(model.hidden_size, architecture.final_norm, kernels)
         self.drops_embeddings = embedding.dropout > 0
         if self.drops_embeddings:
-            self.embedding_dropout = Dropout(embedding.dropout, model.hidden_size, EMBEDDINGS)
+            self.embedding_dropout = Dropout(embedding.dropout, model.hidden_size, EMBEDDINGS, again=not kernels.cpu)
         self.drops = tuple(spec.drops for spec in architecture.layers)
         if any(self.drops):  # outside of layers, which are alike and compiled once
             self.dropout_keys = nn.CellList([Keys(number) for number in range(len(architecture.layers))])

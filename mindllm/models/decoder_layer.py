@@ -53,8 +53,8 @@ class DecoderLayer(nn.Cell):
             self.add_to_loss = P.Add()
         self.drops = spec.dropout > 0
         if self.drops:
-            self.attention_dropout = Dropout(spec.dropout, hidden, ATTENTION_OUTPUT)
-            self.ffn_dropout = Dropout(spec.dropout, hidden, FEED_FORWARD_OUTPUT)
+            self.attention_dropout = Dropout(spec.dropout, hidden, ATTENTION_OUTPUT, again=not kernels.cpu)
+            self.ffn_dropout = Dropout(spec.dropout, hidden, FEED_FORWARD_OUTPUT, again=not kernels.cpu)
         self.norm_output = spec.norm_output
         if spec.norm_output:
             self.attention_post_norm = make_norm(hidden, spec.norm, kernels)

@@ -38,13 +38,18 @@ class Keys(nn.Cell):
         return self.mul(P.depend(keys, x), self.factor)
 
 
+def drawn_again(operator: P.Primitive, again: bool) -> P.Primitive:
+    """An operator that makes a mask; its result is not kept for the gradient where it is computed ``again``, from a few keys."""
+    return operator.recompute() if again else operator
+
+
 class Kept(nn.Cell):
     """Random bits, int32 of any shape -> whether each is kept, which it is with probability ``1 - rate``."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, again: bool = False) -> None:
         super().__init__()
         self.threshold = round(rate * NUMBERS) - NUMBERS // 2
-        self.compare = P.GreaterEqual()
+        self.compare = drawn_again(P.GreaterEqual(), again)
 
     def construct(self, bits: Tensor) -> Tensor:
         return self.compare(bits, self.threshold)
@@ -53,11 +58,11 @@ class Kept(nn.Cell):
 class Drop(nn.Cell):
     """``x`` and random bits of its shape -> zeros, and the rest of ``x`` divided by ``1 - rate``."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, again: bool = False) -> None:
         super().__init__()
-        self.kept = Kept(rate)
+        self.kept = Kept(rate, again)
         self.share_kept = 1.0 - rate
-        self.cast = P.Cast()
+        self.cast = drawn_again(P.Cast(), again)
         self.mul = P.Mul()
         self.rescale = P.Div()  # no second Mul, whose names MindSpore 2.10 confuses
 
@@ -66,14 +71,17 @@ class Drop(nn.Cell):
 
 
 class Dropout(nn.Cell):
-    """Of ``x`` ``[tokens, width]`` with probability ``rate`` zeros; ``salt`` sets it apart from others of the same keys."""
+    """Of ``x`` ``[tokens, width]`` with probability ``rate`` zeros; ``salt`` sets it apart from others of the same keys.
 
-    def __init__(self, rate: float, width: int, salt: int) -> None:
+    ``again``: the mask is drawn once more for the gradient in place of being kept.
+    """
+
+    def __init__(self, rate: float, width: int, salt: int, again: bool = False) -> None:
         super().__init__()
         self.channels = Tensor(odd_numbers(width, salt).reshape(1, width))
         self.reshape = P.Reshape()
-        self.bits = P.Mul()
-        self.drop = Drop(rate)
+        self.bits = drawn_again(P.Mul(), again)
+        self.drop = Drop(rate, again)
 
     def construct(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """``keys``: int32 ``[batch, seq]``, the tokens of ``x`` in the same order; None: nothing is dropped."""
@@ -106,15 +114,15 @@ class EmbeddingNoise(nn.Cell):
 class AttentionDropout(nn.Cell):
     """The same for weights of attention ``[batch, heads, q, k]``, by the keys of the queries."""
 
-    def __init__(self, rate: float, heads: int, seq_length: int, salt: int) -> None:
+    def __init__(self, rate: float, heads: int, seq_length: int, salt: int, again: bool = False) -> None:
         super().__init__()
         numbers = odd_numbers(heads + seq_length, salt)
         self.heads = Tensor(numbers[:heads].reshape(1, heads, 1, 1))
         self.columns = Tensor(numbers[heads:].reshape(1, 1, 1, seq_length))
         self.reshape = P.Reshape()
         self.of_heads = P.Mul()
-        self.bits = P.Mul()
-        self.drop = Drop(rate)
+        self.bits = drawn_again(P.Mul(), again)
+        self.drop = Drop(rate, again)
 
     def construct(self, weights: Tensor, keys: Tensor | None, columns: Tensor) -> Tensor:
         """``keys``: int32 ``[batch, q]``; ``columns``: as many of the attribute ``columns`` as there are keys of attention."""

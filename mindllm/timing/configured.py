@@ -81,7 +81,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
     numerics = Numerics(
         model.compute_dtype, FP32_BYTES, fused, softmax=model.softmax_compute_type, whole_masks=config.has_masks_of_rows,
         wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32", causal_blocks=on_cpu,
-        plain_softmax=True,
+        plain_softmax=True, dropout="kept" if on_cpu else "drawn",
     )  # fmt: skip
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()

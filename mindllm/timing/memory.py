@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from dataclasses import replace
 
 import numpy as np
 
@@ -200,6 +201,10 @@ def _needs(workload: Workload) -> list[tuple[float, float, float]]:
 def layer_needs(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> tuple[float, float]:
     """What a micro-batch keeps of one layer, and what its backward pass needs beside that: what is computed again, gradients."""
     tokens = workload.rank_tokens
+    if (
+        own.recompute and workload.numerics.dropout == "drawn"
+    ):  # masks are drawn with all else, and kept as long as that
+        workload = replace(workload, numerics=replace(workload.numerics, dropout="kept"))
     kept, whole = (layer_bytes(workload, spec, one, tokens) for one in (own, LayerAssignment(own.stage)))
     of_weights = gradients_of_weights(workload, spec)
     working = whole - kept

@@ -13,7 +13,7 @@ from mindllm.axes import CONTEXT, MeshSizes
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 
-Dropout = Literal["drawn", "kernel", "fused"]
+Dropout = Literal["drawn", "kept", "kernel", "fused"]
 """How it is computed, see ``costs/dropout.py``."""
 Swap = tuple[tuple[str, int], ...]
 """Patterns of operators whose results wait on the host, and how many operators before its use each comes back."""

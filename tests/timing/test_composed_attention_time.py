@@ -6,7 +6,7 @@ from small_cluster import cluster_run
 from mindllm.compiled.graph.cost import cost
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.timing.configured import workload_of
-from mindllm.timing.costs.layer import backward_work, forward_work
+from mindllm.timing.costs.layer import backward_work, forward_work, repeated_work
 from mindllm.timing.costs.work import VECTOR, Operator
 
 HEADS, LENGTH, WIDTH = 4, 64, 32
@@ -23,7 +23,7 @@ def _of_layer(config):
     run = workload_of(config)
     spec = run.architecture.layers[0]
     forward = forward_work(spec, float(run.rank_tokens), LENGTH, run.strategy, run.numerics)
-    return forward, backward_work(forward)
+    return forward, (*backward_work(forward), *repeated_work(forward, run.plan.layers[0]))
 
 
 def _bytes(work, part):
@@ -38,7 +38,7 @@ def _compiled_bytes(graph, shape, scope=""):
     found = [0.0, 0.0]
     for node in graph.nodes():
         if node.shapes[:1] == (shape,) and scope in node.scope and not node.op.endswith("MatMul"):
-            found[node.backward] += cost(graph, node).bytes
+            found[node.backward or node.recomputed] += cost(graph, node).bytes
     return found
 
 

@@ -20,8 +20,14 @@ from mindllm.config import RunConfig
 from mindllm.config.recompute import RecomputeConfig, names_operator
 
 COMMUNICATION_MARK, SLICE_MARK = "recompute_comm_op", "slice_activation"
+DROPOUT, OF_MASK = "dropout", ("bits", "compare", "cast")
 OF_CODES = "held"  # the cell whose operators make a matrix out of codes, and are marked in any plan
 OF_EARLIER_PIECES = ("key_cache", "value_cache")  # what pieces of a sequence attend to changes, and is kept in any plan
+
+
+def is_of_mask(path: Sequence[str]) -> bool:
+    """Whether an operator makes the mask of a dropout, which is drawn again for the gradient in any plan."""
+    return path[-1] in OF_MASK and any(DROPOUT in part for part in path)
 
 
 def recomputation(config: RunConfig, plan: AskedPlan, ranks: Sequence[Operators]) -> Finding:
@@ -55,7 +61,8 @@ class _Layer:
     def _is_always(self, path: str) -> bool:
         """Whether it is marked without being asked for."""
         asked = self.asked.recompute or any(names_operator(pattern, path) for pattern in self.asked.applied(SELECT))
-        return OF_CODES in path.split(".") and not asked
+        parts = path.split(".")
+        return (OF_CODES in parts or is_of_mask(parts)) and not asked
 
     @property
     def is_whole(self) -> bool:

@@ -53,7 +53,7 @@ class ComposedAttention(nn.Cell):
             self.soft_cap = SoftCap(spec.soft_cap)
         self.drops = spec.dropout > 0
         if self.drops:
-            self.dropout = AttentionDropout(spec.dropout, spec.num_heads, seq_length, ATTENTION_SALT)
+            self.dropout = AttentionDropout(spec.dropout, spec.num_heads, seq_length, ATTENTION_SALT, not kernels.cpu)
         self.repeats = kernels.same_shapes and kernels.softmax == ms.float32
         if self.repeats:
             self.repeated = TileToShape()

@@ -17,7 +17,7 @@ from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.costs.attention import MASKED, MERGE, MERGE_PASSES, attention_work
-from mindllm.timing.costs.dropout import OF_MASK, OF_RESULTS, dropout_work
+from mindllm.timing.costs.dropout import DRAWN_AGAIN, OF_MASK, OF_RESULTS, dropout_work
 from mindllm.timing.costs.exchanges import ROUND, ROUND_AND_BACK
 from mindllm.timing.costs.feed_forward import OF_NUMBERS, experts_work, feed_forward_work, sorts_split_tokens
 from mindllm.timing.costs.work import (
@@ -243,14 +243,14 @@ def repeated_work(forward: Work, layer: LayerAssignment, repeat_exchanges: bool 
     """What the backward pass computes again of ``forward``.
 
     A whole layer but for what is excluded, or what a pattern selects; exchanges that the patterns of their own key select.
-    Matrices made of codes, whatever is recomputed.
+    Matrices made of codes and masks of dropout, whatever is recomputed.
     """
     return tuple(one for one in forward if _repeated(one, layer, repeat_exchanges))
 
 
 def _repeated(one: Operator | Exchange, layer: LayerAssignment, repeat_exchanges: bool) -> bool:
     key = "select_recompute" if isinstance(one, Operator) else "select_comm_recompute"
-    if one.name.endswith(HELD):
+    if one.name.endswith((HELD, *DRAWN_AGAIN)):
         return not _named(one.name, layer.applied(f"{key}_exclude"))
     if one.name.endswith(OF_NUMBERS):
         return False
