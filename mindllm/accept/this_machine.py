@@ -69,6 +69,8 @@ FITTED = (
     Shape("768 x 2, 2 x 64", llama(768, 2, 64), 2),
     Shape("64 x 4, 8 x 64", llama(64, 4, 64), 8),
     Shape("384 x 2, 1 x 1024", llama(384, 2, 1024, 1024), 1),
+    Shape("256 x 2, 4 x 128, bfloat16", llama(256, 2, 128, compute_dtype="bfloat16"), 4),
+    Shape("256 x 2, 4 x 128, float16", llama(256, 2, 128, compute_dtype="float16"), 4),
     Shape("256 x 4, 1 x 256 in each of two processes", llama(256, 4, 256), 1, TWO),
     Shape("768 x 2, 1 x 64 in each of two processes", llama(768, 2, 64), 1, TWO),
 )
@@ -130,7 +132,8 @@ def described_here() -> Device:
             ],
             "efficiency": {
                 "matrix": assumed(0.6), "half_size": assumed(64.0), "attention": assumed(0.5), "vector": assumed(1.0),
-                "memory": assumed(0.6), "launch": assumed(3e-5), "host": {"value": 0, "source": "kernels run on the host"},
+                "memory": assumed(0.6), "float16_casts": assumed(0.2), "bfloat16_casts": assumed(0.2),
+                "launch": assumed(3e-5), "host": {"value": 0, "source": "kernels run on the host"},
             },
             "overlap": {"value": 1e-3, "source": "gradients are exchanged behind the backward pass"},
             "step_overhead": assumed(4e-3),

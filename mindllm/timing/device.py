@@ -79,12 +79,15 @@ class Efficiency(StrictModel):
     ``half_size``: a matrix product of [m, k] x [k, n] takes 1 + half_size (1/m + 1/k + 1/n) times as long as a large one:
     tiles that are not full, pipelines that fill and drain. ``attention`` is reached with heads of ``attention_head`` numbers:
     where that is given the softmax decides, and a score of a narrower head takes as long; null: products decide.
-    ``launch``: seconds of an operator beside its work. ``host``: seconds in which the host gives an operator to the device; a
-    pass never takes less than that for all its operators.
+    ``float16_casts``: of the memory's rate, by the casts to and from that type between which a CPU computes a product of it, and
+    all else that it does in that type; null: no more than that. ``launch``: seconds of an operator beside its work. ``host``:
+    seconds in which the host gives an operator to the device; a pass never takes less than that for all its operators.
     """
 
     matrix: Share
     half_size: Span
+    float16_casts: Share | None = None
+    bfloat16_casts: Share | None = None
     attention: Share
     attention_head: Figure | None = None
     vector: Share

@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 
 from mindllm.accept import this_machine
-from mindllm.accept.this_machine import FITTED, NOT_TOLD, described_here, measure, run_of
+from mindllm.accept.this_machine import FITTED, NOT_TOLD, TWO, Shape, described_here, llama, measure, run_of
 from mindllm.architecture.parts import causal_blocks
 from mindllm.cli.plan.time import main
+from mindllm.process.cores import cores
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.operators import operator_seconds
+from mindllm.timing.costs.work import product
 from mindllm.timing.device import Device, read_device
 from mindllm.timing.measured.calibrate import Measured, calibrate, with_constants
-from mindllm.timing.step import step_seconds
+from mindllm.timing.step import step_seconds, step_time
 
 
 @pytest.fixture
@@ -67,3 +70,30 @@ def test_what_a_machine_does_not_need_beside_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["calibrate", "--here", "--measured", "steps.csv", "--output", str(tmp_path / "here.yaml")])
     assert "--here measures this machine" in capsys.readouterr().err
+
+
+def test_processes_have_their_part_of_the_cores_and_exchange_behind_the_pass(quick, tmp_path):
+    device = described_here()
+    assert device.cores == cores()
+    alone, two = (
+        workload_of(run_of(Shape("", llama(256, 2, 128), 2, keys), tmp_path / name), on_cpu=True)
+        for name, keys in (("alone", {}), ("two", TWO))
+    )
+    half = device.of_ranks(2)
+    assert half.memory_bandwidth.value == device.memory_bandwidth.value / 2
+    assert half.matrix_rate("float32") == device.matrix_rate("float32") / 2
+    free = device.model_copy(update={"cores": None})
+    assert free.of_ranks(2) is free  # each rank has a device of its own
+    of_two, of_free, of_one = (
+        float(step_seconds(workload, [one])[0]) for workload, one in ((two, device), (two, free), (alone, device))
+    )
+    assert of_two > 1.5 * of_free > 1.5 * of_one
+    assert step_time(two, device).utilisation == pytest.approx(of_free / of_two * 2 * step_time(two, free).utilisation)
+
+
+def test_products_in_half_precision_are_those_in_single_precision_between_casts(quick):
+    device = described_here()
+    single, half = (product("", 64.0, 128.0, 256.0, dtype) for dtype in ("float32", "float16"))
+    numbers, share = 64 * 128 + 128 * 256 + 64 * 256, device.efficiency.float16_casts.value
+    casts = 6 * numbers / (device.memory_bandwidth.value * share) + 3 * device.efficiency.launch.value
+    assert operator_seconds(half, device) - operator_seconds(single, device) == pytest.approx(casts)

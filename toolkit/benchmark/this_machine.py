@@ -1,6 +1,6 @@
-"""Predicted and measured steps of this machine: a device fitted to nine small runs, and sixteen that nothing was fitted to.
+"""Predicted and measured steps of this machine: a device fitted to eleven small runs, and sixteen that nothing was fitted to.
 
-``python -m toolkit.benchmark.this_machine`` takes about four minutes of two cores. Others' work on them counts as the machine's.
+``python -m toolkit.benchmark.this_machine`` takes about five minutes of two cores. Others' work on them counts as the machine's.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ JUDGED = (
     Shape("Llama, two processes, 512 x 2", llama(512, 2, 128), 2, TWO),
 )  # fmt: skip
 """Width x layers, batch x length, of each process; where nothing is said 256 x 4 and 2 x 256."""
-PAGE = """`mindllm time calibrate --here` measures this machine's CPU by nine small runs, two of them of two processes. The steps below
-are of sixteen others, which nothing was fitted to. Where nothing is said they compute in float32, each in one process."""
+PAGE = """`mindllm time calibrate --here` measures this machine's CPU by eleven small runs, two of them in half precision and two
+of two processes. The steps below are of sixteen others, which nothing was fitted to. Where nothing is said they compute in
+float32, each in one process."""
 
 
 def compared(rows: Sequence[Measured], device: Device) -> list[tuple[str, str, str, str]]:
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = calibrate(start, fitted, f"calibrated on {len(fitted)} small runs of this machine", NOT_TOLD).device
     columns = ("run", "measured s", "predicted s", "error")
     tables = []
-    for title, rows in (("Sixteen runs that nothing was fitted to", judged), ("The nine it was fitted to", fitted)):
+    for title, rows in (("Sixteen runs that nothing was fitted to", judged), ("The eleven it was fitted to", fitted)):
         lines = compared(rows, device)
         output.print(Table(title, [*texts(columns[0]), *figures(*columns[1:])], lines))
         output.print(f"sizes of errors: {summary(rows, device)}")

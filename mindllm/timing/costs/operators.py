@@ -48,9 +48,9 @@ def cast_seconds(one: Operator, device: Device) -> float:
     """Seconds in which a CPU, which has no products in half precision, casts both operands of one, and back what it yields."""
     if device.software != "cpu" or one.dtype not in HALVES:
         return 0.0
-    traffic = one.bytes * (HALF_BYTES + FP32_BYTES) / HALF_BYTES
-    casts = traffic / (device.memory_bandwidth.value * device.efficiency.memory.value)
-    return casts + TENSORS * device.efficiency.launch.value
+    traffic, reached = one.bytes * (HALF_BYTES + FP32_BYTES) / HALF_BYTES, device.efficiency
+    share = {"float16": reached.float16_casts, "bfloat16": reached.bfloat16_casts}[one.dtype] or reached.memory
+    return traffic / (device.memory_bandwidth.value * share.value) + TENSORS * reached.launch.value
 
 
 def attention_seconds(one: Operator, device: Device) -> float:

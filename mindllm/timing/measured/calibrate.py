@@ -52,6 +52,8 @@ def constants(device: Device) -> dict[str, Constant]:
         "half_size": Constant(("efficiency", "half_size"), 0.6),
         "attention": Constant(("efficiency", "attention"), 0.3, 1.0),
         "memory": Constant(("efficiency", "memory"), 0.2, 1.0),
+        "float16 casts": Constant(("efficiency", "float16_casts"), 1.0, 1.0),
+        "bfloat16 casts": Constant(("efficiency", "bfloat16_casts"), 1.0, 1.0),
         "launch": Constant(("efficiency", "launch"), 0.7),
         "host": Constant(("efficiency", "host"), 0.5),
         "overlap": Constant(("overlap",), 0.7, 1.0),
