@@ -34,9 +34,7 @@ PIECES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Sharing:
-    """How many ranks share each sequence, whether they exchange it for heads, in balanced halves, or in a ring, which no search
-    proposes.
-    """
+    """How many ranks share each sequence, whether they exchange it for heads, in balanced halves, and whether keys go round."""
 
     ranks: int = 1
     heads: bool = False
@@ -57,8 +55,8 @@ class Sharing:
         }
 
 
-GATHERED, BALANCED, OF_HEADS = (False, False), (False, True), (True, False)
-FORMS = (GATHERED, BALANCED, OF_HEADS)
+GATHERED, BALANCED, OF_HEADS = Sharing(), Sharing(balanced=True), Sharing(heads=True)
+RINGS = (Sharing(balanced=True, ring=True), Sharing(ring=True))
 
 
 @dataclass(frozen=True)
@@ -248,21 +246,20 @@ def sharings(config: RunConfig, devices: int, tensor: int, stages: int) -> Itera
     """Sequences whole, and shared in each form that the run may have; in balanced halves wherever that changes something."""
     yield Sharing()
     for ranks in _divisors(devices)[1:]:
-        forms = [form for form in FORMS if _may_share(config, Sharing(ranks, *form), tensor, stages)]
-        if BALANCED in forms:
-            forms.remove(GATHERED)
-        yield from (Sharing(ranks, *form) for form in forms)
+        for alike in ((BALANCED, GATHERED), (OF_HEADS,), RINGS):
+            forms = (replace(form, ranks=ranks) for form in alike)
+            yield from itertools.islice((form for form in forms if _may_share(config, form, tensor, stages)), 1)
 
 
 def _may_share(config: RunConfig, sharing: Sharing, tensor: int, stages: int) -> bool:
-    """In a pipeline where rows have masks anyway: the formula of memory does not count those that sharing brings.
+    """In a pipeline in a ring, or where rows have masks anyway: the formula of memory does not count those that others bring.
 
     Not beside experts and latent attention, whose exchanges are not modelled.
     """
     model = config.model.config
     if model.expert_num > 1 or model.kv_lora_rank is not None:
         return False
-    if stages > 1 and not config.train_dataset.document_columns:
+    if stages > 1 and not config.train_dataset.document_columns and not sharing.ring:
         return False
     changes = {"model_parallel": tensor, "pipeline_stage": stages, "use_seq_parallel": tensor > 1, **sharing.keys()}
     sizes = config.parallel_config.model_copy(update=changes)
