@@ -51,8 +51,8 @@ def test_a_plan_is_that_of_the_command(capsys, tmp_path):
 def test_a_plan_that_cannot_be_is_an_error():
     with pytest.raises(mindllm.CheckFailed, match="no recomputation fits the memory"):
         mindllm.plan(PIPELINE, formula=True, max_memory="1GB", seconds=5)
-    with pytest.raises(mindllm.UserError, match="does not go with validate"):
-        mindllm.plan(PIPELINE, formula=True, validate=True)
+    with pytest.raises(mindllm.UserError, match="small runs have no costs of it"):
+        mindllm.plan(PIPELINE, swap=True, validate=True)
     with pytest.raises(mindllm.UserError) as refused:
         mindllm.plan("configs/llama2/pretrain_llama2_7b.yaml", formula=True)
     assert refused.value.key == "parallel_config.pipeline_stage"

@@ -77,8 +77,16 @@ def test_another_run_at_the_same_place_ends_the_book(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        (plan_main, ("--config", "{run}", "--formula", "--apply", "--output", "{run}", *TWO_STAGES)),
-        (search_main, ("{run}", "--seconds", "1", "--apply", "{run}", "--output", "{directory}")),
+        pytest.param(
+            plan_main,
+            ("--config", "{run}", "--formula", "--apply", "--output", "{run}", *TWO_STAGES),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            search_main,
+            ("{run}", "--seconds", "1", "--apply", "{run}", "--output", "{directory}"),
+            marks=pytest.mark.slow,
+        ),
         (convert_main, ("{theirs}", "--output", "{run}")),
     ],
     ids=["plan", "search", "convert"],
