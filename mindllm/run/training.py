@@ -103,15 +103,8 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     if proved.line:
         logger.info("%s", proved.line)
     callbacks = make_callbacks(config, store, evaluator, ranks, [*_evaluations(config, ranks), *_monitors(proved)])
-    Trainer(
-        state,
-        data.train_stream(),
-        rates,
-        callbacks,
-        peak_of(config.context.device_target, ranks.simulated),
-        ranks,
-        group_rates,
-    ).run()
+    peak = peak_of(config.context.device_target, ranks.simulated)
+    Trainer(state, data.train_stream(), rates, callbacks, peak, ranks, group_rates).run()
     if ranks.is_first and not ranks.simulated:
         export(state, store, data.tokenizer)
     ranks.meet()

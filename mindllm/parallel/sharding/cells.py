@@ -15,10 +15,8 @@ from mindspore import nn
 from mindllm.architecture.parts import ACTIVATION_OPERATORS
 from mindllm.config.parallel import ParallelConfig
 from mindllm.models import CausalLM
-from mindllm.models.attention.attention import Attention, ComposedAttention
-from mindllm.models.attention.flash_attention import BalancedFlashAttention, FlashAttention
+from mindllm.models.attention.attention import Attention
 from mindllm.models.attention.latent_attention import LatentAttention
-from mindllm.models.attention.ring_attention import RingAttention
 from mindllm.models.attention.rotary import RotaryEmbedding
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.decoder import AttentionTables, Decoder, Lookup
@@ -26,7 +24,7 @@ from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.experts.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
-from mindllm.models.linear import Linear, SoftCap
+from mindllm.models.linear import Linear
 from mindllm.models.loss import SequenceChunks
 from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import LayerNorm, RMSNorm
@@ -39,14 +37,14 @@ from mindllm.parallel.sharding.adapters import (
     codes_split_by_columns,
     codes_split_by_rows,
 )
+from mindllm.parallel.sharding.attention_cores import ATTENTION_CORES, SCALAR, soft_cap
 from mindllm.parallel.sharding.attention_heads import BATCH, HEADS, SEQUENCE, SHARED_HEADS, SplitHeads, split_heads
-from mindllm.parallel.sharding.dropout import attention_dropout, dropout, embedding_noise
+from mindllm.parallel.sharding.dropout import dropout, embedding_noise
 from mindllm.parallel.sharding.experts import routed_experts
 from mindllm.parallel.sharding.table import Table, on
 
 TOKENS: Dimension = (BATCH, SEQUENCE)
 SPREAD: Dimension = (BATCH, SEQUENCE, "tp")
-SCALAR: Layout = ()
 COLUMNS: Layout = (BATCH, SEQUENCE)
 INNER: Layout = (TOKENS, "tp")  # [tokens, heads · head_dim] and [tokens, feed-forward width]
 
@@ -331,66 +329,6 @@ def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
     }
 
 
-def _flash_attention(at: str, cell: FlashAttention, heads: SplitHeads) -> Table:
-    """Query, key, value, and the mask: one for every row, or compressed and for all."""
-    mask = heads.mask_of_rows if cell.masks_of_rows else (None, None)
-    largest = heads.largest_logits(f"{at}.largest") if cell.watched else {}
-    return {f"{at}.flash_attention": on(heads.queries, heads.keys, heads.keys, mask), **largest}
-
-
-def _balanced_flash_attention(at: str, cell: BalancedFlashAttention, heads: SplitHeads) -> Table:
-    """Pieces ``[batch, heads, ranks, 2, piece, head_dim]`` of queries are split over ranks, those of keys are whole."""
-    pieces: Layout = (BATCH, heads.heads, heads.rows, None, None, None)
-    of_keys: Layout = (BATCH, heads.heads, None, None, None, None)
-    scored = on(heads.queries, heads.keys, heads.keys, (None, None))
-    return {
-        **(heads.largest_logits(f"{at}.largest") if cell.watched else {}),
-        f"{at}.split_query": on(pieces),
-        f"{at}.split_key": on(of_keys),
-        f"{at}.split_value": on(of_keys),
-        f"{at}.join_keys": on(heads.keys, heads.keys),
-        f"{at}.join_values": on(heads.keys, heads.keys),
-        f"{at}.early": scored,
-        f"{at}.late": scored,
-        f"{at}.join": on(pieces, pieces),
-    }
-
-
-def _ring_attention(at: str, cell: RingAttention, heads: SplitHeads) -> Table:
-    """Queries, keys and values stay where they are; the compressed mask is for all."""
-    return {f"{at}.on_parts": on(HEADS, HEADS, HEADS, (None, None), (None,), out=HEADS, named=True)}
-
-
-def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> Table:
-    """The same from elementary operators; ALiBi's bias is ``[1, heads, 1, seq]``."""
-    queries = heads.queries
-    table = {
-        f"{at}.mul": on(queries, SCALAR),
-        f"{at}.scores": on(queries, heads.keys),
-        f"{at}.add": on(queries, heads.mask_of_rows if cell.masks_of_rows else (heads.rows, None)),
-        f"{at}.softmax": on(queries),
-        f"{at}.context": on(queries, heads.keys),
-    }
-    if cell.biased:
-        table[f"{at}.add_bias"] = on(queries, (None, heads.heads, None, None))
-    table |= heads.largest_logits(f"{at}.largest") if cell.watched else {}
-    if cell.drops:
-        table |= attention_dropout(f"{at}.dropout", queries)
-    return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, queries) if cell.capped else {})
-
-
-ATTENTION_CORES: dict[type[nn.Cell], Callable[..., Table]] = {
-    FlashAttention: _flash_attention,
-    BalancedFlashAttention: _balanced_flash_attention,
-    RingAttention: _ring_attention,
-    ComposedAttention: _composed_attention,
-}
-
-
-def _soft_cap(at: str, cell: SoftCap, x: Layout) -> Table:
-    return {f"{at}.divide": on(x, SCALAR), f"{at}.tanh": on(x), f"{at}.multiply": on(x, SCALAR)}
-
-
 def _feed_forward(at: str, cell: FeedForward, rows: Dimension) -> Table:
     """The inner width is split, the down projection sums over it."""
     table = _split_output(f"{at}.w1", cell.w1)
@@ -495,7 +433,7 @@ def _balance_of_rows() -> Table:
 
 
 def _head(at: str, cell: Head, rows: Dimension, columns: Dimension) -> Table:
-    capped = _soft_cap(f"{at}.soft_cap", cell.soft_cap, (rows, columns)) if cell.capped else {}
+    capped = soft_cap(f"{at}.soft_cap", cell.soft_cap, (rows, columns)) if cell.capped else {}
     return {f"{at}.matmul": on((rows, None), (columns, None)), **capped}
 
 
