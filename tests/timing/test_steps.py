@@ -132,6 +132,20 @@ def test_what_is_computed_again_is_what_the_patterns_say(recompute, expected):
     }
 
 
+@pytest.mark.parametrize(
+    ("recompute", "gathers"),
+    [
+        ({"select_comm_recompute": True}, {"attention_norm.gather", "ffn_norm.gather"}),
+        ({"select_comm_recompute": [r"ffn_norm\.norm"]}, {"ffn_norm.gather"}),
+        ({"recompute": True, "select_comm_recompute_exclude": [r"ffn_norm\.norm"]}, {"attention_norm.gather"}),
+    ],
+)
+def test_the_pattern_of_a_norm_selects_the_gather_of_its_result(recompute, gathers):
+    run = workload(layers=1, recompute=recompute, model_parallel=2, sequence_parallel=True)
+    forward = forward_work(run.architecture.layers[0], 64.0, 64, run.strategy, run.numerics)
+    assert {one.name for one in repeated_work(forward, run.plan.layers[0]) if one.name.endswith("gather")} == gathers
+
+
 def test_recomputation_costs_time_and_saves_memory():
     kept, again = (workload(recompute=how, micro_batches=4) for how in (None, {"recompute": True}))
     assert step_time(again, DEVICE).seconds > 1.2 * step_time(kept, DEVICE).seconds

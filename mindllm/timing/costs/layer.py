@@ -254,12 +254,14 @@ def _repeated(one: Operator | Exchange, layer: LayerAssignment, repeat_exchanges
         return not _named(one.name, layer.applied(f"{key}_exclude"))
     if one.name.endswith(OF_NUMBERS):
         return False
+    # A pattern names an operator and stands for the exchanges next to it: that of a norm for the gather of its result.
+    operator = one.name if isinstance(one, Operator) else one.name.replace("_norm.gather", "_norm.norm")
     if layer.recompute:
-        excluded = _named(one.name, layer.applied(f"{key}_exclude"))
+        excluded = _named(operator, layer.applied(f"{key}_exclude"))
         return not excluded and (repeat_exchanges or isinstance(one, Operator) or _is_of_model(one))
     if isinstance(one, Exchange) and one.op != "AllGather":
-        return False  # what a product of rows yields is kept: only what gathers its operand is repeated
-    return _named(one.name, layer.applied(key))
+        return False  # the result of a product is kept: only the gather of its operand is repeated
+    return _named(operator, layer.applied(key))
 
 
 def _is_of_model(one: Exchange) -> bool:
