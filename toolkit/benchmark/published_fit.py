@@ -34,7 +34,7 @@ from mindllm.timing.memory import stage_bytes
 from mindllm.units import GIB, MIB
 from toolkit.benchmark.mindformers_yamls import convert_all
 from toolkit.benchmark.published_steps import read_rows
-from toolkit.benchmark.report import keep_rows, kept_rows, write_markdown
+from toolkit.benchmark.report import Tables, keep_rows, kept_rows, write_markdown
 
 CARDS = "mindformers_cards.csv"
 COLUMNS = (
@@ -228,7 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.print(Table("In total", [*texts("figure"), *figures("value")], summary_rows(fits)))
     if options.markdown:
         command = "python -m toolkit.benchmark.published_fit " + " ".join(arguments or sys.argv[1:])
-        tables = [("In total", ("figure", "value"), summary_rows(fits)), ("Public YAMLs", COLUMNS, rows)]
+        total: Tables = [("In total", ("figure", "value"), summary_rows(fits))]
+        tables = [*total, ("Public YAMLs", COLUMNS, rows)]
         write_markdown(options.markdown, "Published YAMLs and memory", __doc__ or "", command, tables, "Causes")
     return 0
 
