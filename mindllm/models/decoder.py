@@ -365,8 +365,9 @@ def _layer(number: int, model: ModelConfig, kernels: Kernels, spread: InitStd) -
     layers = model.architecture.layers
     spec, length = layers[number], model.seq_length
     if kernels.row_parts > 1:
-        first, last = not number or number - 1 in kernels.joins, number == len(layers) - 1 or number in kernels.joins
-        return FineGrainInterleavedLayer(spec, kernels, spread, length, first, last)
+        first, last = number == 0, number == len(layers) - 1
+        opens, closes = number - 1 in kernels.joins, number in kernels.joins
+        return FineGrainInterleavedLayer(spec, kernels, spread, length, first, last, opens, closes)
     return (MTPLayer if spec.is_mtp else DecoderLayer)(spec, kernels, spread, length)
 
 

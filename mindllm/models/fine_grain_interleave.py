@@ -36,26 +36,42 @@ class RowPart(nn.Cell):
 
 
 class FineGrainInterleavedLayer(DecoderLayer):
-    """:class:`DecoderLayer` with a dense feed-forward, of whose rows ``kernels.row_parts`` parts go their own ways.
+    """:class:`DecoderLayer` with a dense feed-forward, which takes its rows in ``kernels.row_parts`` parts outside attention.
 
-    The ``first`` layer of a model or stage is given all rows ``[batch · seq, hidden]`` and cuts them, the ``last`` one joins
-    them; between layers they stay apart.
+    The first layer of the model cuts all rows ``[batch · seq, hidden]`` into parts, the last one joins them. Between layers of a
+    stage the parts stay apart. Between stages they travel as one tensor: each device joins the rows that it has, and cuts them
+    again in the next stage, without communication (MindFormers' ``skip_redistribution``).
+
+    Args:
+        spec, kernels, spread, seq_length: as of :class:`DecoderLayer`.
+        first, last: of the whole model.
+        opens_stage, closes_stage: in a pipeline, but for the first and last layer of the model.
     """
 
     def __init__(
-        self, spec: LayerSpec, kernels: Kernels, spread: InitStd, seq_length: int, first: bool, last: bool
+        self,
+        spec: LayerSpec,
+        kernels: Kernels,
+        spread: InitStd,
+        seq_length: int,
+        first: bool,
+        last: bool,
+        opens_stage: bool = False,
+        closes_stage: bool = False,
     ) -> None:
         super().__init__(spec, kernels, spread, seq_length)
         if not isinstance(self.attention, Attention) or self.has_experts or self.drops:
             raise ValueError("rows are taken in parts by dense layers without dropout and with plain attention only")
         count = kernels.row_parts
         self.first, self.last = first, last
-        if first:
+        self.opens_stage, self.closes_stage = opens_stage, closes_stage
+        self.cuts, self.joins = first or opens_stage, last or closes_stage
+        if self.cuts:
             self.beside = nn.CellList([RowPart(index, count) for index in range(count)])
-        else:
+        if not first:
             self.join_query, self.join_key, self.join_value = P.Concat(axis=0), P.Concat(axis=0), P.Concat(axis=0)
         self.behind = nn.CellList([RowPart(index, count) for index in range(count)])
-        if last:
+        if self.joins:
             self.join = P.Concat(axis=0)
 
     def construct(
@@ -67,23 +83,25 @@ class FineGrainInterleavedLayer(DecoderLayer):
         added: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor | Parts:
-        query, key, value = self.projected(x)
+        given: Parts = ()
+        for index in range(len(self.behind)):
+            given = (*given, self.beside[index](x) if self.cuts else x[index])
+        query, key, value = self.projected(x, given)
         context = self.attention.attended(query, key, value, batch, tables, mask)
         parts: Parts = ()
         for index in range(len(self.behind)):
-            given = self.beside[index](x) if self.first else x[index]
             attended = self.attention.wo(self.behind[index](context))
-            parts = (*parts, self.after_feed_forward(self.after_attention(given, attended), batch))
-        return self.join(parts) if self.last else parts
+            parts = (*parts, self.after_feed_forward(self.after_attention(given[index], attended), batch))
+        return self.join(parts) if self.joins else parts
 
-    def projected(self, x: Tensor | Parts) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[batch · seq, heads · d]`` of all rows."""
+    def projected(self, x: Tensor | Parts, given: Parts) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values ``[batch · seq, heads · d]`` of all rows, in the order of the sequence."""
         if self.first:
             return self.attention.rows(self.attention_norm(x))
         queries: Parts = ()
         keys: Parts = ()
         values: Parts = ()
-        for part in x:
+        for part in given:
             query, key, value = self.attention.rows(self.attention_norm(part))
             queries, keys, values = (*queries, query), (*keys, key), (*values, value)
         return self.join_query(queries), self.join_key(keys), self.join_value(values)

@@ -33,7 +33,7 @@ class Kernels:
     :mod:`mindllm.models.attention.sequence_order`; in a ``ring`` their keys and values come round
     (:mod:`mindllm.models.attention.ring_attention`). ``tensor_ranks`` share the heads. ``row_parts``: parts in which layers
     take their rows outside attention
-    (:mod:`mindllm.models.fine_grain_interleave`); behind the layers ``joins`` rows go to another stage, whole.
+    (:mod:`mindllm.models.fine_grain_interleave`); ``joins`` are the layers that send their rows to another stage.
     ``watches_logits``: each layer keeps the largest attention logit (:mod:`mindllm.models.attention.largest_logit`).
     ``pieces``: in which sequences go through a pipeline (:mod:`mindllm.models.pieces`); None: whole.
     """

@@ -43,14 +43,14 @@ def mark_row_parts(lm: CausalLM) -> None:
     for number, layer in enumerate(lm.model.layers):
         if not isinstance(layer, FineGrainInterleavedLayer):
             continue
-        cuts = [part.slice for part in (*layer.behind, *(layer.beside if layer.first else ()))]
+        cuts = [part.slice for part in (*layer.behind, *(layer.beside if layer.cuts else ()))]
         for cut in cuts:
             cut.add_prim_attr(BLOCK, number)
         joins = [] if layer.first else [layer.join_query, layer.join_key, layer.join_value]
         if joins:
             layer.join_query.add_prim_attr(BLOCK, number)
-        if layer.last:
-            joins.append(layer.join)  # behind it rows are gathered: as the end of a block it would wait for itself
+        if layer.joins:
+            joins.append(layer.join)  # without a number: followed by a gather or a Send, it would wait for itself
         for operator in (*joins, *cuts):
             operator.add_prim_attr(ON_ITS_OWN_ROWS, True)
 

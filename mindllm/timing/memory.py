@@ -33,7 +33,7 @@ from mindllm.timing.non_layer_cost import (
     last_parameters,
     layer_parameters,
 )
-from mindllm.timing.saved_activations import gradients_at_once, kept_results
+from mindllm.timing.saved_activations import READ_BY, gradients_at_once, kept_results
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.weight_memory import (
     before_gradient,
@@ -80,18 +80,22 @@ def _pass_bytes(workload: Workload) -> np.ndarray:
     plan, orders = workload.plan, _orders(workload)
     layers: list[list[tuple[float, float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
     left: list[list[float]] = [[] for _ in layers]
+    copies = np.zeros(len(layers))  # operands that a backward pass joins from parts when it begins
     kinds, specs = workload.architecture.specification_numbers, workload.architecture.layers
     left_of_kind = {kind: left_of_layer(workload, specs[kind]) for kind in set(kinds)}
-    for own, needs, kind in zip(plan.layers, _needs(workload), kinds, strict=True):
+    for number, (own, needs, kind) in enumerate(zip(plan.layers, _needs(workload), kinds, strict=True)):
         place = own.chunk * plan.stages + own.stage
         layers[place].append(needs)
-        left[place].append(left_of_kind[kind])
+        copied = joined_operands(workload, specs[kind], own, number == 0)
+        copies[place] += copied
+        left[place].append(left_of_kind[kind] - copied)  # freed together with what the layer keeps
     kept = np.array([sum(size for size, _, _ in held) for held in layers])
     kept[plan.last_place] += kept_at_the_loss(workload)
     working = np.array([
         working_memory_of_v(held) if plan.v_shape else working_memory([needs[:2] for needs in held], left=more)
         for held, more in zip(layers, left, strict=True)
     ])  # fmt: skip
+    working += copies
     working[plan.last_place] = max(working[plan.last_place], loss_bytes(workload))
     shape = (plan.chunks, plan.stages)
     held = held_memory(kept.reshape(shape), working.reshape(shape), orders) + np.array(mask_bytes(workload))
@@ -99,6 +103,38 @@ def _pass_bytes(workload: Workload) -> np.ndarray:
         if plan.chunks == 1 and len(orders[own.stage]) == 2 * int(alive(orders, 1)[own.stage].max()):  # all at once
             held[own.stage] -= read_forward(workload, spec)
     return held
+
+
+def joined_operands(workload: Workload, spec: LayerSpec, own: LayerAssignment, first: bool) -> float:
+    """Return the bytes that a backward pass needs from its beginning to join the parts of ``fine_grain_interleave``.
+
+    MindSpore computes the gradient of a weight from all rows at once, so it joins the parts of the operand, which is kept, for
+    each weight that reads it: queries, keys and values need three copies of one operand. A layer that computes or gathers its
+    operands again joins them in its own backward pass.
+
+    Args:
+        workload: the run.
+        spec: what the layer is made of.
+        own: where the layer is and what it recomputes.
+        first: whether it is the first layer of the model, whose projections take all rows at once.
+    """
+    strategy = workload.strategy
+    if strategy.row_parts == 1 or own.recompute:
+        return 0.0
+    operand = HALF_BYTES * workload.rank_tokens * spec.attention.hidden_size
+    repeated = {
+        one.name
+        for one in repeated_work(
+            forward_work(spec, float(workload.rank_tokens), workload.seq_length, strategy, workload.numerics), own
+        )
+        if one.name.endswith("_norm.gather")
+    }
+    weights, copies = spec.weights(), 0
+    for results, readers in READ_BY.items():
+        of_first = first and results[0].startswith("attention_norm")
+        if len(results) == 2 and not of_first and results[1] not in repeated:
+            copies += max(0, sum(f"{reader}.weight" in weights for reader in readers) - 1)
+    return copies * operand
 
 
 def left_of_layer(workload: Workload, spec: LayerSpec) -> float:

@@ -53,7 +53,7 @@ def test_parts_that_make_no_sense_are_refused(overrides, said):
     assert said in str(error.value)
 
 
-def test_tokens_go_whole_from_stage_to_stage():
+def test_layers_that_end_a_stage_join_their_parts():
     config = load_config(FORMS / "interleaved_rows_over_stages.yaml")
     assert kernels_of(config).joins == {1}
     uneven = override_config(config, {"model.model_config.offset": [1, -1]})

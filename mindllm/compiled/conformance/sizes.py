@@ -141,13 +141,11 @@ def _gathers(config: RunConfig, rank: Operators) -> Iterator[str]:
 
 def _messages(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
     """Hidden states that go from stage to stage, those of both models of pairs together, in other rows than layers have them."""
-    model = config.model.config
-    widths = (model.hidden_size, 2 * model.hidden_size)
-    wanted = rows.between if model.fine_grain_interleave == 1 else rows.inside  # parts are joined where they are whole
+    hidden = config.model.config.hidden_size
     for node in messages(rank):
         shape = node.shapes[0]
-        if len(shape) == 2 and shape[1] in widths and shape[0] != wanted:
-            yield f"{node.op} is of {list(shape)}, not of {wanted} rows"
+        if len(shape) == 2 and shape[1] in (hidden, 2 * hidden) and shape[0] != rows.between:
+            yield f"{node.op} is of {list(shape)}, not of {rows.between} rows"
 
 
 def _needless(config: RunConfig, rank: Operators) -> Iterator[str]:

@@ -181,22 +181,24 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension, heads: SplitHeads) -> T
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
     if isinstance(cell, FineGrainInterleavedLayer):
-        table |= _parts_of_rows(at, cell)
+        table |= _parts_of_rows(at, cell, hidden)
     return table | (_around_prediction(at, cell, hidden) if isinstance(cell, MTPLayer) else {})
 
 
-def _parts_of_rows(at: str, cell: FineGrainInterleavedLayer) -> Table:
-    """Every device cuts and joins the rows that it has, whole on its tensor-parallel ranks: so with sequence parallelism, too,
-    rows that are joined are in their order.
+def _parts_of_rows(at: str, cell: FineGrainInterleavedLayer, hidden: Layout) -> Table:
+    """Return the layouts of cuts and joins, which every device does with the rows that it has.
+
+    At both ends of the model rows are whole on the tensor-parallel ranks, so that they are in the order of the sequence. Between
+    stages they stay split where the layers are (``hidden``): a join and the next cut are inverse on every device.
     """
     parts = len(cell.behind)
     whole: Layout = (TOKENS, None)
     table = {f"{at}.behind.{index}.slice": on(INNER) for index in range(parts)}
-    if cell.first:
-        table |= {f"{at}.beside.{index}.slice": on(whole) for index in range(parts)}
-    else:
+    if cell.cuts:
+        table |= {f"{at}.beside.{index}.slice": on(whole if cell.first else hidden) for index in range(parts)}
+    if not cell.first:
         table |= {f"{at}.{name}": on(*[INNER] * parts) for name in ("join_query", "join_key", "join_value")}
-    return table | ({f"{at}.join": on(*[whole] * parts)} if cell.last else {})
+    return table | ({f"{at}.join": on(*[whole if cell.last else hidden] * parts)} if cell.joins else {})
 
 
 def _around_prediction(at: str, cell: MTPLayer, hidden: Layout) -> Table:
