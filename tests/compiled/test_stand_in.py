@@ -119,6 +119,20 @@ def test_a_damaged_library_is_said_to_be_one(tmp_path_factory, cut, change, plac
 
 
 @needs_compiler
+def test_cann_version_has_numbers_that_fusion_parses():
+    libraries = Path(stand_in.device_software()["ASCEND_HOME_PATH"]) / "lib64"
+    program = f"""
+import ctypes
+text, library = ctypes.create_string_buffer(512), ctypes.CDLL("{libraries / stand_in.EVERYTHING}")
+library.aclsysGetCANNVersion(0, text)
+print(int(text[128:192].rstrip(b"\\0")) > 0, int(text[192:256].rstrip(b"\\0")) >= 0)
+"""
+    variables = {**os.environ, "MS_SIMULATION_LEVEL": "1"}
+    printed = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+    assert printed.stdout == "True True\n"
+
+
+@needs_compiler
 def test_a_program_finds_a_larger_machine():
     count = "import os; print(os.sysconf('SC_NPROCESSORS_ONLN'), os.sysconf('SC_PAGE_SIZE'))"
     variables = {**os.environ, "LD_PRELOAD": str(stand_in.many_cores(wheel.own_wheel()))}

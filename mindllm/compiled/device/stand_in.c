@@ -37,6 +37,21 @@ int stand_in_make(void **made) {
 
 const char *stand_in_soc_name(void) { return "Ascend910B2"; }
 
+/* aclCANNPackageVersion. Graph-kernel fusion (jit_level O1) parses the numbers: an empty text ends it with "stoi". */
+struct cann_version {
+  char version[128], major[64], minor[64], release[64], patch[64], reserved[128];
+};
+int stand_in_cann_version(int package, struct cann_version *cann) {
+  (void)package;
+  memset(cann, 0, sizeof *cann);
+  strcpy(cann->version, "8.5.0");
+  strcpy(cann->major, "8");
+  strcpy(cann->minor, "5");
+  strcpy(cann->release, "0");
+  strcpy(cann->patch, "0");
+  return 0;
+}
+
 /* One, unless the program of somebody else is to see the devices of a node. */
 int stand_in_device_count(uint32_t *count) {
   const char *devices = getenv("MINDLLM_NODE_DEVICES");

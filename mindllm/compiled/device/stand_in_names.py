@@ -34,6 +34,7 @@ ANSWERS = (
     (r"aclrtFreeHost", "stand_in_host_free"),
     (r"aclrtGetMemInfo", "stand_in_memory"),
     (r"aclrtGetSocName", "stand_in_soc_name"),
+    (r"aclsysGetCANNVersion", "stand_in_cann_version"),
     (r"aclrtGetDeviceCount", "stand_in_device_count"),
     (r"aclrtGetDevice", "stand_in_device"),
     (r"acltdtReceiveTensor", "stand_in_not_available"),

@@ -16,7 +16,8 @@ from mindllm.config import RunConfig, load_config
 from mindllm.parallel.refusals import refusals_explained
 
 PIPELINED_THREADS = 8  # with a single one, which is what two cores get, kernels cannot be launched in branches
-KERNEL_BY_KERNEL = "O0"  # O2 is for another compiler, which is not in the wheel
+# O1 fuses elementwise operators and leaves used peaks as they are (docs/simulation.md); O2 needs GE, a part of CANN.
+KERNEL_BY_KERNEL = "O0"
 MORE_THAN_ANY = "4000GB"
 
 
