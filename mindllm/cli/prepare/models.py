@@ -11,6 +11,7 @@ from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError, nearest
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import Column, Table
+from mindllm.units import short_count
 
 if TYPE_CHECKING:
     from mindllm.config.reading.shipped_models import ShippedModel
@@ -20,7 +21,6 @@ EXAMPLE = """examples:
   %(prog)s qwen3                 those whose family or name has it
   %(prog)s models/ output/run    what these directories hold
 """
-UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def make_parser() -> CommandParser:
@@ -95,7 +95,7 @@ def _shipped_table(models: Sequence[ShippedModel]) -> Table:
         files = " ".join(run.file.rpartition("/")[2] for run in model.runs)
         known = [run.docs for run in model.runs if run.docs is not None]
         pages = ", ".join(dict.fromkeys(page for docs in known for page in docs)) or ("none" if known else "not here")
-        figures = (_short(model.parameters), ", ".join(lengths), model.dtype, ", ".join(devices))
+        figures = (short_count(model.parameters), ", ".join(lengths), model.dtype, ", ".join(devices))
         table.add_row(model.family, model.name, *figures, files, pages)
     return table
 
@@ -112,7 +112,7 @@ def _local_table(entries: Sequence[dict[str, Any]]) -> Table:
     for entry in entries:
         count, context = entry.get("parameters"), entry.get("context")
         table.add_row(
-            *(entry["path"], entry["kind"], entry.get("family") or "", _short(count) if count else ""),
+            *(entry["path"], entry["kind"], entry.get("family") or "", short_count(count) if count else ""),
             *(str(context or ""), entry.get("dtype") or "", f"{entry['bytes'] / 1e9:.2f}", _remark(entry)),
         )
     return table
@@ -126,11 +126,6 @@ def _remark(entry: dict[str, Any]) -> str:
     if entry["kind"] == "checkpoint":
         return f"step {entry['step']}"
     return "" if entry["tokenizer"] else "no tokenizer"
-
-
-def _short(count: int) -> str:
-    size, letter = next(((size, letter) for size, letter in UNITS if count >= size), (1, ""))
-    return f"{count / size:.3g}{letter}" if count < 1000 * size else f"{count / size:.0f}{letter}"
 
 
 if __name__ == "__main__":
