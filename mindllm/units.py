@@ -35,7 +35,7 @@ def parameters_in_words(number: int) -> str:
 
 def short_count(count: int) -> str:
     """Return a count with three digits and a letter: ``494M``, ``6.74B``; never with an exponent."""
-    for size, letter in ((1, ""), (10**3, "K"), (10**6, "M"), (10**9, "B"), (10**12, "T")):
+    for size, letter in ((1, ""), (10**3, "K"), (10**6, "M"), (10**9, "B"), (10**12, "T")):  # noqa: B007 (used after the loop)
         value = count / size
         decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
         text = f"{value:.{decimals}f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
+from mindllm.command import port
 from mindllm.launch.clusters.placement import Placement
 from mindllm.launch.clusters.schedulers import placement_of
 from mindllm.launch.start import HOST, SEVERAL_NODES_PORT, Launch, placed
@@ -24,7 +25,8 @@ def add_node_options(parser: ArgumentParser, timeout: int, ports: str = "the one
     parser.add_argument("--node_rank", type=int, metavar="N", help="number of this node (default: 0)")
     parser.add_argument(
         "--port",
-        type=int,
+        "--master_port",
+        type=port,
         default=0,
         help=f"port of node 0 on which they find each other; with several nodes {ports}, too, and the default is "
         f"{SEVERAL_NODES_PORT} (one node: a free one)",
