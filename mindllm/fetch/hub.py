@@ -112,9 +112,9 @@ class Hub(ABC):
         if name in self.published:
             return self.published[name]
         if not REPOSITORY.fullmatch(name) or not all(part.strip(".") for part in name.split("/")):
+            hint = nearest(name.rpartition("/")[2], self.published)
             raise UserError(
-                f"{shortened(name)}: unknown model; give ORGANISATION/MODEL as on {self.title}, or a shipped model that is "
-                f"published there{nearest(name.rpartition('/')[2], self.published)}"
+                f"{shortened(name)}: unknown on {self.title}; give ORGANISATION/MODEL or a shipped model{hint}"
             )
         return name
 

@@ -297,7 +297,7 @@ def test_names_of_shipped_models_are_theirs():
         assert hub.repository("qwen3_8b") == "Qwen/Qwen3-8B"
         assert hub.repository("org/model") == "org/model"
         for name in ("qwen9", "a/b/c", "/b", "../b"):
-            with pytest.raises(UserError, match=f"unknown model; give ORGANISATION/MODEL as on {hub.title}"):
+            with pytest.raises(UserError, match=f"unknown on {hub.title}; give ORGANISATION/MODEL or a shipped model"):
                 hub.repository(name)
-    with pytest.raises(UserError, match="unknown model; give ORGANISATION/MODEL as on ModelScope"):
+    with pytest.raises(UserError, match="unknown on ModelScope; give ORGANISATION/MODEL"):
         HUBS["modelscope"].repository("llama3_8b")

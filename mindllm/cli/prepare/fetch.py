@@ -37,7 +37,10 @@ def make_parser() -> CommandParser:
         help="ORGANISATION/MODEL, or the address of its page; or a shipped model, as mindllm models lists them",
     )
     parser.add_argument(
-        "--output", type=output_directory, metavar="DIR", help="must not exist, or be empty (default models/MODEL)"
+        "--output",
+        type=output_directory,
+        metavar="DIR",
+        help="directory to write, absent or empty (default models/MODEL)",
     )
     parser.add_argument(
         "--from",

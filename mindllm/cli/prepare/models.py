@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.cli.registry import spelled
-from mindllm.command import CommandParser, run_command
+from mindllm.command import MAX_SUGGESTIONS, CommandParser, run_command
 from mindllm.errors import UserError, nearest
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import Column, Table
@@ -73,10 +74,9 @@ def _matching(models: list[ShippedModel], words: Sequence[str]) -> list[ShippedM
     }
     for word, matching in found.items():
         if not matching:
-            names = {model.family for model in models}
-            raise UserError(
-                f"{word}: no model with a YAML has this in its name, and no such directory{nearest(word, names)}"
-            )
+            close = difflib.get_close_matches(word, [model.name for model in models], n=MAX_SUGGESTIONS)
+            hint = f"; similar: {', '.join(close)}" if close else nearest(word, {model.family for model in models})
+            raise UserError(f"{word}: no such model or directory{hint}")
     return [model for model in models if not words or any(model in matching for matching in found.values())]
 
 
