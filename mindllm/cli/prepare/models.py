@@ -74,7 +74,8 @@ def _matching(models: list[ShippedModel], words: Sequence[str]) -> list[ShippedM
     }
     for word, matching in found.items():
         if not matching:
-            close = difflib.get_close_matches(word, [model.name for model in models], n=MAX_SUGGESTIONS)
+            names = {name for model in models for name in (model.family, model.name)}
+            close = difflib.get_close_matches(word, sorted(names), n=MAX_SUGGESTIONS)
             hint = f"; similar: {', '.join(close)}" if close else nearest(word, {model.family for model in models})
             raise UserError(f"{word}: no such model or directory{hint}")
     return [model for model in models if not words or any(model in matching for matching in found.values())]

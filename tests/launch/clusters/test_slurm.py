@@ -197,7 +197,9 @@ def test_an_absolute_yaml_is_named_and_warnings_do_not_reach_the_file(capsys):
     assert f"warning: --config {SHIPPED} is an absolute path of this machine" in err
 
 
-@pytest.mark.parametrize("words", [["--master_port", "99999"], ["--master_port=0"], ["--port", "many"], ["--port=-1"]])
+@pytest.mark.parametrize(
+    "words", [["--master_port", "99999"], ["--master_port=0x1"], ["--port", "many"], ["--port=-1"]]
+)
 def test_a_port_that_is_none_is_named_with_option_and_range(words, capsys):
     with pytest.raises(SystemExit):
         main([*words, RUN])
