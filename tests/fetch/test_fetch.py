@@ -96,6 +96,18 @@ def test_a_directory_is_fetched_without_pickles_and_code(hub, tmp_path):
         fetch(hub, listing, tmp_path / "model")
 
 
+def test_hugging_faces_own_client_reads_the_same_files(hub):
+    from huggingface_hub import HfApi
+
+    if hub.spoken == "modelscope":
+        pytest.skip("test_modelscope.py has its client")
+    info = HfApi(endpoint=hub.url).model_info("org/model", files_metadata=True)
+    theirs = {(file.rfilename, file.size, file.lfs.sha256 if file.lfs else file.blob_id) for file in info.siblings}
+    listing = list_files(hub, include=["*"])
+    assert {(file.name, file.size, file.digest) for file in listing.files} == theirs
+    assert (listing.commit, listing.license) == (info.sha, info.card_data.license)
+
+
 def half_way(hub, tmp_path):
     """A command that has 10 MiB of a file whose rest does not come, and the directory that has them."""
     hub.files["model.safetensors"] = LARGE
