@@ -28,13 +28,13 @@ from mindllm.terminal.console import error_console
 from mindllm.terminal.text import styled, visible
 
 READER_GONE = 141
+MAX_SUGGESTIONS = 5
+FILE_SUFFIXES = (".csv", ".html", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".txt", ".yaml", ".yml")
 # Python's 700, 10, 10 take a tenth of the time in which modules and graphs are read
 SEARCHES_FOR_GARBAGE = (20_000, 20, 50)
 CONFIG = "--config"
 RUNS = ("RUN", "YAML")  # what a positional argument is called that names runs
 LARGEST_PORT = 65535
-MAX_SUGGESTIONS = 5
-FILE_SUFFIXES = (".csv", ".html", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".txt", ".yaml", ".yml")
 IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
     errno.ENOENT,
     errno.EACCES,
