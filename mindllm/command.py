@@ -28,6 +28,8 @@ from mindllm.terminal.console import error_console
 from mindllm.terminal.text import styled, visible
 
 READER_GONE = 141
+MAX_SUGGESTIONS = 5
+FILE_SUFFIXES = (".csv", ".html", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".txt", ".yaml", ".yml")
 # Python's 700, 10, 10 take a tenth of the time in which modules and graphs are read
 SEARCHES_FOR_GARBAGE = (20_000, 20, 50)
 CONFIG = "--config"
@@ -123,6 +125,17 @@ class CommandParser(argparse.ArgumentParser):
         is_key = name in SHORTHANDS or name in OF_OTHERS or any(test(name) for test in self.key_tests)
         if meant and not (self.takes_keys and is_key):
             self.error(f"{option}: no such option; did you mean {meant[0]}?")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Read options; end with the nearest options of ours where one is unknown, and for a word that nothing takes."""
+        options, rest = self.parse_known_args(args, namespace)
+        if rest:
+            unknown = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
+            ours = [name for name in self._option_string_actions if name.startswith("--")]
+            near = difflib.get_close_matches(unknown[:LONGEST_PART], ours, n=MAX_SUGGESTIONS, cutoff=0.5)
+            reason = "no such option" if unknown.startswith("-") else "unexpected argument"
+            self.error("; similar: ".join([f"{unknown}: {reason}", *([", ".join(near)] if near else [])]))
+        return options
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse what is none of the choices, and name the one that is nearest."""
@@ -255,12 +268,16 @@ def _seconds(text: str) -> float:
 
 
 def output_file(text: str) -> Path:
-    """A file to be written, as the type of an option: refused at once where it cannot be, not after the work is done."""
+    """Return a file to write, as the type of an option. One that cannot be written is refused before any work is done."""
+    if text.endswith(os.sep):
+        raise argparse.ArgumentTypeError(f"{text}: is a directory; this option takes a file")
     return _writable(text, directory=False)
 
 
 def output_directory(text: str) -> Path:
-    """A directory to be written into, made where it is missing; as :func:`output_file`."""
+    """Return a directory to write into, made where it is missing; as :func:`output_file`."""
+    if Path(text).suffix.lower() in FILE_SUFFIXES and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: is the name of a file; this option takes a directory")
     return _writable(text, directory=True)
 
 

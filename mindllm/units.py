@@ -33,6 +33,17 @@ def parameters_in_words(number: int) -> str:
     return f"{size:,.2f} {word} parameters"
 
 
+def short_count(count: int) -> str:
+    """Return a count with three digits and a letter: ``494M``, ``6.74B``; never with an exponent."""
+    for size, letter in ((1, ""), (10**3, "K"), (10**6, "M"), (10**9, "B"), (10**12, "T")):  # noqa: B007 (used after the loop)
+        value = count / size
+        decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+        text = f"{value:.{decimals}f}"
+        if float(text) < 1000:  # 999.7M rounds to 1B
+            break
+    return (text.rstrip("0").rstrip(".") if decimals else text) + letter
+
+
 def file_size(size: float) -> str:
     """Bytes of files in words: ``42.1 GB``, ``35.9 MB``."""
     return f"{size / GB:,.1f} GB" if size >= GB / 10 else f"{size / MB:,.1f} MB"

@@ -6,7 +6,7 @@ Listing, HEAD and GET with Range of the one; card, listing and GET with Range of
 import hashlib
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -18,7 +18,8 @@ class Hub(ThreadingHTTPServer):
     """``files``: name to content. ``served``: what is sent instead. ``stall``: bytes of a file after which nothing comes.
 
     ``breaks``: bytes of a file after which the connection ends, once. ``busy``: answers of 503 before the next file.
-    ``elsewhere``: another server, to which ModelScope's large files are redirected.
+    ``elsewhere``: another server, to which ModelScope's large files are redirected. ``edit``: changes an answer in JSON before it
+    is sent. ``endless``: names of files, or "listing", that are sent without an end; ``sent`` counts their bytes.
     """
 
     daemon_threads = True
@@ -29,6 +30,7 @@ class Hub(ThreadingHTTPServer):
         self.card = {"license": "apache-2.0"}
         self.stall, self.gated, self.listed, self.continues = {}, False, [], True
         self.breaks, self.busy, self.elsewhere, self.logins, self.checksums = {}, 0, None, [], True
+        self.edit, self.endless, self.sent, self.encoding = lambda answer: answer, (), 0, None
         self.ended = threading.Event()
 
     @property
@@ -81,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
             elif revision not in ("main", COMMIT):
                 self.refuse(404, "RevisionNotFound")
             else:
-                self.answer(200, json.dumps(hub.listing()).encode(), {"Content-Type": "application/json"})
+                self.send_json(200, hub.listing())
             return
         name = "/".join(parts[4:])
         if hub.gated:
@@ -118,7 +120,27 @@ class Handler(BaseHTTPRequestHandler):
 
     def modelscope_answer(self, status, code, data=None, message=""):
         answer = {"Code": code, "Data": data, "Message": message, "RequestId": "r", "Success": code == 200}
-        self.answer(status, json.dumps(answer).encode(), {"Content-Type": "application/json; charset=utf-8"})
+        self.send_json(status, answer)
+
+    def send_json(self, status, answer):
+        answer = self.server.edit(answer)
+        if "listing" in self.server.endless and status == 200:
+            self.flood({"Content-Type": "application/json"}, b'{"siblings": [' + b"{}," * 20_000)
+            return
+        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.answer(status, content, {"Content-Type": "application/json; charset=utf-8"})
+
+    def flood(self, headers, piece):
+        """Send ``piece`` until the client leaves, at most 200 MB."""
+        self.send_response(200)
+        for key, value in {**headers, "Connection": "close"}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.close_connection = True
+        with suppress(OSError):
+            while self.server.sent < 200 << 20:
+                self.wfile.write(piece)
+                self.server.sent += len(piece)
 
     def send(self, name):
         content = self.server.files[name]
@@ -127,6 +149,9 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if is_large:
             headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{etag}"'}
+        if name in self.server.endless and self.command == "GET":
+            self.flood(headers, b"x" * 60_000)
+            return
         content = self.server.served.get(name, content)
         asked, code = self.headers.get("Range"), 200
         if asked and self.command == "GET" and self.server.continues:
@@ -138,7 +163,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, code, content, headers, stall=None, breaks=None):
         self.send_response(code)
-        for key, value in {**headers, "Content-Length": str(len(content))}.items():
+        encoding = {"Content-Encoding": self.server.encoding} if self.server.encoding else {}
+        for key, value in {**headers, **encoding, "Content-Length": str(len(content))}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":

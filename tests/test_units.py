@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from mindllm.units import GIB, MIB, device_memory, gigabytes, missing_memory, parameters_in_words
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindllm.units import GIB, MIB, device_memory, gigabytes, missing_memory, parameters_in_words, short_count
 
 
 def test_figures_of_a_table_have_the_same_decimals():
@@ -49,3 +53,27 @@ def test_differences_have_a_sign_but_zero_has_no_minus():
 )
 def test_small_models_are_no_zero_billions(number, said):
     assert parameters_in_words(number) == said
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"), (7, "7"), (999, "999"), (1000, "1K"), (9_994, "9.99K"), (9_996, "10K"), (494_032_768, "494M"),
+        (999_400_000, "999M"), (999_500_000, "1B"), (999_999_999, "1B"), (6_738_415_616, "6.74B"), (70_000_000_000, "70B"),
+        (10**15, "1000T"), (123_456 * 10**12, "123456T"),
+    ],
+)  # fmt: skip
+def test_a_count_has_three_digits_and_a_letter(count, text):
+    assert short_count(count) == text
+
+
+def read_count(text):
+    number, letter = re.fullmatch(r"(\d+(?:\.\d{1,2})?)([KMBT]?)", text).groups()
+    return float(number) * 1000 ** " KMBT".index(letter or " ")
+
+
+@given(st.integers(0, 10**17), st.integers(0, 10**12))
+def test_short_counts_are_monotone_and_close(count, more):
+    """No exponent either: the form above has none."""
+    assert read_count(short_count(count)) <= read_count(short_count(count + more))
+    assert read_count(short_count(count)) == pytest.approx(count, rel=0.005)

@@ -1,6 +1,6 @@
-"""Writes a model directory from a hub: whole or absent, each file checked, and after an interruption continued.
+"""Download of a model directory: whole or absent, each file verified, resumed after an interruption.
 
-Files are written into a hidden directory beside the target, which becomes it when all are there.
+Files are written into a hidden directory next to the target, which is renamed to the target when all files are there.
 """
 
 from __future__ import annotations
@@ -11,58 +11,55 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
 
 from mindllm.errors import RunFailed, UserError
-from mindllm.fetch.choice import RemoteFile
-from mindllm.fetch.hub import Listing
+from mindllm.fetch.hub import Hub
+from mindllm.fetch.listing import INCOMPLETE, LOCK, Listing, RemoteFile
 from mindllm.outside import open_file
 from mindllm.terminal.progress import Progress, unwatched
 
-UNFINISHED = ".incomplete"
-LOCK = ".lock"
 PIECE = 4 << 20
-LEFT_FREE = 100 << 20  # bytes of the disk
+RESERVED_SPACE = 100 << 20  # bytes of the disk
 
 
-def fetch(listing: Listing, directory: Path, progress: Progress = unwatched) -> Path:
-    """Write the files of ``listing`` as ``directory``; what an earlier call has written of them is not asked for again.
+def fetch(hub: Hub, listing: Listing, directory: Path, progress: Progress = unwatched) -> Path:
+    """Write the files of ``listing`` as ``directory``, except for those that an interrupted call has written already.
 
     Raises:
-        UserError: the directory is there and not empty, or another call is writing it.
-        RunFailed: the disk is too small, the network fails, or a file is not what the hub says it is.
+        UserError: the directory exists and is not empty, or another call is writing it.
+        RunFailed: the disk is too small, the network fails, or a file is not the one that the hub lists.
     """
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
-        raise UserError(f"{directory}: is there already; give another --output, or remove it")
+        raise UserError(f"{directory}: already exists; pass a different --output or remove it")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    kept = directory.with_name(f".{directory.name}.fetch")
-    kept.mkdir(exist_ok=True)
-    with _alone(kept):
-        _remove_others(kept, listing)
-        whole = {
-            file.name for file in listing.files if (kept / file.name).is_file() and not _problem(kept / file.name, file)
-        }
-        there = sum(_size(_place(kept, file)) for file in listing.files if file.name not in whole)
-        there += sum(file.size for file in listing.files if file.name in whole)
-        _refuse_if_full(kept, listing.size - there)
-        done = sum(file.size for file in listing.files if file.name in whole)
+    unfinished = directory.with_name(f".{directory.name}.fetch")
+    with _locked(unfinished):
+        _remove_unlisted(unfinished, listing)
+        done = {file.name for file in listing.files if not _problem(unfinished / file.name, file)}
+        present = sum(file.size if file.name in done else _size(_path(unfinished, file)) for file in listing.files)
+        _check_space(unfinished, listing.size - present)
+        finished = sum(file.size for file in listing.files if file.name in done)
         for file in listing.files:
-            if file.name not in whole:
-                _fetch_one(
-                    listing, file, kept, lambda size, before=done: progress("fetching", before + size, listing.size)
-                )
-                done += file.size
-            progress("fetching", done, listing.size)
+            if file.name not in done:
+                for size in _fetch_file(hub, listing, file, unfinished):
+                    progress("fetching", finished + size, listing.size)
+                finished += file.size
+            progress("fetching", finished, listing.size)
         if directory.is_dir():
             directory.rmdir()
-        (kept / LOCK).unlink()
-        kept.rename(directory)
+        (unfinished / LOCK).unlink()
+        unfinished.rename(directory)
     return directory
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def _locked(directory: Path) -> Iterator[None]:
+    """Make and lock the directory of unfinished files, in which files are removed: one of this user, and no link."""
+    directory.mkdir(exist_ok=True)
+    if directory.is_symlink() or directory.lstat().st_uid != os.geteuid():
+        raise UserError(f"{directory}: is a link, or belongs to another user; pass a different --output or remove it")
     with open(directory / LOCK, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,77 +68,63 @@ def _alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def _remove_others(kept: Path, listing: Listing) -> None:
-    """Remove what an earlier call wrote of another commit."""
-    wanted = {LOCK, *(file.name for file in listing.files)}
-    wanted |= {_place(kept, file).relative_to(kept).as_posix() for file in listing.files}
-    for path in kept.rglob("*"):
-        if not path.is_dir() and path.relative_to(kept).as_posix() not in wanted:
-            path.unlink()
+def _remove_unlisted(directory: Path, listing: Listing) -> None:
+    """Remove what an earlier call wrote of another commit, and directories that are empty then."""
+    listed = {directory / LOCK}
+    for file in listing.files:
+        listed |= {directory / file.name, _path(directory, file)}
+    for path in sorted(directory.rglob("*"), reverse=True):  # entries before their directories
+        if not path.is_dir() or path.is_symlink():
+            if path not in listed:
+                path.unlink()
+        elif not any(path.iterdir()):
+            path.rmdir()
 
 
-def _refuse_if_full(directory: Path, needed: int) -> None:
+def _check_space(directory: Path, needed: int) -> None:
     free = shutil.disk_usage(directory).free
-    if needed + LEFT_FREE > free:
+    if needed + RESERVED_SPACE > free:
         raise RunFailed(
-            f"{directory.parent}: {needed / 1e9:.2f} GB are to be fetched and {free / 1e9:.2f} GB are free; "
-            "give --output elsewhere"
+            f"{directory.parent}: not enough space: {needed / 1e9:.2f} GB to fetch, {free / 1e9:.2f} GB free; "
+            "pass --output on another disk"
         )
 
 
-def _place(kept: Path, file: RemoteFile) -> Path:
-    """Where a file is written until it is whole: its content's own place, so that nothing else is ever continued there."""
-    return kept / f"{file.name}.{(file.sha256 or file.blob)[:16]}{UNFINISHED}"
+def _path(directory: Path, file: RemoteFile) -> Path:
+    """Return the path of an unfinished file. The digest is part of it: only the same content is resumed."""
+    return directory / f"{file.name}.{file.digest[:16]}{INCOMPLETE}"
 
 
-def _fetch_one(listing: Listing, file: RemoteFile, kept: Path, done: Any) -> None:
-    unfinished = _place(kept, file)
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
-    if (
-        not file.sha256 or _size(unfinished) > file.size
-    ):  # small ones come compressed, which has no places to continue from
-        unfinished.unlink(missing_ok=True)
-    with open(unfinished, "ab", buffering=0) as content:
-        done(content.tell())
-        if content.tell() < file.size:  # it may have been stopped between the last byte and its name
-            counted: Any = _Counted(content, unfinished, done)
-            listing.hub.transfer(listing, file, counted)
-            with _told(unfinished):
-                os.fsync(content.fileno())
-    if problem := _problem(unfinished, file):
-        unfinished.unlink()
-        raise RunFailed(f"{file.name} of {listing.repository}: {problem}; it is removed, fetch again")
-    unfinished.replace(kept / file.name)
+def _fetch_file(hub: Hub, listing: Listing, file: RemoteFile, directory: Path) -> Iterator[int]:
+    """Write a file and verify it; yield its size after each piece."""
+    path = _path(directory, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not file.digest or _size(path) > file.size:
+        path.unlink(missing_ok=True)
+    # All bytes are there if the earlier call was killed between the last one and the renaming.
+    if not path.is_file() or _size(path) < file.size:
+        with open(path, "ab", buffering=0) as content:
+            for offset, piece in hub.download(listing, file, _size(path)) if file.size else ():
+                yield offset
+                _append(content, path, offset, piece)
+            os.fsync(content.fileno())
+    if problem := _problem(path, file):
+        path.unlink()
+        raise RunFailed(f"{file.name} of {listing.repository}: {problem}; removed, run again to fetch it")
+    path.replace(directory / file.name)
 
 
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Errors of the disk as what they are: what a hub's client raises of them would be taken for the network's."""
+def _append(content: FileIO, path: Path, offset: int, piece: bytes) -> None:
+    """Write a piece; drop what stands there from its offset on, which the hub sends again."""
+    rest = memoryview(piece)
     try:
-        yield
+        if offset < content.tell():
+            content.truncate(offset)
+        while rest:
+            rest = rest[content.write(rest) :]
     except OSError as error:
-        raise RunFailed(
-            f"{path}: cannot be written: {error.strerror or error}; make room and run again to continue, or give --output "
-            "elsewhere"
-        ) from error
-
-
-class _Counted:
-    """A file that tells how long it is, and what is wrong with its disk."""
-
-    def __init__(self, file: IO[bytes], path: Path, done: Any) -> None:
-        self.file, self.path, self.done = file, path, done
-
-    def write(self, data: bytes) -> int:
-        view = memoryview(data)
-        with _told(self.path):
-            while view:
-                view = view[self.file.write(view) :]
-        self.done(self.file.tell())
-        return len(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
+        advice = "make room and run again to continue, or pass a different --output"
+        raise RunFailed(f"{path}: cannot be written: {error.strerror or error}; {advice}") from error
 
 
 def _size(path: Path) -> int:
@@ -149,15 +132,15 @@ def _size(path: Path) -> int:
 
 
 def _problem(path: Path, file: RemoteFile) -> str:
-    """What is wrong with a file, by size and checksum; nothing where it is what the hub has."""
+    """Return how a file differs from the listed one by size or digest; empty where it does not."""
     size = _size(path)
-    if size != file.size:
-        return f"has {size:,} bytes, the hub's {file.size:,}"
-    if not file.sha256 and not file.blob:
+    if size != file.size or not path.is_file():
+        return f"has {size:,} bytes, expected {file.size:,}"
+    if not file.digest:
         return ""
     digest = hashlib.sha256() if file.sha256 else hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
     with open_file(path) as content:
         while piece := content.read(PIECE):
             digest.update(piece)
-    found, wanted = digest.hexdigest(), file.sha256 or file.blob
-    return "" if found == wanted else f"its checksum is {found[:16]}…, the hub's {wanted[:16]}…: it is corrupted"
+    actual = digest.hexdigest()
+    return "" if actual == file.digest else f"checksum {actual[:16]}… is not the hub's {file.digest[:16]}…: corrupted"

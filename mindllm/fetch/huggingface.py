@@ -1,106 +1,83 @@
-"""Hugging Face's hub, by the requests of huggingface_hub's client: listing, metadata, and the transfer from a given byte.
+"""Hugging Face's hub. Address and login are those that the library ``huggingface_hub`` finds; its downloads are not used.
 
-The client's own download begins a file anew after a kill (its temporary file has a new name each time). Endpoint, token and
-proxies are those of its environment variables.
+They have no bound on what a hub sends, and a download that was killed begins anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from mindllm.errors import RunFailed, UserError
-from mindllm.fetch.choice import RemoteFile
-from mindllm.fetch.hub import Hub, Listing
+from mindllm.errors import RunFailed, shortened
+from mindllm.fetch.hub import Hub
+from mindllm.fetch.listing import GIT_HASH, Listing, RemoteFile, check_file, check_files, check_license
 from mindllm.fetch.names import PUBLISHED
+
+if TYPE_CHECKING:
+    import httpx
 
 
 class HuggingFace(Hub):
-    """Hugging Face's hub, or one that speaks its protocol (``HF_ENDPOINT``)."""
+    """Hugging Face's hub, or a server with its protocol (``HF_ENDPOINT``)."""
 
     title = "Hugging Face's hub"
     default_revision = "main"
     published = PUBLISHED
+    variables = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DOWNLOAD_TIMEOUT")
 
-    def describe(self, repository: str, revision: str) -> Listing:
-        """Return all files of a model; see ``Hub.describe``."""
-        from huggingface_hub import HfApi
+    @property
+    def endpoint(self) -> str:
+        """Address of the hub, from ``HF_ENDPOINT``."""
+        from huggingface_hub import constants
 
-        with _told(repository, revision):
-            info = HfApi().model_info(repository, revision=revision, files_metadata=True)
-        files = tuple(_file(repository, sibling) for sibling in info.siblings or [])
-        card = info.card_data.to_dict() if info.card_data else {}
-        tags = [tag.partition(":")[2] for tag in info.tags or [] if tag.startswith("license:")]
-        licence = card.get("license_name") or card.get("license") or next(iter(tags), None)
-        commit = str(info.sha)
-        return Listing(self, repository, commit, commit, files, licence and str(licence))
+        return constants.ENDPOINT
 
-    def transfer(self, listing: Listing, file: RemoteFile, content: IO[bytes]) -> None:
-        """Append what is missing of a file; see ``Hub.transfer``."""
-        from urllib.parse import urlsplit
+    def headers(self) -> dict[str, str]:
+        """Return the login of ``HF_TOKEN`` or ``hf auth login``."""
+        from huggingface_hub.utils import build_hf_headers
 
-        from huggingface_hub import hf_hub_url
-        from huggingface_hub.file_download import get_hf_file_metadata, http_get
-        from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+        return build_hf_headers()
 
-        disable_progress_bars()
-        url = hf_hub_url(listing.repository, file.name, revision=listing.revision)
-        headers = build_hf_headers()
-        with _told(listing.repository, listing.revision):
-            place = get_hf_file_metadata(url, headers=headers).location or url
-            if (
-                urlsplit(place).netloc != urlsplit(url).netloc
-            ):  # where the file is kept, which needs no token of the hub's
-                headers = {key: value for key, value in headers.items() if key.lower() != "authorization"}
-            sink: Any = content
-            http_get(place, sink, resume_size=content.tell(), headers=headers, expected_size=file.size)
+    def read_listing(self, client: httpx.Client, repository: str, revision: str) -> Listing:
+        """Request all files of a model."""
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_OFFLINE:
+            raise RunFailed(f"{repository}: HF_HUB_OFFLINE is set; unset it to fetch")
+        url = f"{self.endpoint}/api/models/{quote(repository)}/revision/{quote(revision, safe='')}"
+        answer = self.get_json(client, url, {"blobs": "true"})
+        commit = answer.get("sha")
+        if not isinstance(commit, str) or not GIT_HASH.fullmatch(commit):
+            raise RunFailed(f"{repository}: the hub gives no valid commit ({shortened(commit)})")
+        files = check_files(repository, answer.get("siblings"), _read_file)
+        return Listing(repository, commit, commit, files, _read_license(answer))
+
+    def file_request(self, listing: Listing, file: RemoteFile) -> tuple[str, dict[str, str]]:
+        """Return the address of a file at the listed commit."""
+        return f"{self.endpoint}/{quote(listing.repository)}/resolve/{listing.revision}/{quote(file.name)}", {}
+
+    def explain(self, response: httpx.Response, revision: str) -> str:
+        """Return what the user can do about a refused request; empty where it is a failure of the hub."""
+        code = response.headers.get("X-Error-Code")
+        login = "log in with hf auth login, or set HF_TOKEN"
+        if code == "GatedRepo":
+            return f"accept the license on the model's page first, then {login}"
+        if code == "RevisionNotFound":
+            return f"no such revision (value {shortened(revision)})"
+        if code in (None, "RepoNotFound") and response.status_code in (401, 404):
+            return f"no such model, or it is private ({login})"
+        return super().explain(response, revision)
 
 
-def _file(repository: str, sibling: Any) -> RemoteFile:
-    lfs = sibling.lfs
-    size = lfs.size if lfs else sibling.size
-    if type(size) is not int or size < 0:
-        raise RunFailed(f"{repository}: the hub does not say how large {sibling.rfilename} is")
-    return RemoteFile(sibling.rfilename, size, lfs.sha256 if lfs else "", "" if lfs else sibling.blob_id or "")
+def _read_file(repository: str, entry: dict[str, Any]) -> RemoteFile:
+    name, lfs = entry.get("rfilename"), entry.get("lfs")
+    if isinstance(lfs, dict):  # the entry's own checksum is that of a pointer
+        return check_file(repository, name, lfs.get("size"), lfs.get("sha256"))
+    return check_file(repository, name, entry.get("size"), blob=entry.get("blobId"))
 
 
-@contextmanager
-def _told(repository: str, revision: str) -> Iterator[None]:
-    """Errors of the client in a line."""
-    import httpx
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        yield
-    except GatedRepoError:
-        raise UserError(
-            f"{repository}: its licence must be accepted on its page first; then log in: hf auth login, or set HF_TOKEN"
-        ) from None
-    except RepositoryNotFoundError:
-        raise UserError(
-            f"{repository}: {constants.ENDPOINT} has no such model, or it is private (hf auth login, or set HF_TOKEN)"
-        ) from None
-    except RevisionNotFoundError:
-        raise UserError(f"{repository}: has no such revision (value {revision})") from None
-    except HFValidationError as error:
-        raise UserError(f"{repository}: {str(error).splitlines()[0]}") from None
-    except OfflineModeIsEnabled:
-        raise RunFailed(f"{repository}: HF_HUB_OFFLINE is set, so nothing is fetched") from None
-    except HfHubHTTPError as error:
-        raise RunFailed(f"{repository}: {constants.ENDPOINT} answers: {str(error).splitlines()[0]}") from None
-    except (httpx.HTTPError, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.filename is not None:
-            raise  # of a file here
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunFailed(
-            f"{repository}: {constants.ENDPOINT}: {reason}; run again to continue (HF_ENDPOINT and HTTPS_PROXY say where and how)"
-        ) from None
+def _read_license(answer: dict[str, Any]) -> str | None:
+    card, tags = answer.get("cardData"), answer.get("tags")
+    card, tags = card if isinstance(card, dict) else {}, tags if isinstance(tags, list) else []
+    named = (tag.partition(":")[2] for tag in tags if isinstance(tag, str) and tag.startswith("license:"))
+    return check_license(card.get("license_name") or card.get("license") or next(named, None))

@@ -1,12 +1,14 @@
 """The header of a GGUF file: keys and values, and where its tensors lie. Nothing else of the file is read.
 
 The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian. Every count and
-length is checked against what is left of the file before it is believed, so that a damaged file costs no memory.
+length is checked against the rest of the file before it is used. Arrays are skipped, and read when they are asked for; texts and
+tensors have a limit in total. So a header takes at most some 200 MB of memory, whatever the file holds.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -23,13 +25,16 @@ from mindllm.units import MIB
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-LARGEST_HEADER = 256 * MIB  # the largest public vocabularies, with their merges, take 15 MB
+LARGEST_HEADER = 256 * MIB
+LARGEST_ARRAY = 64 * MIB  # that is read; the largest public vocabularies, with their merges, take 15 MB
 LONGEST_TEXT = 16 * MIB
+MOST_TEXT = 32 * MIB  # of all names and values together
 LONGEST_NAME = 1024
 MOST_KEYS = 1 << 16
-MOST_TENSORS = 1 << 20
-MOST_ENTRIES = 1 << 22  # of an array
+MOST_TENSORS = 1 << 16
+MOST_ENTRIES = 1 << 22  # of an array of numbers, and of all arrays of texts together
 MOST_DIMENSIONS = 4
+LENGTH, BLOCK = struct.Struct("<Q"), 1 << 16  # of a text; bytes read at a time to skip texts
 LARGEST_ALIGNMENT = 1 << 20
 MOST_PARTS = 1000
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -61,22 +66,60 @@ class StoredBlocks:
 
 
 @dataclass(frozen=True)
+class StoredArray:
+    """An array of a header, which is read on request: its type, its number of entries, and its bytes from ``offset`` on."""
+
+    path: Path
+    kind: int
+    count: int
+    offset: int
+    size: int
+
+    def read(self) -> list[Any]:
+        """Return the entries. Bytes of a text that are not UTF-8, which a token may be, become U+FFFD.
+
+        Raises:
+            ValueError: the array is too large, or the file has changed.
+            OSError: the file cannot be read.
+        """
+        if self.size > LARGEST_ARRAY:
+            raise ValueError(f"an array of {self.size:,} bytes, where {LARGEST_ARRAY:,} are the most")
+        with open_file(self.path) as file:
+            file.seek(self.offset)
+            content = file.read(self.size)
+        if self.kind != TEXT:
+            values = np.frombuffer(content, NUMBERS[self.kind], self.count)
+            return values.astype(bool).tolist() if self.kind == BOOL else values.tolist()
+        entries, start = [], 0
+        for _ in range(self.count):
+            end = start + 8 + int.from_bytes(content[start : start + 8], "little")
+            entries.append(content[start + 8 : end].decode(errors="replace"))
+            start = end
+        return entries
+
+
+@dataclass(frozen=True)
 class Header:
-    """What a file says of itself: texts, numbers, and lists of them. Of a split model, ``tensors`` are those of all parts."""
+    """Keys and tensors of a file: values are texts, numbers and arrays. Of a split model, ``tensors`` are those of all parts."""
 
     path: Path
     values: dict[str, Any]
     tensors: dict[str, StoredBlocks]
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The value of ``key``; ``default`` where it is absent.
+        """Return the value of ``key``, an array as a list; ``default`` where it is absent.
 
         Raises:
-            UserError: it is of another type.
+            UserError: it is of another type, or an array that is too large.
         """
         value = self.values.get(key)
         if value is None:
             return default
+        if isinstance(value, StoredArray):
+            try:
+                value = value.read()
+            except (OSError, ValueError) as error:
+                raise UserError(f"{self.path}: {key}: cannot be read ({error})") from None
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             wanted = " or ".join(item.__name__ for item in (kind if isinstance(kind, tuple) else (kind,)))
             raise UserError(f"{self.path}: {key}: must be of type {wanted} (value {shortened(value)})")
@@ -155,6 +198,8 @@ def _with_parts(header: Header) -> Header:
         if other.get("split.no", int, 0) != index - 1 or tensors.keys() & other.tensors.keys():
             raise UserError(f"{path}: is not part {index} of {header.path.name}; get it again")
         tensors |= other.tensors
+        if len(tensors) > MOST_TENSORS:
+            raise UserError(f"{header.path}: its parts have over {MOST_TENSORS:,} tensors")
     if (said := header.get("split.tensors.count", int, len(tensors))) != len(tensors):
         raise UserError(f"{header.path}: its parts have {len(tensors)} tensors, and it says {said}; get them again")
     return Header(header.path, header.values, tensors)
@@ -172,6 +217,7 @@ class _Reader:
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self.file, self.path, self.size = file, path, size
         self.left = min(size, LARGEST_HEADER)
+        self.text_left, self.entries_left = MOST_TEXT, MOST_ENTRIES
 
     def header(self) -> Header:
         if (magic := self.take(4)) != MAGIC:
@@ -189,14 +235,23 @@ class _Reader:
         return Header(self.path, values, self.stored(places, values.get("general.alignment", 32)))
 
     def take(self, size: int) -> bytes:
-        if size > self.left:
-            end = "it is truncated" if self.size <= LARGEST_HEADER else f"its header has over {LARGEST_HEADER:,} bytes"
-            raise ValueError(f"{end}: {size:,} bytes are to follow where {self.left:,} are left")
+        self.require(size)
         content = self.file.read(size)
         if len(content) != size:
             raise ValueError("it is truncated")
         self.left -= size
         return content
+
+    def skip(self, size: int) -> None:
+        self.require(size)
+        self.file.seek(size, os.SEEK_CUR)
+        self.left -= size
+
+    def require(self, size: int) -> None:
+        """Raise if fewer than ``size`` bytes are left."""
+        if size > self.left:
+            end = "it is truncated" if self.size <= LARGEST_HEADER else f"its header has over {LARGEST_HEADER:,} bytes"
+            raise ValueError(f"{end}: {size:,} bytes are to follow where {self.left:,} are left")
 
     def number(self, kind: str) -> int:
         return int.from_bytes(self.take(int(kind[2:])), "little")
@@ -211,6 +266,9 @@ class _Reader:
         size = self.number("<u8")
         if size > most:
             raise ValueError(f"a text of {size:,} bytes, where {most:,} are the most")
+        self.text_left -= size
+        if self.text_left < 0:
+            raise ValueError(f"names and texts of over {MOST_TEXT:,} bytes")
         try:
             return self.take(size).decode()
         except UnicodeDecodeError:
@@ -221,29 +279,45 @@ class _Reader:
             return self.text(LONGEST_TEXT)
         if kind == ARRAY:
             return self.array(name)
-        return self.numbers(kind, 1, name)[0]
+        values = np.frombuffer(self.take(self.item_size(kind, name)), NUMBERS[kind]).tolist()
+        return bool(values[0]) if kind == BOOL else values[0]
 
-    def array(self, name: str) -> list[Any]:
+    def array(self, name: str) -> StoredArray:
+        """Skip an array."""
         kind = self.number("<u4")
         count = self.count(f"entries in {shortened(name)}", MOST_ENTRIES)
-        return self.texts(count) if kind == TEXT else self.numbers(kind, count, name)
+        start = self.file.tell()
+        if kind == TEXT:
+            self.skip_texts(count)
+        else:
+            self.skip(count * self.item_size(kind, name))
+        return StoredArray(self.path, kind, count, start, self.file.tell() - start)
 
-    def numbers(self, kind: int, count: int, name: str) -> list[Any]:
-        if kind not in NUMBERS:
-            raise ValueError(f"{shortened(name)} has values of the unknown type {kind}")
-        dtype = np.dtype(NUMBERS[kind])
-        values = np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
-        return [bool(value) for value in values] if kind == BOOL else values
-
-    def texts(self, count: int) -> list[str]:
-        """Texts one after the other; bytes that are no UTF-8, which a token may be, become U+FFFD."""
-        found, length = [], struct.Struct("<Q")
+    def skip_texts(self, count: int) -> None:
+        self.entries_left -= count
+        if self.entries_left < 0:
+            raise ValueError(f"over {MOST_ENTRIES:,} texts in arrays")
+        start = position = block_start = self.file.tell()
+        block = b""
         for _ in range(count):
-            (size,) = length.unpack(self.take(8))
+            place = position - block_start
+            if place + LENGTH.size > len(block):
+                self.require(position + LENGTH.size - start)
+                self.file.seek(position)
+                block_start, place, block = position, 0, self.file.read(BLOCK)
+                if len(block) < LENGTH.size:
+                    raise ValueError("it is truncated")
+            (size,) = LENGTH.unpack_from(block, place)
             if size > LONGEST_TEXT:
                 raise ValueError(f"a text of {size:,} bytes, where {LONGEST_TEXT:,} are the most")
-            found.append(self.take(size).decode(errors="replace"))
-        return found
+            position += LENGTH.size + size
+        self.file.seek(start)
+        self.skip(position - start)
+
+    def item_size(self, kind: int, name: str) -> int:
+        if kind not in NUMBERS:
+            raise ValueError(f"{shortened(name)} has values of the unknown type {kind}")
+        return np.dtype(NUMBERS[kind]).itemsize
 
     def place(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, type and place of a tensor, behind the header."""

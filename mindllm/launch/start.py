@@ -96,7 +96,7 @@ def refuse_impossible(wanted: Launch) -> None:
     if wanted.restart < 0:
         raise UserError(f"--restart {wanted.restart}: the number of restarts must be at least 0")
     if not 0 <= wanted.port <= MAXIMUM_PORT:
-        raise UserError(f"{wanted.port} is not a port; ports are 1 to {MAXIMUM_PORT}")
+        raise UserError(f"--port: {wanted.port} is not a port; ports are 1 to {MAXIMUM_PORT}")
     if wanted.patience < 0:
         raise UserError(f"--patience {wanted.patience:g}: seconds to wait for lost nodes must be at least 0")
     if wanted.book is not None and wanted.book.fitting(workers, local) is None:

@@ -1,5 +1,6 @@
 """``mindllm <verb>``: the screen of verbs, what a mistake is answered with, prog as it was called, completion in a real shell."""
 
+import argparse
 import importlib
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 import mindllm
 from mindllm.cli import registry
 from mindllm.cli.registry import TABLE, VERBS, by_old_names, spelled
-from mindllm.command import run_command
+from mindllm.command import output_directory, output_file, run_command
 from mindllm.config import RunConfig
 from mindllm.config.generation import EvaluationConfig
 from mindllm.main import main
@@ -97,6 +98,15 @@ def test_versions_are_told_without_importing_mindspore():
             "--run_mode eval: contradicts mindllm train; leave it out, or",
         ),
         (("chat", "--config", TINY, "--run_mode=no"), "--run_mode no: contradicts mindllm chat; leave it out\n"),
+        (("fetch", "a/b", "--out", "x"), "--out: no such option; similar: --output, "),
+        (("fetch", "a/b", "--zzz"), "--zzz: no such option; mindllm fetch --help"),
+        (("fetch", "a", "b"), "b: unexpected argument; mindllm fetch --help"),
+        (("fetch", "qwen3_8"), "give ORGANISATION/MODEL or a shipped model; did you mean 'qwen3_8b'?"),
+        (("models", "qwn3_8b"), "qwn3_8b: no such model or directory; similar: qwen3_8b, "),
+        (("fetch", "a/b", "--output", str(ROOT / "setup.py")), "is a file, not a directory"),
+        (("fetch", "a/b", "--output", "new.json"), "new.json: is the name of a file; this option takes a directory"),
+        (("schema", "--output", "new/"), "new/: is a directory; this option takes a file"),
+        (("convert", TINY, "--output", "."), ".: is a directory; give the name of a file"),
         (("launch", "--workers", "1", "train", "--config", "a"), 'in one pair of quotes: "train --config ..."'),
         (("launch", "--workers", "1", "train --run_mode eval"), "--run_mode: train says this itself; leave it out"),
     ],
@@ -278,3 +288,21 @@ def test_the_page_of_the_command_line_lists_the_table():
     page = (ROOT / "docs" / "command_line.md").read_text()
     rows = [line for line in page.splitlines() if "| `mindllm " in line]
     assert rows == [f"| {verb.group} | `mindllm {verb.name}` | {verb.help} | `{verb.old}` |" for verb in TABLE]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_output_is_said_to_be_a_file_or_a_directory(verb):
+    """By its metavar and its help, as its type refuses the other one."""
+    kinds = {output_file: ("FILE", r"\bfile\b|PNG"), output_directory: ("DIR", r"\bdirectory\b")}
+    for action in output_options(VERBS[verb].parser()):
+        metavar, word = kinds[action.type]
+        assert action.metavar == metavar
+        assert re.search(word, action.help)
+
+
+def output_options(parser):
+    for action in parser._actions:
+        if "--output" in action.option_strings:
+            yield action
+        for command in action.choices.values() if action.nargs == argparse.PARSER else ():
+            yield from output_options(command)

@@ -154,7 +154,7 @@ def test_bytes_that_are_no_utf8_are_replaced_and_told(tmp_path, tokenizer_path):
         (["TREE", "--tokenizer", "TOKENIZER", "--output-prefix", "TOKENIZER/c"], "tokenizer.json"),
         (["--info", "nothing"], "nothing.idx: no such file"),
         (["--workers", "0"], "0 is not a number from 1 on"),
-        (["--unknown"], "unrecognized arguments"),
+        (["--unknown"], "--unknown: no such option"),
     ],
 )
 def test_mistakes_end_with_2_and_leave_nothing(tree, tokenizer_path, arguments, says):

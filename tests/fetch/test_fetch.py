@@ -18,9 +18,9 @@ import pytest
 from mindllm.config.reading.shipped_models import shipped_models
 from mindllm.errors import RunFailed, UserError
 from mindllm.fetch import directory as fetching
-from mindllm.fetch.choice import RemoteFile, chosen
-from mindllm.fetch.directory import fetch
+from mindllm.fetch.directory import fetch as write
 from mindllm.fetch.huggingface import HuggingFace
+from mindllm.fetch.listing import RemoteFile, choose_files
 from mindllm.fetch.modelscope import ModelScope
 from mindllm.fetch.names import PUBLISHED, PUBLISHED_ON_MODELSCOPE
 
@@ -55,9 +55,6 @@ def hub(request, monkeypatch):
         hub.spoken = request.param
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # which other tests set for their process
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
         monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
         monkeypatch.delenv("MODELSCOPE_API_TOKEN", raising=False)
         yield hub
@@ -65,6 +62,10 @@ def hub(request, monkeypatch):
 
 def list_files(hub, repository="org/model", *arguments, **options):
     return HUBS[hub.spoken].list_files(repository, *arguments, **options)
+
+
+def fetch(hub, listing, *arguments):
+    return write(HUBS[hub.spoken], listing, *arguments)
 
 
 def command(spoken, url, *arguments):
@@ -84,15 +85,27 @@ def names(directory):
 def test_a_directory_is_fetched_without_pickles_and_code(hub, tmp_path):
     listing = list_files(hub)
     commit = COMMIT if hub.spoken == "huggingface" else None  # ModelScope does not say it
-    assert (listing.licence, listing.commit, listing.unchecked) == ("apache-2.0", commit, [])
+    assert (listing.license, listing.commit, listing.unchecked) == ("apache-2.0", commit, [])
     told = []
-    written = fetch(listing, tmp_path / "model", lambda *progress: told.append(progress))
+    written = fetch(hub, listing, tmp_path / "model", lambda *progress: told.append(progress))
     assert names(written) == WANTED
     assert all((written / name).read_bytes() == hub.files[name] for name in WANTED)
     assert told[-1] == ("fetching", listing.size, listing.size)
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "nothing is left beside it"
-    with pytest.raises(UserError, match="is there already"):
-        fetch(listing, tmp_path / "model")
+    with pytest.raises(UserError, match="already exists"):
+        fetch(hub, listing, tmp_path / "model")
+
+
+def test_hugging_faces_own_client_reads_the_same_files(hub):
+    from huggingface_hub import HfApi
+
+    if hub.spoken == "modelscope":
+        pytest.skip("test_modelscope.py has its client")
+    info = HfApi(endpoint=hub.url).model_info("org/model", files_metadata=True)
+    theirs = {(file.rfilename, file.size, file.lfs.sha256 if file.lfs else file.blob_id) for file in info.siblings}
+    listing = list_files(hub, include=["*"])
+    assert {(file.name, file.size, file.digest) for file in listing.files} == theirs
+    assert (listing.commit, listing.license) == (info.sha, info.card_data.license)
 
 
 def half_way(hub, tmp_path):
@@ -123,7 +136,7 @@ def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
     assert (told["schema"], told["hub"], told["licence"]) == (1, hub.spoken, "apache-2.0")
     assert told["revision"] == (COMMIT if hub.spoken == "huggingface" else "master")
     assert sorted(told["files"]) == WANTED
-    assert "licence: apache-2.0" in err
+    assert "license: apache-2.0" in err
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == LARGE
     asked = {path.rpartition("/")[2]: piece for method, path, piece in hub.requests if method == "GET"}
     assert asked["model.safetensors"] == f"bytes={there}-"
@@ -138,17 +151,17 @@ def test_an_interrupt_ends_with_130_and_is_continued(hub, tmp_path):
     assert "Traceback" not in err
     hub.stall.clear()
     listing = list_files(hub)
-    assert (fetch(listing, tmp_path / "model") / "model.safetensors").read_bytes() == LARGE
+    assert (fetch(hub, listing, tmp_path / "model") / "model.safetensors").read_bytes() == LARGE
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_corrupted_file_is_refused_and_fetched_anew(name, hub, tmp_path):
     hub.served[name] = b"?" + hub.files[name][1:]
-    with pytest.raises(RunFailed, match=rf"{name} of org/model: its checksum is .* it is corrupted; it is removed"):
-        fetch(list_files(hub), tmp_path / "model")
+    with pytest.raises(RunFailed, match=rf"{name} of org/model: checksum .* is not the hub's .*: corrupted; removed"):
+        fetch(hub, list_files(hub), tmp_path / "model")
     assert not (tmp_path / "model").exists()
     hub.served.clear()
-    fetch(list_files(hub), tmp_path / "model")
+    fetch(hub, list_files(hub), tmp_path / "model")
     assert (tmp_path / "model" / name).read_bytes() == hub.files[name]
 
 
@@ -159,7 +172,7 @@ def test_a_server_that_does_not_continue_sends_all(hub, tmp_path):
     weights = next(file for file in listing.files if file.name == "model.safetensors")
     (kept / f"model.safetensors.{weights.sha256[:16]}.incomplete").write_bytes(b"x" * 100)
     hub.continues = False
-    fetch(listing, tmp_path / "model")
+    fetch(hub, listing, tmp_path / "model")
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == LARGE[:50_000]
 
 
@@ -168,7 +181,7 @@ def test_what_was_kept_of_another_commit_goes(hub, tmp_path):
     kept.mkdir()
     (kept / "old.safetensors").write_bytes(b"old")
     (kept / "config.json").write_bytes(b"other")
-    assert names(fetch(list_files(hub), tmp_path / "model")) == WANTED
+    assert names(fetch(hub, list_files(hub), tmp_path / "model")) == WANTED
     assert (tmp_path / "model" / "config.json").read_bytes() == SMALL["config.json"]
 
 
@@ -178,8 +191,8 @@ def test_a_full_disk_is_told_before_anything_is_fetched(hub, tmp_path, monkeypat
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     listing = list_files(hub)
     hub.requests.clear()
-    with pytest.raises(RunFailed, match=r"0\.03 GB are to be fetched and 0\.11 GB are free"):
-        fetch(listing, tmp_path / "model")
+    with pytest.raises(RunFailed, match=r"not enough space: 0\.03 GB to fetch, 0\.11 GB free"):
+        fetch(hub, listing, tmp_path / "model")
     assert hub.requests == []
 
 
@@ -200,13 +213,13 @@ def test_a_disk_that_fills_while_a_file_is_written_is_told_and_continued(hub, tm
     with monkeypatch.context() as patch:
         patch.setattr(fetching, "open", lambda path, mode, **_: FillingDisk(path, mode), raising=False)
         with pytest.raises(RunFailed) as told:
-            fetch(listing, tmp_path / "model")
+            fetch(hub, listing, tmp_path / "model")
     (kept,) = (tmp_path / ".model.fetch").glob("model.safetensors*")
     assert str(told.value).startswith(f"{kept}: cannot be written: No space left on device; make room and run again")
     assert hub.url not in str(told.value), "the network is not blamed"
     assert not (tmp_path / "model").exists()
     hub.requests.clear()
-    assert (fetch(listing, tmp_path / "model") / "model.safetensors").read_bytes() == LARGE
+    assert (fetch(hub, listing, tmp_path / "model") / "model.safetensors").read_bytes() == LARGE
     asked = {path.rpartition("/")[2]: piece for method, path, piece in hub.requests if method == "GET"}
     assert f"bytes={1 << 20}-" in asked.values(), "it goes on where the disk was full"
 
@@ -214,14 +227,14 @@ def test_a_disk_that_fills_while_a_file_is_written_is_told_and_continued(hub, tm
 def test_two_at_once_do_not_write_one_directory(hub, tmp_path):
     kept = tmp_path / ".model.fetch"
     kept.mkdir()
-    with fetching._alone(kept), pytest.raises(UserError, match="another command is fetching into it"):
-        fetch(list_files(hub), tmp_path / "model")
+    with fetching._locked(kept), pytest.raises(UserError, match="another command is fetching into it"):
+        fetch(hub, list_files(hub), tmp_path / "model")
 
 
 def test_what_the_hub_does_not_have_is_a_mistake(hub):
-    with pytest.raises(UserError, match=r"org/other: http.* has no such model"):
+    with pytest.raises(UserError, match=r"org/other: http.* no such model"):
         list_files(hub, "org/other")
-    with pytest.raises(UserError, match=r"has no such revision .value v2."):
+    with pytest.raises(UserError, match=r"no such revision .value v2."):
         list_files(hub, "org/model", "v2")
     with pytest.raises(UserError, match=r"--include \*\.onnx: org/model has no such file; it has config.json"):
         list_files(hub, "org/model", include=["*.onnx"])
@@ -229,8 +242,8 @@ def test_what_the_hub_does_not_have_is_a_mistake(hub):
 
 def test_a_gated_model_says_how_to_get_it(hub, tmp_path):
     hub.gated = True
-    with pytest.raises(UserError, match=r"licence .*on its page.* set (HF_TOKEN|MODELSCOPE_API_TOKEN)"):
-        fetch(list_files(hub), tmp_path / "model")
+    with pytest.raises(UserError, match=r"license on the model's page.* set (HF_TOKEN|MODELSCOPE_API_TOKEN)"):
+        fetch(hub, list_files(hub), tmp_path / "model")
 
 
 @pytest.mark.parametrize("spoken", HUBS)
@@ -245,7 +258,7 @@ def test_no_network_is_a_failure_of_one_line(spoken, tmp_path):
 @pytest.mark.parametrize("name", ["../out.json", "/etc/x.json", "a/../../x.json", "a\\b.json", "x\n.json"])
 def test_names_that_lead_elsewhere_are_refused(name, hub):
     hub.listed = [{"rfilename": name, "size": 2, "blobId": "0" * 40}]
-    with pytest.raises(UserError, match="lists a file that is no plain path"):
+    with pytest.raises(UserError, match="invalid file name in the hub's listing"):
         list_files(hub)
 
 
@@ -273,7 +286,7 @@ def of(*names):
     ],
 )
 def test_which_files_are_chosen(files, include, wanted):
-    assert tuple(file.name for file in chosen("org/model", of(*files), include)) == wanted
+    assert tuple(file.name for file in choose_files("org/model", of(*files), include)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -285,7 +298,7 @@ def test_which_files_are_chosen(files, include, wanted):
 )
 def test_weights_that_must_be_named(files, said):
     with pytest.raises(UserError) as refused:
-        chosen("org/model", of(*files))
+        choose_files("org/model", of(*files))
     assert said in str(refused.value)
 
 
@@ -296,7 +309,7 @@ def test_names_of_shipped_models_are_theirs():
         assert hub.repository("qwen3_8b") == "Qwen/Qwen3-8B"
         assert hub.repository("org/model") == "org/model"
         for name in ("qwen9", "a/b/c", "/b", "../b"):
-            with pytest.raises(UserError, match=f"neither the name of a model on {hub.title}"):
+            with pytest.raises(UserError, match=f"unknown on {hub.title}; give ORGANISATION/MODEL or a shipped model"):
                 hub.repository(name)
-    with pytest.raises(UserError, match="neither the name of a model on ModelScope"):
+    with pytest.raises(UserError, match="unknown on ModelScope; give ORGANISATION/MODEL"):
         HUBS["modelscope"].repository("llama3_8b")

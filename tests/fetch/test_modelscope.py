@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from mindllm.errors import RunFailed, UserError
+from mindllm.fetch import hub as requests
 from mindllm.fetch import modelscope
 from mindllm.fetch.directory import fetch
-from mindllm.fetch.modelscope import ModelScope, endpoint
+from mindllm.fetch.modelscope import ModelScope
 
 pytest.importorskip("httpx")
 
@@ -23,12 +24,14 @@ def hub(monkeypatch):
         for variable in ("MODELSCOPE_DOMAIN", "MODELSCOPE_API_TOKEN"):
             monkeypatch.delenv(variable, raising=False)
         monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
-        monkeypatch.setattr(modelscope.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(requests.time, "sleep", lambda seconds: None)
         yield hub
 
 
 def fetched(tmp_path):
-    return (fetch(ModelScope().list_files("org/model"), tmp_path / "model") / "model.safetensors").read_bytes()
+    return (
+        fetch(ModelScope(), ModelScope().list_files("org/model"), tmp_path / "model") / "model.safetensors"
+    ).read_bytes()
 
 
 def pieces(hub):
@@ -43,7 +46,7 @@ def test_the_hubs_own_client_reads_the_same_files_from_the_local_server(hub, tmp
     theirs = {
         (file.path, file.size, file.sha256) for file in api.list_repo_files("org/model", "model") if not file.is_dir
     }
-    ours = ModelScope().describe("org/model", "master").files
+    ours = ModelScope().list_files("org/model").files
     assert theirs == {(file.name, file.size, file.sha256) for file in ours}
     path = api.download_file("org/model", "model", "model.safetensors", local_dir=tmp_path / "theirs")
     assert fetched(tmp_path) == Path(path).read_bytes() == WEIGHTS
@@ -60,8 +63,8 @@ def test_a_busy_hub_is_asked_again_and_not_for_ever(hub, tmp_path):
     assert fetched(tmp_path) == WEIGHTS
     hub.busy = 1000
     with pytest.raises(RunFailed, match=r"org/model: http://127.*answers: 503"):
-        fetch(ModelScope().list_files("org/model"), tmp_path / "other")
-    assert hub.busy == 1000 - modelscope.TRIES
+        fetch(ModelScope(), ModelScope().list_files("org/model"), tmp_path / "other")
+    assert hub.busy == 1000 - requests.MAX_TRIES
 
 
 def test_what_had_all_its_bytes_when_it_was_killed_is_not_asked_for(hub, tmp_path):
@@ -87,12 +90,12 @@ def test_files_without_a_checksum_are_named(hub, tmp_path):
     hub.checksums = False
     assert ModelScope().list_files("org/model").unchecked == ["config.json", "model.safetensors"]
     hub.served["model.safetensors"] = WEIGHTS + b"more"
-    with pytest.raises(RunFailed, match=r"has 51,204 bytes, the hub's 51,200"):
+    with pytest.raises(RunFailed, match=r"sends more than the 51,200 bytes of model.safetensors that it lists"):
         fetched(tmp_path)
 
 
 def test_a_list_that_may_have_been_cut_is_refused(hub):
-    hub.files = {f"{number}.json": b"" for number in range(modelscope.MOST_LISTED)}
+    hub.files = {f"{number}.json": b"" for number in range(modelscope.MAX_LISTED)}
     with pytest.raises(UserError, match="there may be more"):
         ModelScope().list_files("org/model")
 
@@ -116,7 +119,7 @@ def test_it_is_asked_through_a_proxy(hub, monkeypatch):
 def test_where_it_is(variables, wanted, monkeypatch):
     for name in ("MODELSCOPE_DOMAIN", "MODELSCOPE_ENDPOINT"):
         monkeypatch.setenv(name, variables.get(name, ""))
-    assert endpoint() == wanted
+    assert ModelScope().endpoint == wanted
 
 
 def test_a_timeout_that_is_none_is_refused(hub, monkeypatch):

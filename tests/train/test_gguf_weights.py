@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mindllm.config import load_config, read_model_config
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
 from mindllm.errors import UserError
-from mindllm.gguf.header import TYPES
+from mindllm.gguf import header as gguf_header
+from mindllm.gguf.header import TYPES, read_header
 from mindllm.gguf.model import llama3_divisors
 from mindllm.train.checkpoint.formats.files import tensors_of_file
 from mindllm.train.checkpoint.hugging_face import read_weights
@@ -280,6 +281,80 @@ def test_a_sparse_file_of_a_terabyte_costs_nothing(array, said, tmp_path):
         read_model_config(path)
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
+
+
+def header_of(keys, tensors=b"", tensor_count=0):
+    """Return a header; ``keys`` are names with the type and bytes of their value."""
+    fields = [struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value for name, kind, value in keys]
+    return b"GGUF" + struct.pack("<IQQ", 3, tensor_count, len(keys)) + b"".join(fields) + tensors
+
+
+def arrays(kind, count, entries, number):
+    return [(b"key%d" % index, 9, struct.pack("<IQ", kind, count) + entries) for index in range(number)]
+
+
+def text(content):
+    return struct.pack("<Q", len(content)) + content
+
+
+LARGE_HEADERS = {
+    "bytes": lambda: header_of(arrays(0, 4_000_000, bytes(4_000_000), 16)),
+    "booleans": lambda: header_of(arrays(7, 4_000_000, bytes(4_000_000), 16)),
+    "floats": lambda: header_of(arrays(6, 4_000_000, bytes(16_000_000), 4)),
+    "short texts": lambda: header_of(arrays(8, 500_000, text(b"ab") * 500_000, 2)),
+    "empty texts": lambda: header_of(arrays(8, 500_000, text(b"") * 500_000, 2)),
+    "wide texts": lambda: header_of(
+        [(b"key%d" % index, 8, text("😀".encode() + b"a" * (15 << 20))) for index in range(3)]
+    ),
+    "tensors": lambda: header_of([], (text(b"t") + struct.pack("<IIQ", 0, 0, 0)) * 65_537, 65_537),
+    "keys": lambda: header_of([(b"%08d" % index + b"x" * 1000, 0, b"1") for index in range(65_000)]),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_HEADERS)
+def test_a_large_header_is_read_in_bounded_memory(kind, tmp_path):
+    """A few hundred megabytes of arrays must not become gigabytes of Python objects."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(LARGE_HEADERS[kind]())
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError):
+            read_model_config(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        path.unlink()
+    assert peak < (200e6 if kind in ("wide texts", "tensors", "keys") else 20e6)
+
+
+def test_arrays_are_read_when_they_are_asked_for(tmp_path):
+    path = tmp_path / "model.gguf"
+    texts = b"".join(map(text, (b"a", b"", "ü".encode(), b"\xff")))
+    keys = [
+        (b"texts", 9, struct.pack("<IQ", 8, 4) + texts),
+        (b"floats", 9, struct.pack("<IQ2f", 6, 2, 0.5, -1)),
+        (b"flags", 9, struct.pack("<IQ3B", 7, 3, 0, 1, 2)),
+        (b"none", 9, struct.pack("<IQ", 8, 0)),
+        (b"large", 9, struct.pack("<IQ", 12, 1 << 22) + bytes(8 << 22)),
+        (b"flag", 7, b"\1"),
+        (b"count", 10, struct.pack("<Q", 1 << 63)),
+    ]
+    path.write_bytes(header_of(keys))
+    header = read_header(path)
+    assert [header.get(name, list) for name in ("texts", "floats", "flags", "none")] == [
+        ["a", "", "ü", "\ufffd"], [0.5, -1.0], [False, True, True], [],
+    ]  # fmt: skip
+    assert (header.get("flag", bool), header.get("count", int)) == (True, 1 << 63)
+    with pytest.raises(UserError, match=r"texts: must be of type int \(value \['a'"):
+        header.get("texts", int)
+
+
+def test_an_array_that_is_too_large_is_refused_when_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_header, "LARGEST_ARRAY", 100)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header_of(arrays(0, 101, bytes(101), 1)))
+    with pytest.raises(UserError, match=r"key0: cannot be read .an array of 101 bytes, where 100 are the most"):
+        read_header(path).get("key0", list)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)

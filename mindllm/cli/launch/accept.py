@@ -59,7 +59,7 @@ def make_parser() -> CommandParser:
         type=output_directory,
         default="accept",
         metavar="DIR",
-        help="for page and archive; of several nodes one directory that all see (default: %(default)s)",
+        help="directory for page and archive; several nodes share it (default: %(default)s)",
     )
     parser.add_argument(
         "--device",

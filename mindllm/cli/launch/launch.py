@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindllm.cli.launch.nodes import add_node_options, on_this_node, scheduled
 from mindllm.cli.launch.ranks import Shown, has_ascend_devices, say
@@ -18,7 +19,7 @@ from mindllm.launch.clusters.job_command import launch_words, name_of, nodes_of
 from mindllm.launch.clusters.kubernetes_job import KINDS, KubernetesJob, claim_of
 from mindllm.launch.clusters.slurm_script import SlurmScript
 from mindllm.launch.layouts import LayoutBook, read_book
-from mindllm.launch.script import command_of
+from mindllm.launch.script import MODES, command_of, config_word
 from mindllm.launch.start import PATIENCE_SECONDS, Launch, launch, refuse_impossible
 
 if TYPE_CHECKING:
@@ -41,8 +42,11 @@ TAKEN_BY = {
     "image": ("kubernetes",),
     "claim": ("kubernetes",),
     "notice": ("slurm", "kubernetes"),
+    "python": ("slurm", "kubernetes"),
     "setup": ("slurm", "kubernetes"),
 }
+PLACEHOLDER = re.compile(r"(^|/)path[_/-]to([_/-]|$)|(^|[/_-])your[_-]", re.IGNORECASE)
+MAX_WARNINGS = 5  # about placeholders
 
 
 def make_parser() -> CommandParser:
@@ -133,6 +137,11 @@ def _add_writing(parser: CommandParser) -> None:
         "--sbatch", action="append", metavar="OPTION", help="a further option of sbatch; may be repeated"
     )
     group.add_argument(
+        "--python",
+        metavar="PATH",
+        help="interpreter on the nodes (default: python, that of the environment that is active there; --setup can activate one)",
+    )
+    group.add_argument(
         "--setup", action="append", metavar="LINE", help="a line of shell before the run; may be repeated"
     )
 
@@ -141,13 +150,19 @@ def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = 
     """Start several processes as one job and wait for it; return the exit code, which is that of the command."""
     options, rest = (parser or make_parser()).parse_known_args(arguments)
     if rest:
-        quoted = f'"{options.command} {rest[0]} ..."'
+        # Behind an unknown option stands its value, which was taken for the command.
+        is_command = " " in options.command or options.command in MODES or Path(options.command).suffix
+        quoted = f'"{options.command if is_command else "train --config FILE"} {rest[0]} ..."'
         raise UserError(
-            f"{rest[0]}: no such option; put the script and all its options in one pair of quotes: {quoted}"
+            f"{rest[0]}: unknown option of launch; put the script and all its options in one pair of quotes: {quoted}"
         )
     _refuse_idle_options(options)
     if options.slurm or options.kubernetes:
-        sys.stdout.write(write_slurm(options) if options.slurm else write_manifest(options))
+        text = write_slurm(options) if options.slurm else write_manifest(options)
+        mounts = [directory for _, directory in map(claim_of, options.claim or ())]
+        for warning in job_warnings(command_of(options.command), mounts):
+            say(f"warning: {warning}")
+        sys.stdout.write(text)
         return 0
     wanted = _wanted(options)
     refuse_impossible(wanted)
@@ -200,7 +215,7 @@ def _refuse_idle_options(options: Namespace) -> None:
 
 def write_slurm(options: Namespace) -> str:
     """Return the file for ``sbatch``."""
-    nodes, local, words, name = _written(options, sys.executable, options.restart)
+    nodes, local, words, name = _written(options, options.restart)
     notice, tasks = _notice(options), local if options.tasks == "device" else 1
     time, setup, further = options.time or TIME, options.setup or (), options.sbatch or ()
     return SlurmScript(name, words, nodes, tasks, time, notice, setup, further).text()
@@ -210,7 +225,7 @@ def write_manifest(options: Namespace) -> str:
     """Return the manifest for ``kubectl apply``: failed pods are started again by what runs there, not by our launcher."""
     if not options.image:
         raise UserError("--kubernetes: which image do the pods have? give --image IMAGE")
-    nodes, local, words, name = _written(options, "python", 0)
+    nodes, local, words, name = _written(options, 0)
     claims = [claim_of(claim) for claim in options.claim or ()]
     job = KubernetesJob(
         name, words, nodes, local, options.image, claims, options.restart, _notice(options), options.setup or ()
@@ -218,13 +233,60 @@ def write_manifest(options: Namespace) -> str:
     return job.text(options.kubernetes)
 
 
-def _written(options: Namespace, python: str, restart: int) -> tuple[int, int, list[str], str]:
+def _written(options: Namespace, restart: int) -> tuple[int, int, list[str], str]:
     """Return nodes, ranks of each, what is run there and the name of a job that is written."""
     command = tuple(command_of(options.command))
     nodes, local = nodes_of(_workers(options, command), options.local_workers)
     defaults = make_parser().parse_args([options.command])
     wanted = replace(_launch(options, command, nodes * local), restart=restart)
-    return nodes, local, launch_words(wanted, options.command, _launch(defaults, command, 1), python), name_of(command)
+    words = launch_words(wanted, options.command, _launch(defaults, command, 1), options.python or "python")
+    return nodes, local, words, name_of(command)
+
+
+def job_warnings(command: Sequence[str], mounts: Sequence[str] = ()) -> list[str]:
+    """Return what will stop a run of ours on the nodes of a cluster: paths of this machine, placeholders, a missing proof.
+
+    ``mounts`` are the directories that pods share.
+    """
+    config, named = _config(command), config_word(command)
+    if config is None or config.source is None or named is None:
+        return []
+    from mindllm.config.reading.load import tree_of
+    from mindllm.prove.found import find_proof, line_about
+    from mindllm.run.proved import is_ready
+
+    files = [("--config", named[2]), *_bases(config.source)]
+    warnings = [
+        f"{where} {path} is an absolute path of this machine; write a relative path, or have the file at this path on every node"
+        for where, path in files
+        if Path(path).is_absolute() and not any(Path(path).is_relative_to(mount) for mount in mounts)
+    ]
+    placeholders = [f"{key}: {value}" for key, value in _texts(tree_of(config)) if PLACEHOLDER.search(value)]
+    warnings += [f"{item} is a placeholder; write the path on the nodes" for item in placeholders[:MAX_WARNINGS]]
+    if len(placeholders) > MAX_WARNINGS:
+        warnings.append(f"{len(placeholders) - MAX_WARNINGS} more placeholders")
+    proof = find_proof(config)
+    if config.parallel_config.device_num > 1 and not is_ready(proof):
+        warnings.append(f"{config.source}: {line_about(config, proof)}")
+    return warnings
+
+
+def _bases(source: Path) -> Iterator[tuple[str, str]]:
+    """Yield each base of a YAML, as it is written, and where it is written."""
+    from mindllm.config.reading.load import bases_of, read_file
+
+    for file in (source, *bases_of(source)):
+        if isinstance(base := read_file(file).data.get("base"), str):
+            yield f"{file}: base:", base
+
+
+def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted keys and the values of all texts in a configuration."""
+    if isinstance(tree, str):
+        yield key, tree
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, value in items:
+        yield from _texts(value, f"{key}.{name}" if key else str(name))
 
 
 def _notice(options: Namespace) -> int:

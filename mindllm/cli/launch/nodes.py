@@ -5,11 +5,17 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
+from mindllm.command import port
 from mindllm.launch.clusters.placement import Placement
 from mindllm.launch.clusters.schedulers import placement_of
 from mindllm.launch.start import HOST, SEVERAL_NODES_PORT, Launch, placed
 
 OF_A_NODE = ("local_workers", "master_addr", "node_rank")  # options without which a scheduler is asked
+
+
+def port_or_zero(text: str) -> int:
+    """Return a TCP port, or 0 for a free one, as the type of an option."""
+    return 0 if text == "0" else port(text)
 
 
 def add_node_options(parser: ArgumentParser, timeout: int, ports: str = "the one after it is used") -> None:
@@ -24,7 +30,8 @@ def add_node_options(parser: ArgumentParser, timeout: int, ports: str = "the one
     parser.add_argument("--node_rank", type=int, metavar="N", help="number of this node (default: 0)")
     parser.add_argument(
         "--port",
-        type=int,
+        "--master_port",
+        type=port_or_zero,
         default=0,
         help=f"port of node 0 on which they find each other; with several nodes {ports}, too, and the default is "
         f"{SEVERAL_NODES_PORT} (one node: a free one)",

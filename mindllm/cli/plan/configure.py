@@ -59,7 +59,7 @@ def make_parser() -> CommandParser:
     add("--max-stages", type=positive, metavar="N", help="pipeline stages at most")
     add("--no-attention-recompute", action="store_true", help="attention is never computed again")
     add("--tokens-per-second", type=_speed, metavar="X", help="of all devices, at least")
-    add("-o", "--output", type=output_file, metavar="YAML", help="the run (default NETWORK_Np.yaml)")
+    add("-o", "--output", type=output_file, metavar="FILE", help="YAML file of the run (default NETWORK_Np.yaml)")
     add(
         "--spares",
         type=int,

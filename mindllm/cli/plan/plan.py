@@ -149,7 +149,7 @@ def _add_written(parser: CommandParser) -> None:
         metavar="RUN.yaml",
         help="the run to write with the plan in it",
     )
-    parser.add_argument("--output", type=output_file, metavar="FILE", help="where --apply writes")
+    parser.add_argument("--output", type=output_file, metavar="FILE", help="YAML file that --apply writes")
     parser.add_argument("--picture", type=output_file, metavar="FILE", help=f"draw the schedule: {', '.join(FORMATS)}")
 
 

@@ -61,7 +61,11 @@ def make_parser() -> CommandParser:
     add_executor_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     parser.add_argument(
-        "--output", type=output_directory, default="output_tune", metavar="DIR", help="page and progress (output_tune)"
+        "--output",
+        type=output_directory,
+        default="output_tune",
+        metavar="DIR",
+        help="directory for page and progress (output_tune)",
     )
     return parser
 

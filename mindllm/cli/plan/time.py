@@ -101,7 +101,9 @@ def calibrate_parser() -> CommandParser:
     parser.add_argument(
         "--here", action="store_true", help="measure this machine's CPU by small training runs, in about two minutes"
     )
-    parser.add_argument("--output", type=output_file, required=True, metavar="YAML", help="the calibrated device")
+    parser.add_argument(
+        "--output", type=output_file, required=True, metavar="FILE", help="YAML file to write: the calibrated device"
+    )
     return parser
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindllm.cli.registry import spelled
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import UserError
 from mindllm.files import atomic_open, naming
 from mindllm.terminal.console import error_console, output, print_json
@@ -43,13 +43,15 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         prog=spelled("convert"),
         takes_keys=True,
-        usage="%(prog)s THEIRS [-o OURS] [--changes] [--to FORM] [--json] [--section.key=value ...]",
+        usage="%(prog)s THEIRS [-o FILE] [--changes] [--to FORM] [--json] [--section.key=value ...]",
         description="Converts a YAML of MindFormers (1.3 to 2.1): each of its keys is used, translated, without effect here, or "
         "refused, and the table says which and why. Ours is written short, over a base of configs/ where one fits.",
         epilog=EXAMPLE,
     )
     parser.add_argument("source", type=Path, metavar="THEIRS", help="YAML of MindFormers; with --to, any run")
-    parser.add_argument("-o", "--output", type=Path, metavar="OURS", help="file to write; without it, it is printed")
+    parser.add_argument(
+        "-o", "--output", type=output_file, metavar="FILE", help="file to write; without it, it is printed"
+    )
     parser.add_argument(
         "--changes", action="store_true", help="show only keys that change what is computed, or what it costs"
     )

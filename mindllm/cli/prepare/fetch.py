@@ -37,7 +37,10 @@ def make_parser() -> CommandParser:
         help="ORGANISATION/MODEL, or the address of its page; or a shipped model, as mindllm models lists them",
     )
     parser.add_argument(
-        "--output", type=output_directory, metavar="DIR", help="must not exist, or be empty (default models/MODEL)"
+        "--output",
+        type=output_directory,
+        metavar="DIR",
+        help="directory to write, absent or empty (default models/MODEL)",
     )
     parser.add_argument(
         "--from",
@@ -75,26 +78,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hub = {"huggingface": HuggingFace, "modelscope": ModelScope}[options.hub or address.hub]()
     repository = hub.repository(address.repository)
     listing = hub.list_files(repository, options.revision or address.revision or None, options.include)
-    licence = listing.licence or "not told by its model card"
-    error_console.print(f"{repository}: {len(listing.files)} files, {listing.size / 1e9:.2f} GB; licence: {licence}")
+    license_name = listing.license or "not in its model card"
+    error_console.print(
+        f"{repository}: {len(listing.files)} files, {listing.size / 1e9:.2f} GB; license: {license_name}"
+    )
     if listing.unchecked:
-        many, first = len(listing.unchecked), listing.unchecked[0]
-        error_console.print(
-            f"{hub.title} gives no checksum of {many} of them ({first}, ...): their sizes alone are checked"
-        )
+        count, first = len(listing.unchecked), listing.unchecked[0]
+        error_console.print(f"{hub.title} gives no checksum of {count} files ({first}, ...): only sizes are verified")
     directory = options.output or default_directory(repository)
     with drawn(*BYTES) as progress:
-        written = fetch(listing, directory, progress)
+        written = fetch(hub, listing, directory, progress)
     if options.json:
+        origin = {"hub": options.hub or address.hub, "repository": repository, "licence": listing.license}
+        revision = {"revision": listing.revision, "commit": listing.commit}
         files = [file.name for file in listing.files]
-        told = {
-            "written": str(written),
-            "hub": options.hub or address.hub,
-            "repository": repository,
-            "licence": listing.licence,
-        }
-        told |= {"revision": listing.revision, "commit": listing.commit}
-        print_json({**told, "bytes": listing.size, "files": files})
+        print_json({"written": str(written), **origin, **revision, "bytes": listing.size, "files": files})
     else:
         output.print(f"wrote {written}")
     return 0

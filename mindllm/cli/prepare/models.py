@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.cli.registry import spelled
-from mindllm.command import CommandParser, run_command
+from mindllm.command import MAX_SUGGESTIONS, CommandParser, run_command
 from mindllm.errors import UserError, nearest
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import Column, Table
+from mindllm.units import short_count
 
 if TYPE_CHECKING:
     from mindllm.config.reading.shipped_models import ShippedModel
@@ -20,7 +22,6 @@ EXAMPLE = """examples:
   %(prog)s qwen3                 those whose family or name has it
   %(prog)s models/ output/run    what these directories hold
 """
-UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def make_parser() -> CommandParser:
@@ -73,10 +74,10 @@ def _matching(models: list[ShippedModel], words: Sequence[str]) -> list[ShippedM
     }
     for word, matching in found.items():
         if not matching:
-            names = {model.family for model in models}
-            raise UserError(
-                f"{word}: no model with a YAML has this in its name, and no such directory{nearest(word, names)}"
-            )
+            names = {name for model in models for name in (model.family, model.name)}
+            close = difflib.get_close_matches(word, sorted(names), n=MAX_SUGGESTIONS)
+            hint = f"; similar: {', '.join(close)}" if close else nearest(word, {model.family for model in models})
+            raise UserError(f"{word}: no such model or directory{hint}")
     return [model for model in models if not words or any(model in matching for matching in found.values())]
 
 
@@ -95,7 +96,7 @@ def _shipped_table(models: Sequence[ShippedModel]) -> Table:
         files = " ".join(run.file.rpartition("/")[2] for run in model.runs)
         known = [run.docs for run in model.runs if run.docs is not None]
         pages = ", ".join(dict.fromkeys(page for docs in known for page in docs)) or ("none" if known else "not here")
-        figures = (_short(model.parameters), ", ".join(lengths), model.dtype, ", ".join(devices))
+        figures = (short_count(model.parameters), ", ".join(lengths), model.dtype, ", ".join(devices))
         table.add_row(model.family, model.name, *figures, files, pages)
     return table
 
@@ -112,7 +113,7 @@ def _local_table(entries: Sequence[dict[str, Any]]) -> Table:
     for entry in entries:
         count, context = entry.get("parameters"), entry.get("context")
         table.add_row(
-            *(entry["path"], entry["kind"], entry.get("family") or "", _short(count) if count else ""),
+            *(entry["path"], entry["kind"], entry.get("family") or "", short_count(count) if count else ""),
             *(str(context or ""), entry.get("dtype") or "", f"{entry['bytes'] / 1e9:.2f}", _remark(entry)),
         )
     return table
@@ -126,11 +127,6 @@ def _remark(entry: dict[str, Any]) -> str:
     if entry["kind"] == "checkpoint":
         return f"step {entry['step']}"
     return "" if entry["tokenizer"] else "no tokenizer"
-
-
-def _short(count: int) -> str:
-    size, letter = next(((size, letter) for size, letter in UNITS if count >= size), (1, ""))
-    return f"{count / size:.3g}{letter}" if count < 1000 * size else f"{count / size:.0f}{letter}"
 
 
 if __name__ == "__main__":

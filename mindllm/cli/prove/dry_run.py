@@ -47,7 +47,7 @@ def make_parser() -> CommandParser:
         type=output_directory,
         default="output_dryrun",
         metavar="DIR",
-        help="for logs and page (output_dryrun)",
+        help="directory for logs and page (output_dryrun)",
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="simulations at once (default: one per core)")
     parser.add_argument(

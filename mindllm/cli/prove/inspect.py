@@ -66,14 +66,18 @@ def make_parser() -> CommandParser:
     _command(commands, "recompute", text, "--config run.yaml --rank 8")
     _command(commands, "diff", "what differs between two graphs", "before.graph after.graph", ["first"])
     page = _command(commands, "graph", "a page to look at, as one HTML file", "rank8.graph --output rank8.html")
-    page.add_argument("--output", type=output_file, default="graph.html", metavar="FILE", help="default graph.html")
+    page.add_argument(
+        "--output", type=output_file, default="graph.html", metavar="FILE", help="file to write (graph.html)"
+    )
     keep = _command(
         commands,
         "save",
         "the compiled graph, kept in a file for the other commands",
         "--config run.yaml --output rank8.graph",
     )
-    keep.add_argument("--output", type=output_file, default="rank.graph", metavar="FILE", help="default rank.graph")
+    keep.add_argument(
+        "--output", type=output_file, default="rank.graph", metavar="FILE", help="file to write (rank.graph)"
+    )
     return parser
 
 

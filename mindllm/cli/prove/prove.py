@@ -91,7 +91,7 @@ def make_parser() -> CommandParser:
         type=output_directory,
         default="proof",
         metavar="DIR",
-        help="for report.html and proof.json; of several runs a directory each (default: %(default)s)",
+        help="directory for report.html and proof.json; several runs get one below it each (default: %(default)s)",
     )
     parser.add_argument(
         "--json", action="store_true", help="one JSON object instead of the table; a list of several runs"

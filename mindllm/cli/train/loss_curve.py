@@ -25,7 +25,11 @@ def make_parser() -> CommandParser:
     parser = CommandParser(prog=spelled("loss-curve"), description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="output directory of a run")
     parser.add_argument(
-        "--output", type=output_file, default="loss_curve.png", help="PNG to write (default: %(default)s)"
+        "--output",
+        type=output_file,
+        default="loss_curve.png",
+        metavar="FILE",
+        help="PNG to write (default: %(default)s)",
     )
     parser.add_argument(
         "--experts", action="store_true", help="draw tokens per expert of one run, layer by layer, instead of losses"

@@ -75,7 +75,12 @@ def make_parser() -> CommandParser:
         help="run code that the model writes (HumanEval), or that tasks of --include_path name",
     )
     add("--log_samples", action="store_true", default=None, help="write every question with its answer")
-    add("--output", type=output_directory, metavar="DIR", help=f"(default {OUTPUT}; that of the YAML with --config)")
+    add(
+        "--output",
+        type=output_directory,
+        metavar="DIR",
+        help=f"directory for results (default {OUTPUT}; with --config that of the YAML)",
+    )
     add("--json", action="store_true", help="print one JSON object")
     return parser
 

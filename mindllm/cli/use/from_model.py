@@ -62,11 +62,11 @@ def make_parser(verb: str) -> CommandParser:
     add("--base", type=Path, metavar="DIR", help="weights of an adapter whose own file does not find them")
     add("--print_config", action="store_true", help="print the resolved YAML and exit")
     if verb == CHAT:
-        add("--output", type=output_directory, metavar="DIR", help="where the YAML is written (default output/NAME)")
+        add("--output", type=output_directory, metavar="DIR", help="directory for the YAML (default output/NAME)")
         return parser
     add("--prompt", action="append", metavar="TEXT", help="a prompt; may be given several times")
     add("--input", type=Path, metavar="FILE", help="prompts: a line of text each, or a .jsonl file")
-    add("--output", type=output_file, metavar="FILE", help="answers as JSON Lines (default: on the terminal)")
+    add("--output", type=output_file, metavar="FILE", help="JSON Lines file for the answers (default: on the terminal)")
     add("--raw", action="store_true", help="continue the text as it is: no chat template")
     return parser
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,10 +23,11 @@ def nodes_of(workers: int, local_workers: int | None) -> tuple[int, int]:
     return workers // local, local
 
 
-def launch_words(wanted: Launch, quoted: str, defaults: Launch, python: str = sys.executable) -> list[str]:
+def launch_words(wanted: Launch, quoted: str, defaults: Launch, python: str) -> list[str]:
     """Return the command of every task: ``mindllm launch``, which asks the scheduler for the rest.
 
-    Options are left out where they are those of ``defaults``; ``quoted`` is the command as a person gave it.
+    Options are left out where they are those of ``defaults``; ``quoted`` is the command as a person gave it, ``python`` the
+    interpreter of the nodes.
     """
     words = [python, "-m", "mindllm", "launch", f"--workers={wanted.workers}"]
     for name in ("restart", "port", "timeout", "log_dir"):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.launch.launch import main
+from mindllm.cli.launch.launch import job_warnings, main
 from mindllm.errors import UserError
 from mindllm.launch.clusters.placement import is_rank
 from mindllm.launch.clusters.schedulers import placement_of
 from mindllm.launch.clusters.slurm import hosts, slurm_task
-from mindllm.launch.script import own_command
+from mindllm.launch.script import command_of, own_command
 from mindllm.launch.start import Launch, placed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,6 +151,65 @@ def test_the_file_for_sbatch_has_the_nodes_of_the_run_and_is_shell(capsys):
     assert f"mindllm launch --workers=16 --restart=2 '{RUN}' &" in text
     assert text.index("source set_env.sh") < text.index("srun")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_the_interpreter_is_that_of_the_node(capsys):
+    """This machine's path of Python may not exist there."""
+    assert sys.executable not in written(capsys, RUN)
+    assert "srun --kill-on-bad-exit=1 python -m mindllm launch" in written(capsys, RUN)
+    text = written(capsys, "--python=/opt/env 1/bin/python", RUN)
+    assert "srun --kill-on-bad-exit=1 '/opt/env 1/bin/python' -m mindllm launch" in text
+
+
+SHIPPED = ROOT / "configs" / "llama2" / "pretrain_llama2_13b_16p.yaml"
+
+
+@pytest.mark.parametrize(
+    ("base", "data_path", "mounts", "expected"),
+    [
+        (SHIPPED, "/path/to/corpus", (), [
+            "run.yaml: base: {base} is an absolute path of this machine",
+            "train_dataset.data_loader.config.data_path: /path/to/corpus is a placeholder",
+            "run.yaml: not proved; mindllm prove run.yaml",
+        ]),
+        (SHIPPED, "data/corpus", [str(ROOT)], ["run.yaml: not proved; mindllm prove run.yaml"]),
+        ("configs/llama2/pretrain_llama2_13b_16p.yaml", "/data/your_corpus", (), [
+            "train_dataset.data_loader.config.data_path: /data/your_corpus is a placeholder",
+            "run.yaml: not proved; mindllm prove run.yaml",
+        ]),
+    ],
+)  # fmt: skip
+def test_what_stops_a_run_on_the_nodes_is_named(base, data_path, mounts, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = f"base: {base}\ntrain_dataset: {{data_loader: {{config: {{data_path: {data_path}}}}}}}\n"
+    Path("run.yaml").write_text(text)
+    warnings = job_warnings(command_of("train --config run.yaml"), mounts)
+    assert len(warnings) == len(expected), warnings
+    for warning, beginning in zip(warnings, expected, strict=True):
+        assert warning.startswith(beginning.format(base=base))
+
+
+def test_an_absolute_yaml_is_named_and_warnings_do_not_reach_the_file(capsys):
+    assert main(["--slurm", f"train --config {SHIPPED}"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("#!/bin/bash")
+    assert "warning" not in out
+    assert f"warning: --config {SHIPPED} is an absolute path of this machine" in err
+
+
+@pytest.mark.parametrize(
+    "words", [["--master_port", "99999"], ["--master_port=0x1"], ["--port", "many"], ["--port=-1"]]
+)
+def test_a_port_that_is_none_is_named_with_option_and_range(words, capsys):
+    with pytest.raises(SystemExit):
+        main([*words, RUN])
+    value = words[-1].partition("=")[2] or words[-1]
+    assert f"--port/--master_port: {value} is not a port; ports are 1 to 65535" in capsys.readouterr().err
+
+
+def test_the_value_of_an_unknown_option_is_not_taken_for_the_command():
+    with pytest.raises(UserError, match=r'--foo: unknown option of launch.*: "train --config FILE --foo \.\.\."'):
+        main(["--foo", "3", RUN])
 
 
 def test_one_task_for_each_device(capsys):
