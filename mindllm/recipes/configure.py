@@ -57,7 +57,7 @@ WHY = {
     "model.model_config.pp_interleave_num": "chunks of layers of each stage",
     "parallel.pipeline_config.pipeline_interleave": "chunks of a stage take turns",
     GROUPED: "tokens are sorted by expert: no place stays empty, and no token is dropped",
-    DISPATCHER: "how sorted tokens reach their experts; of balanced routing the faster way",
+    DISPATCHER: "the faster way for sorted tokens to reach their experts, if routing is balanced",
     "recompute_config.recompute": "layers computed again in the backward pass, by stage, as planned: as few as fit",
     "recompute_config.select_recompute": "layers that recompute what their feed-forward multiplies elementwise, by stage",
 }

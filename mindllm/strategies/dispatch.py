@@ -71,7 +71,7 @@ def check_forms(config: RunConfig, wanted: Collection[str]) -> None:
     """Raise UserError where a form of dispatch is unknown, or the model has no experts."""
     for form in wanted:
         if form not in DISPATCHES:
-            message = f"no such dispatch of experts (value {form!r}){nearest(form, DISPATCHES)}"
+            message = f"unknown dispatch of experts (value {form!r}){nearest(form, DISPATCHES)}"
             raise UserError.of(Problem(None, ("dispatch",), message, form))
     if wanted and config.model.config.expert_num == 1:
         message = "the model has no experts; leave it out"
@@ -86,13 +86,13 @@ def dispatches(config: RunConfig, groups: int, wanted: Collection[str]) -> list[
     """
     model = config.model.config
     forms = wanted or ((ALLTOALL, ALLGATHER) if model.capacity_factor is None else (PLACES,))
-    found = (
+    tried = (
         Dispatch(model.capacity_factor)
         if form == PLACES
         else Dispatch(grouped=True, sends=form == ALLTOALL and groups > 1)  # a single group exchanges nothing
         for form in forms
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(tried))
 
 
 def with_dispatch(config: RunConfig, dispatch: Dispatch) -> RunConfig:
@@ -143,14 +143,16 @@ def describe_changes(before: RunConfig, after: RunConfig) -> Iterator[str]:
     changes = dispatch_changes(before, after)
     if not changes:
         return
-    told = ", ".join(f"{key} {_text(former)} -> {_text(new)}" for key, (former, new) in changes.items())
+    keys = ", ".join(f"{key} {_text(former)} -> {_text(new)}" for key, (former, new) in changes.items())
     if computes_the_same(before, after):
         effect = "both drop the same tokens, if any, so the run computes the same"
     elif after.model.config.capacity_factor is None:
-        effect = "no token is dropped any more, so the run computes something else than the configuration"
+        effect = "no token is dropped any more, so the run computes something different from the configuration"
     else:
-        effect = "tokens beyond the capacity are dropped, so the run computes something else than the configuration"
-    yield f"dispatch of experts: {told}; {effect}"
+        effect = (
+            "tokens beyond the capacity are dropped, so the run computes something different from the configuration"
+        )
+    yield f"dispatch of experts: {keys}; {effect}"
 
 
 def _values(config: RunConfig) -> dict[str, object]:

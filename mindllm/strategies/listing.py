@@ -107,8 +107,8 @@ def write_csv(entries: Sequence[Entry], path: Path) -> None:
 
 def _fields(entry: Entry) -> dict[str, Any]:
     """Return the fields of a strategy, nested ones with dotted names."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in entry.candidate.tree().items():
         nested = value if isinstance(value, dict) else None
-        found.update({f"{key}.{name}": part for name, part in nested.items()} if nested is not None else {key: value})
-    return found
+        fields.update({f"{key}.{name}": part for name, part in nested.items()} if nested is not None else {key: value})
+    return fields

@@ -48,14 +48,14 @@ def utilisation_causes(step: StepTime) -> dict[str, float]:
 def explain_utilisation(step: StepTime, name: str) -> Iterator[str]:
     """Yield a line with the causes of a low utilisation."""
     if causes := utilisation_causes(step):
-        told = ", ".join(f"{share:.0%} {cause}" for cause, share in causes.items())
-        yield f"{name} uses {step.utilisation:.1%} of the devices' matrix FLOPs: of its step {told}"
+        shares = ", ".join(f"{share:.0%} {cause}" for cause, share in causes.items())
+        yield f"{name} uses {step.utilisation:.1%} of the devices' matrix FLOPs: of its step {shares}"
 
 
 def _wasted_products(step: StepTime) -> dict[str, float]:
     """Return seconds of products, mean of the stages: rows of empty places, and what the rest loses to small sizes."""
     workload, device = step.workload, step.device.of_ranks(step.workload.strategy.device_num)
-    work, found = step_work(workload), {EMPTY_PLACES: 0.0, SMALL_PRODUCTS: 0.0}
+    work, wasted = step_work(workload), {EMPTY_PLACES: 0.0, SMALL_PRODUCTS: 0.0}
     runs = workload.strategy.runs / workload.plan.stages
     empty = {key: _empty_share(workload, key) for key in work.parts}
     for place in work.places:
@@ -66,9 +66,9 @@ def _wasted_products(step: StepTime) -> dict[str, float]:
                     continue
                 seconds = operator_seconds(one, device) * count * runs
                 idle = empty[key] if one.name.startswith(EXPERT_PRODUCTS) else 0.0
-                found[EMPTY_PLACES] += idle * seconds
-                found[SMALL_PRODUCTS] += (1 - idle) * max(0.0, seconds - _at_full_speed(one, device) * count * runs)
-    return found
+                wasted[EMPTY_PLACES] += idle * seconds
+                wasted[SMALL_PRODUCTS] += (1 - idle) * max(0.0, seconds - _at_full_speed(one, device) * count * runs)
+    return wasted
 
 
 def _at_full_speed(one: Operator, device: Device) -> float:
@@ -81,4 +81,5 @@ def _empty_share(workload: Workload, key: Hashable) -> float:
     spec = workload.architecture.layers[key[0]].feed_forward if isinstance(key, tuple) else None
     if not isinstance(spec, ExpertsSpec) or spec.grouped:
         return 0.0
-    return 1 - workload.seq_length * spec.router.top_k / (spec.router.experts * spec.capacity(workload.seq_length))
+    places = spec.router.experts * spec.capacity(workload.seq_length)
+    return max(0.0, 1 - workload.seq_length * spec.router.top_k / places)

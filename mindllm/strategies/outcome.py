@@ -256,7 +256,10 @@ def _check_wanted(config: RunConfig, wanted: Wanted, devices: int) -> None:
 
 def _without(found: Found, refused: Mapping[Candidate, str]) -> Found:
     """Return what was found without the strategies that could not be planned, which are counted by reason."""
-    reasons = (reason if reason in (NO_PLAN, NOT_IN_DRY_RUN) else "its plan is no run" for reason in refused.values())
+    reasons = (
+        reason if reason in (NO_PLAN, NOT_IN_DRY_RUN) else "its plan cannot be written as a run"
+        for reason in refused.values()
+    )
     judged = tuple(one for one in found.judged if one.candidate not in refused)
     return replace(found, judged=judged, left_out=found.left_out + Counter(reasons))
 

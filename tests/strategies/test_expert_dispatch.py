@@ -140,7 +140,7 @@ def test_a_changed_capacity_is_said_to_change_what_is_computed():
     permitted = found(config, constraints=Constraints(dispatch=("alltoall", "allgather")))
     (line,) = describe_changes(config, permitted.config)
     assert "model.model_config.capacity_factor 1.5 -> null" in line
-    assert "so the run computes something else than the configuration" in line
+    assert "so the run computes something different from the configuration" in line
     assert permitted.to_dict()["computes_the_same"] is False
 
 
@@ -171,7 +171,7 @@ def test_a_step_with_a_usual_utilisation_needs_no_explanation():
 @pytest.mark.parametrize(
     ("forms", "model", "says"),
     [
-        (("gather",), {}, "no such dispatch of experts .*'gather'.*allgather"),
+        (("gather",), {}, "unknown dispatch of experts .*'gather'.*allgather"),
         (("places",), {"expert_num": 1, "model_type": "llama"}, "the model has no experts; leave it out"),
     ],
 )
