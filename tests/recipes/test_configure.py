@@ -150,6 +150,8 @@ def test_a_mixture_is_the_same_run_by_name_and_by_directory(mixture):
         assert (model.capacity_factor, model.moe_grouped_gemm) == (None, True)
         assert (model.aux_loss_types, model.aux_loss_factors) == (("expert",), (0.001,))
     reasons = {choice.key: choice.reason for choice in by_name.made.choices}
+    shown = {str(row[0]): str(row[1]) for row in by_directory.made.table().rows}
+    assert shown["model.model_config.aux_loss_types"] == "[expert]"
     assert "the shipped run drops those beyond 1.5" in reasons["model.model_config.capacity_factor"]
 
 
