@@ -274,6 +274,7 @@ def search(
     seconds: Seconds = 5.0,
     dry_run: Count | None = None,
     schedules: Sequence[str] = (),
+    dispatch: Sequence[str] = (),
     output: Path | str | None = None,
     progress: Progress = unwatched,
 ) -> Strategies:
@@ -289,6 +290,8 @@ def search(
         dry_run: how many of the best are held to MindSpore's dry run, and planned again where they do not fit.
         schedules: orders of micro-batches, of ``1f1b``, ``zero_bubble_v``, ``seqpipe``, ``seqvpp`` and ``seqsmartvpp``, the
             last three also with sequences in pieces; empty: the first, and what the run has.
+        dispatch: how tokens reach their experts, of ``alltoall``, ``allgather`` and ``places``; empty: what computes the same as
+            the run.
         output: a directory in which what was judged is kept, so that an interrupted search goes on; None: nothing is written.
         progress: told of strategies that are judged, planned and simulated.
 
@@ -296,12 +299,14 @@ def search(
         CheckFailed: nothing fits.
         UserError: the run has something that is not modelled.
     """
+    from mindllm.strategies.constraints import Constraints
     from mindllm.strategies.outcome import Wanted, find_strategies
 
     directory = Path(output) if output is not None else None
     if directory:
         directory.mkdir(parents=True, exist_ok=True)
-    wanted = Wanted(devices, global_batch, best, seconds, dry_run, schedules=tuple(schedules))
+    limits = Constraints(dispatch=tuple(dispatch))
+    wanted = Wanted(devices, global_batch, best, seconds, dry_run, limits, tuple(schedules))
     return find_strategies(load_config(run), described(device), wanted, directory, progress)
 
 

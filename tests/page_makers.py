@@ -10,6 +10,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 SEVENTY = "configs/llama2/pretrain_llama2_70b_64p.yaml"
@@ -84,6 +85,7 @@ def strategies(directory: Path) -> Path:
     from mindllm.config import load_config
     from mindllm.strategies.candidates import Candidate
     from mindllm.strategies.judge import Judged
+    from mindllm.strategies.listing import list_strategies
     from mindllm.strategies.page import render_page
     from mindllm.strategies.search import own
     from mindllm.timing.device import DEFAULT, read_device
@@ -107,7 +109,9 @@ def strategies(directory: Path) -> Path:
             (8, 4, 2),
         )
     ]
-    page = render_page("llama2_70b: 64 devices", judged, 58 * GIB, own(config, device))
+    hand = own(config, device)
+    planned = replace(hand, candidate=judged[0].candidate, memory=judged[0].memory)
+    page = render_page("llama2_70b: 64 devices", list_strategies(judged, [planned], hand, 58 * GIB), 58 * GIB)
     return written(directory / "strategies.html", page)
 
 

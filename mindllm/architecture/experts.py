@@ -12,6 +12,10 @@ from typing import Literal
 
 from mindllm.architecture.parts import FORWARD_AND_BACKWARD, FeedForwardSpec, Shapes, scalars
 
+PLACES, ALLGATHER, ALLTOALL = "places", "allgather", "alltoall"
+DISPATCHES = (ALLTOALL, ALLGATHER, PLACES)
+"""How tokens reach their experts: sorted and sent to the experts' ranks, sorted and gathered on all of these, or in fixed places
+of each expert."""
 BalanceLoss = Literal["expert", "switch", "global", "device", "communication"]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindllm.architecture.experts import PLACES
 from mindllm.config import RunConfig
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.reading.load import plain
-from mindllm.config.reading.overrides import Overrides, split_overrides
+from mindllm.config.reading.overrides import Overrides
 from mindllm.errors import CheckFailed, UserError
 from mindllm.prove.answers import Standing
 from mindllm.prove.proof import Proof
@@ -19,12 +20,14 @@ from mindllm.recipes.common import rate_choices
 from mindllm.recipes.device import ASCEND
 from mindllm.recipes.network import Network
 from mindllm.recipes.rates import PRETRAIN, Case
-from mindllm.recipes.recipe import Choice, MadeRun, Recipe
+from mindllm.recipes.recipe import Choice, MadeRun, Recipe, asked_keys
 from mindllm.recipes.spare_files import forget_spares
 from mindllm.results import Result
 from mindllm.strategies.constraints import UNLIMITED, Constraints
+from mindllm.strategies.dispatch import CAPACITY, DISPATCHER, GROUPED
+from mindllm.strategies.low_utilisation import explain_utilisation
 from mindllm.strategies.outcome import Strategies, Wanted, find_strategies
-from mindllm.strategies.search import Planned
+from mindllm.strategies.search import Planned, decided_keys
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import mean_stage
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 TAKEN = 0.907  # of a device's memory: 58 of 64 GB, as the shipped runs of an Atlas 800T A2 have it
 SEQUENCES, LONGEST = 512, 4096  # of a step, and tokens of one at most, where nobody says how many
+BALANCE_FACTOR = 0.001  # of the loss that keeps experts balanced, and rate of their bias: as in the shipped mixtures
 PLANNED, SECONDS = 3, 4.0  # strategies that are planned, and for how long each
 WHY = {
     "use_parallel": "several devices",
@@ -52,6 +56,8 @@ WHY = {
     "model.model_config.offset": "layers of each stage beside an even split, as planned",
     "model.model_config.pp_interleave_num": "chunks of layers of each stage",
     "parallel.pipeline_config.pipeline_interleave": "chunks of a stage take turns",
+    GROUPED: "tokens are sorted by expert: no place stays empty, and no token is dropped",
+    DISPATCHER: "the faster way for sorted tokens to reach their experts, if routing is balanced",
     "recompute_config.recompute": "layers computed again in the backward pass, by stage, as planned: as few as fit",
     "recompute_config.select_recompute": "layers that recompute what their feed-forward multiplies elementwise, by stage",
 }
@@ -124,7 +130,7 @@ class Configured(Result):
             "devices": self.device_count,
             "yaml": self.made.yaml(),
             "choices": [asdict(choice) for choice in self.made.choices],
-            "strategies": self.strategies.to_dict(),
+            "strategies": {key: value for key, value in self.strategies.to_dict().items() if key != "candidates"},
             "proof": self.proof.to_dict() if self.proof else None,
         }
 
@@ -144,16 +150,22 @@ class Configured(Result):
         )
         second = next((one for one in others if one is not best and one.candidate != best.candidate), None)
         yield f"second best: {second_best(best, second)}" if second else "nothing else of the best fits when planned"
+        yield from self.strategies.dispatch_lines()
+        yield from explain_utilisation(best.step, "it")
+        if best.step.uncounted:
+            yield f"not counted: {'; '.join(best.step.uncounted)}"
 
 
 def second_best(best: Planned, second: Planned) -> str:
-    """Return by how much a strategy is slower, and what of."""
-    slower = 1 - second.step.tokens_per_device / best.step.tokens_per_device
+    """Return how much slower a strategy is, by the seconds that are shown, and the largest cause."""
+    shown = [round(one.step.seconds, 2) or one.step.seconds for one in (second, best)]
+    slower = shown[0] / shown[1] - 1
     first, other = mean_stage(best.step), mean_stage(second.step)
     more = {name: other.get(name, 0.0) - first.get(name, 0.0) for name in {*first, *other}}
     cause, seconds = max(more.items(), key=lambda item: item[1])
     memory = f"{max(second.memory) / GIB:.1f} GB"
-    return f"{second.candidate.name}, {slower:.1%} slower ({seconds:+.2f} s of {cause} a step), {memory}"
+    step = f"{second.step.seconds:.2f} s a step"
+    return f"{second.candidate.name}, {step}, {slower:.1%} slower ({seconds:+.2f} s of {cause} a step), {memory}"
 
 
 def find_run(
@@ -169,6 +181,7 @@ def find_run(
         CheckFailed: nothing fits, or nothing is as fast as was wanted.
         UserError: the network has something that is not modelled.
     """
+    _refuse_decided(request)
     recipe = _before_the_search(request, command)
     made = recipe.made(request.overrides)
     batch = request.global_batch or (made.config.global_batch_size if request.network.config else SEQUENCES)
@@ -181,7 +194,6 @@ def find_run(
             tried = error
             continue
         changes = tuple(_changes(made.config, strategies.config))
-        _refuse_decided(request.overrides, {choice.key for choice in changes})
         final = recipe.with_choices(changes).made(request.overrides)
         return Configured(final, strategies, devices)
     assert tried is not None
@@ -222,6 +234,7 @@ def _before_the_search(request: Request, command: str) -> Recipe:
         chosen.append(Choice("model.model_config.seq_length", length, why))
     elif request.seq_length:
         chosen.append(Choice("model.model_config.seq_length", request.seq_length, "asked for"))
+    chosen += _expert_choices(network, request.constraints)
     memory = request.memory or f"{int(TAKEN * request.device.memory_size.value / GIB)}GB"
     why = (
         "asked for" if request.memory else f"of {request.device.memory_size.value / GIB:g} GB of {request.device.name}"
@@ -232,14 +245,48 @@ def _before_the_search(request: Request, command: str) -> Recipe:
     return Recipe(command, network.base, tuple(chosen))
 
 
-def _refuse_decided(overrides: Overrides, decided: Set[str]) -> None:
-    """Raise UserError where a person's keys are those that the search decides: the run would be none that it has judged."""
-    asked, _ = split_overrides(overrides, decided.__contains__)
+def _expert_choices(network: Network, constraints: Constraints) -> Iterator[Choice]:
+    """Yield what a mixture trains with if no YAML of a person says it: experts that drop no token, kept balanced.
+
+    So a network is the same run by its shipped name and by its directory. A shipped capacity stays if places are asked for.
+    """
+    model = network.architecture
+    if model.expert_num == 1 or network.is_file:
+        return
+    if model.capacity_factor is not None and PLACES not in constraints.dispatch:
+        why = f"no token is dropped; the shipped run drops those beyond {model.capacity_factor:g} of an even share"
+        yield Choice(CAPACITY, None, why)
+    if network.config is None:
+        section, why = "model.model_config", "keeps experts balanced, as in the shipped mixtures"
+        yield Choice(f"{section}.aux_loss_types", ["expert"], why)
+        yield Choice(f"{section}.aux_loss_factors", [BALANCE_FACTOR], why)
+        if model.balance_via_topk_bias:
+            yield Choice(f"{section}.topk_bias_update_rate", BALANCE_FACTOR, why)
+
+
+def _refuse_decided(request: Request) -> None:
+    """Raise UserError if a person sets keys that the search decides; a capacity of experts is the person's to set."""
+    decided = decided_keys() - {CAPACITY}
+    asked = [
+        key
+        for key in _dotted(asked_keys(request.network.base, request.overrides))
+        if any(f"{key}.".startswith(f"{one}.") for one in decided)
+    ]
     if asked:
         raise UserError(
-            f"{', '.join(map(str, asked))}: the search decides this; leave it out, and limit the search instead "
-            "(--max-tensor-parallel, --max-stages, --no-attention-recompute)"
+            f"{', '.join(asked)}: the search decides this; leave it out, and limit the search instead "
+            "(--global-batch, --max-tensor-parallel, --max-stages, --no-attention-recompute, --dispatch)"
         )
+
+
+def _dotted(tree: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """Yield the dotted keys of all values in a tree."""
+    for name, value in tree.items():
+        key = f"{section}{name}"
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{key}.")
+        else:
+            yield key
 
 
 def _changes(before: RunConfig, after: RunConfig) -> Iterator[Choice]:

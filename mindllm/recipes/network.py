@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Network:
         directory: the Hugging Face directory, or GGUF file, that gives them, whose tokenizer fits; None: there is none.
         tokenizer: the tokenizer of its weights; empty where none is known.
         config: what ``base`` says of a run, for what has to be said otherwise.
+        is_file: whether a person named a YAML, whose keys are the person's.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Network:
     directory: Path | None
     tokenizer: str
     config: RunConfig | None
+    is_file: bool = False
 
     def choices(self, own_vocabulary: bool, vocab_size: int) -> Iterator[Choice]:
         """Yield the network; with ``own_vocabulary`` it has the tokens of another tokenizer."""
@@ -110,7 +112,7 @@ def find_network(named: str) -> Network:
     if path.name == CONFIG and path.is_file():
         path = path.parent
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        return _of_yaml(path, str(path.resolve()), path.stem.removeprefix(SHIPPED))
+        return replace(_of_yaml(path, str(path.resolve()), path.stem.removeprefix(SHIPPED)), is_file=True)
     if path.exists():
         model = find_model(path)
         if model.directory is not None:  # the base of an adapter, or what is named

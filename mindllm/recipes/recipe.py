@@ -151,4 +151,8 @@ def _one_line(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return write_yaml({"value": plain(value)}).removeprefix("value:").strip()
+    """Return a value as a cell of the table: YAML on one line."""
+    items = plain(value)
+    if isinstance(items, list):
+        return f"[{', '.join(map(_shown, items))}]"
+    return write_yaml({"value": items}).removeprefix("value:").strip()

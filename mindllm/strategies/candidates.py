@@ -23,6 +23,7 @@ from mindllm.config import RunConfig
 from mindllm.config.checks.context_parallel import check_context_parallel
 from mindllm.config.checks.pieces import check_pieces
 from mindllm.config.parallel import GATHER, RING, ULYSSES
+from mindllm.strategies.dispatch import NO_DISPATCH, Dispatch, can_dispatch, dispatches
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy
 
@@ -76,6 +77,7 @@ class Candidate:
     sharing: Sharing = Sharing()
     schedule: str = ONE_F_ONE_B
     pieces: int = 1
+    dispatch: Dispatch = NO_DISPATCH
 
     @property
     def v_shape(self) -> bool:
@@ -89,7 +91,9 @@ class Candidate:
             chunks += f" {self.schedule}" + f" of {self.pieces} pieces" * (self.pieces > 1)
         marks = ", seq" * self.sequence_parallel + ", shard" * self.optimizer_shard
         experts = (
-            "" if self.expert_model_parallel is None else f" ep{self.expert_parallel} x {self.expert_model_parallel}"
+            ""
+            if self.expert_model_parallel is None
+            else f" ep{self.expert_parallel} x {self.expert_model_parallel}{self.dispatch.suffix(self.expert_parallel)}"
         )
         return (
             f"dp{self.data_parallel}{self.sharing.name} tp{self.model_parallel} pp{self.pipeline_stage}{chunks}{experts}, "
@@ -142,6 +146,7 @@ class Candidate:
             "model.model_config.pp_interleave_num": self.chunks,
             "parallel.pipeline_config.pipeline_interleave": self.chunks > 1 or self.schedule in IN_PIECES,
             "parallel.pipeline_config.pipeline_scheduler": self.schedule,
+            **(self.dispatch.keys() if self.expert_model_parallel is not None else {}),
         }
 
     def tree(self) -> dict[str, object]:
@@ -150,7 +155,8 @@ class Candidate:
 
 def read_candidate(tree: dict[str, Any]) -> Candidate:
     """The inverse of :meth:`Candidate.tree`."""
-    return Candidate(**{**tree, "sharing": Sharing(**tree["sharing"])})
+    nested = {"sharing": Sharing(**tree["sharing"]), "dispatch": Dispatch(**tree.get("dispatch", {}))}
+    return Candidate(**{**tree, **nested})
 
 
 def candidates(
@@ -160,8 +166,11 @@ def candidates(
     device: Device,
     left_out: Counter[str],
     schedules: Collection[str] = (ONE_F_ONE_B,),
+    forms: Collection[str] = (),
 ) -> Iterator[Candidate]:
-    """All strategies that divide what they must, in some of ``SEARCHED``; ``left_out`` counts the others by reason."""
+    """Yield all strategies whose sizes divide, in the orders ``schedules`` of micro-batches; ``left_out`` counts the others by
+    reason. ``forms``: those of the dispatch of experts; empty: those that compute what the run computes.
+    """
     widest = device.links[0].devices or devices
     for tensor in _divisors(devices):
         if reason := _tensor_reason(config, tensor, widest):
@@ -174,8 +183,12 @@ def candidates(
             ranks = devices // tensor // stages
             for sharing in sharings(config, ranks, tensor, stages):
                 most = PIECES[-1] if SEQPIPE in schedules else 1
-                for one in _split(config, sharing, ranks // sharing.ranks, tensor, stages, batch, left_out, most):
-                    yield from _in_orders(config, one, schedules)
+                replicas = ranks // sharing.ranks
+                for one in _split(config, sharing, replicas, tensor, stages, batch, left_out, most, forms):
+                    if can_dispatch(config, one):
+                        yield from _in_orders(config, one, schedules)
+                    else:
+                        left_out["MindSpore does not compile this dispatch of experts on this mesh"] += 1
 
 
 def _in_orders(config: RunConfig, one: Candidate, schedules: Collection[str]) -> Iterator[Candidate]:
@@ -219,10 +232,10 @@ def _with_pieces(config: RunConfig, one: Candidate) -> RunConfig:
 
 def _split(
     config: RunConfig, sharing: Sharing, replicas: int, tensor: int, stages: int, batch: int, left_out: Counter[str],
-    pieces: int,
+    pieces: int, forms: Collection[str],
 ) -> Iterator[Candidate]:  # fmt: skip
     """Candidates in 1F1B whose micro-batches fill the stages, if need be in ``pieces``."""
-    experts = expert_groups(config, replicas, tensor)
+    experts = expert_layouts(config, replicas, tensor, forms)
     for size in MICRO_BATCH_SIZES if sharing.ranks == 1 else MICRO_BATCH_SIZES[:1]:
         if batch % (replicas * size):
             left_out["the global batch is not divisible by replicas x micro-batch"] += 1
@@ -238,8 +251,10 @@ def _split(
             switches = itertools.product(
                 (False, True)[: 1 + (tensor > 1)], (False, True)[: 1 + (replicas * sharing.ranks > 1)], experts
             )
-            for sequence, shard, (groups, ranks) in switches:
-                yield Candidate(replicas, tensor, stages, chunks, size, micro, sequence, shard, groups, ranks, sharing)
+            for sequence, shard, (groups, ranks, dispatch) in switches:
+                yield Candidate(
+                    replicas, tensor, stages, chunks, size, micro, sequence, shard, groups, ranks, sharing, dispatch=dispatch
+                )  # fmt: skip
 
 
 def sharings(config: RunConfig, devices: int, tensor: int, stages: int) -> Iterator[Sharing]:
@@ -266,21 +281,25 @@ def _may_share(config: RunConfig, sharing: Sharing, tensor: int, stages: int) ->
     return not any(check_context_parallel(config.model_copy(update={"parallel_config": sizes})))
 
 
-def expert_groups(config: RunConfig, replicas: int, tensor: int) -> list[tuple[int, int | None]]:
-    """Ways to share experts among the devices of a stage: groups, and ranks of each (one, or the tensor-parallel ones).
+def expert_layouts(
+    config: RunConfig, replicas: int, tensor: int, forms: Collection[str]
+) -> list[tuple[int, int | None, Dispatch]]:
+    """Return the ways to share experts among the devices of a stage: groups, ranks of each, and the dispatch of tokens.
 
-    For a dense model the one way there is. A group never holds a part of a replica's tensor-parallel ranks. Experts of sorted
-    tokens are whole on their devices.
+    An expert has one rank, or as many as there are tensor-parallel ones; experts of sorted tokens are whole on their devices.
+    A group never holds a part of a replica's tensor-parallel ranks. A dense model has a single way.
     """
     model = config.model.config
     if model.expert_num == 1:
-        return [(1, None)]
+        return [(1, None, NO_DISPATCH)]
     return [
-        (groups, ranks)
-        for ranks in ([1] if model.moe_grouped_gemm else sorted({1, tensor}))
+        (groups, ranks, dispatch)
+        for ranks in sorted({1, tensor})
         if model.moe_intermediate_size % ranks == 0
         for groups in _divisors(replicas * tensor // ranks)
         if model.expert_num % groups == 0 and groups * ranks % tensor == 0
+        for dispatch in dispatches(config, groups, forms)
+        if ranks == 1 or not dispatch.grouped
     ]
 
 

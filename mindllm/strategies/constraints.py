@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mindllm.architecture.experts import PLACES
 from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.planning.costs.formula import KINDS
@@ -25,12 +26,14 @@ class Constraints:
         recompute_attention: whether attention may be computed again. False: layers keep all, or recompute what their feed-forward
             multiplies elementwise.
         tokens_per_second: of all devices together, at least.
+        dispatch: forms of the dispatch of experts to try, of ``DISPATCHES``; empty: those that compute what the run computes.
     """
 
     most_tensor: int | None = None
     most_stages: int | None = None
     recompute_attention: bool = True
     tokens_per_second: float | None = None
+    dispatch: tuple[str, ...] = ()
 
     def refusal(self, candidate: Candidate) -> str:
         """Why a candidate is left out; empty where it is not."""
@@ -41,8 +44,14 @@ class Constraints:
         return ""
 
     def admit(self, config: RunConfig, candidate: Candidate) -> bool:
-        """Whether a run as its YAML is, whose strategy is ``candidate``, is one of those that are wanted."""
+        """Return True if a run as its YAML is, with the strategy ``candidate``, is within the limits."""
         if self.refusal(candidate):
+            return False
+        grouped_alone = (
+            candidate.dispatch.grouped and candidate.expert_parallel == 1
+        )  # both grouped forms are the same there
+        form = candidate.dispatch.form
+        if self.dispatch and form not in self.dispatch and not (grouped_alone and {*self.dispatch} != {PLACES}):
             return False
         return self.recompute_attention or {*make_plan(config).kinds()} <= {*self.kinds.values()}
 

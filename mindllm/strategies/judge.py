@@ -50,18 +50,26 @@ def judge(
     limit: float,
     constraints: Constraints = UNLIMITED,
 ) -> Judged | None:
-    """Predicts a candidate of a run, whose own workload is ``base``; None where no recomputation makes it fit."""
+    """Predict a candidate; None where no recomputation makes it fit.
+
+    ``base`` is the workload of the run with the candidate's dispatch of experts.
+    """
     again = constraints.strongest
     counts = even_counts(config.model.config.layer_count, candidate.pipeline_stage, candidate.chunks)
-    kept, full = (
-        replace(base, strategy=candidate.strategy(config), plan=_plan(counts, layers, again, candidate.v_shape))
-        for layers in (Counter[int](), Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20)))
-    )
-    fitted = _fitted(kept, stage_bytes(kept), stage_bytes(full), ROOM * limit)
-    if fitted is None:
+
+    def recomputing(layers: Counter[int]) -> Workload:
+        plan = _plan(counts, layers, again, candidate.v_shape)
+        return replace(base, strategy=candidate.strategy(config), plan=plan)
+
+    # most candidates of a large model do not fit however much they recompute: that is checked first
+    full = stage_bytes(recomputing(Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20))))
+    if max(full) > ROOM * limit:
         return None
-    workload = replace(kept, plan=_plan(counts, fitted, again, candidate.v_shape))
+    workload = recomputing(Counter())
     memory = stage_bytes(workload)
+    if layers := _layers_to_recompute(workload, memory, full, ROOM * limit):
+        workload = recomputing(layers)
+        memory = stage_bytes(workload)
     return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= limit else None
 
 
@@ -76,12 +84,12 @@ def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int], again: 
     return LayerPlan(len(counts[0]), len(counts), tuple(layers), v_shape)
 
 
-def _fitted(workload: Workload, kept: tuple[float, ...], full: tuple[float, ...], limit: float) -> Counter[int] | None:
-    """How many layers each stage recomputes to fit; None where all of them are not enough."""
+def _layers_to_recompute(
+    workload: Workload, kept: tuple[float, ...], full: tuple[float, ...], limit: float
+) -> Counter[int]:
+    """Return how many layers each stage recomputes to fit; ``kept`` and ``full`` are its bytes with none and with all."""
     found = Counter[int]()
     for stage, (most, least) in enumerate(zip(kept, full, strict=True)):
-        if least > limit:
-            return None
         layers = sum(layer.stage == stage for layer in workload.plan.layers)
         if most > limit:
             found[stage] = min(layers, math.ceil((most - limit) / max(1.0, most - least) * layers) + 1)

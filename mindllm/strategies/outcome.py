@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from mindllm.architecture.experts import DISPATCHES, PLACES
 from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.config import RunConfig
 from mindllm.config.checks.mesh import COMPILED, compiles_for
@@ -18,8 +21,16 @@ from mindllm.files import atomic_open
 from mindllm.results import Result
 from mindllm.strategies.candidates import Candidate
 from mindllm.strategies.constraints import UNLIMITED, Constraints
+from mindllm.strategies.dispatch import (
+    check_forms,
+    computes_the_same,
+    describe_changes,
+    dispatch_changes,
+)
+from mindllm.strategies.listing import AS_WRITTEN, Entry, list_strategies, write_csv
+from mindllm.strategies.low_utilisation import explain_utilisation, utilisation_causes
 from mindllm.strategies.page import render_page
-from mindllm.strategies.search import Found, Planned, own, plan_best, search
+from mindllm.strategies.search import NO_PLAN, Found, Planned, own, plan_best, search
 from mindllm.terminal.page import beside_proof
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.terminal.tables import Table, figures, texts
@@ -34,7 +45,7 @@ if TYPE_CHECKING:
     from mindllm.results import Part
 
 PAGE = "strategies.html"
-PLANNED_FASTER = 1.3  # times as fast as an even split, at most, is a plan: below that nothing is planned
+NOT_IN_DRY_RUN = "does not fit in the dry run"
 
 
 @dataclass(frozen=True)
@@ -66,17 +77,26 @@ class Strategies(Result):
 
     Attributes:
         title: the run, its devices and its batch.
+        asked: the run whose strategies they are.
         found: every candidate that fits, by formula, and why others were left out.
         best: the best of them, planned.
         hand: the YAML as it is; None where it has other devices or another batch.
         limit: of the memory of a device.
+        others: those that were planned as well and are not among the best: not held to the dry run, or slower.
     """
 
     title: str
+    asked: RunConfig
     found: Found
     best: tuple[Planned, ...]
     hand: Planned | None
     limit: float
+    others: tuple[Planned, ...] = ()
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """All strategies, the fastest first, and the YAML as it is: the list that every report shows."""
+        return list_strategies(self.found.judged, (*self.best, *self.others), self.hand, self.limit)
 
     @property
     def recommended(self) -> Planned:
@@ -105,7 +125,11 @@ class Strategies(Result):
 
     def render_page(self, to_proof: bool = False) -> str:
         """Return that page as HTML; ``to_proof``: with the way back to the proof of the run beside it."""
-        return render_page(self.title, self.found.judged, self.limit, self.hand, to_proof)
+        return render_page(self.title, self.entries, self.limit, to_proof)
+
+    def write_csv(self, path: Path | str) -> None:
+        """Write all strategies as CSV, the fastest first."""
+        write_csv(self.entries, Path(path))
 
     def summary(self) -> str:
         """Return the recommended strategy and its step."""
@@ -113,15 +137,19 @@ class Strategies(Result):
 
     def tree(self) -> dict[str, Any]:
         """Return what ``--json`` prints, in seconds and bytes."""
+        changes = dispatch_changes(self.asked, self.config)
         return {
             "best": [_tree(one, self.limit) for one in self.best],
             "yaml": _tree(self.hand, self.limit) if self.hand else None,
             "recommended": "yaml" if self.recommended is self.hand else "best 1",
+            "dispatch_changes": {key: list(values) for key, values in changes.items()},
+            "computes_the_same": computes_the_same(self.asked, self.config),
             "left_out": self.found.left_out,
+            "candidates": [{"rank": rank, **one.tree()} for rank, one in enumerate(self.entries, 1)],
         }
 
     def parts(self) -> Iterator[Part]:
-        """Yield the best beside the YAML, where they gain, what is doubtful, and what was left out."""
+        """Yield the best next to the YAML, where they gain, what is doubtful, and what was left out."""
         best, hand, found = self.best, self.hand, self.found
         rows = [_row(str(number), one, self.limit) for number, one in enumerate(best, 1)]
         rows += [_row("YAML", hand, self.limit)] if hand else []
@@ -133,16 +161,35 @@ class Strategies(Result):
         yield Table(self.title, columns, rows, keys=2)
         if hand:
             yield from compared(best[0], hand, self.limit)
-            places = [number for number, one in enumerate(found.judged, 1) if one.candidate == hand.candidate]
-            where = f"number {places[0]} of {len(found.judged)}" if places else "not among those that fit"
-            yield f"the YAML's strategy, with layers recomputed until it fits: {where}"
+            yield self._place_of_hand(hand)
             yield differences(best[0].step, hand.step)
-        for one, name in ((best[0], "the best"), *(((hand, "the YAML's"),) if hand else ())):
+        yield from self.dispatch_lines()
+        for one, name in ((best[0], "the best"), *(((hand, "the YAML"),) if hand else ())):
+            yield from explain_utilisation(one.step, name)
             if doubt := implausible(one.step.utilisation):
-                yield styled((f"implausible: {name} {doubt}", "bold red"))
+                yield styled((f"implausible: {name}: {doubt}", "bold red"))
         yield (f"{found.tried} strategies, {found.kept} known from before, {len(found.judged)} fit; {_reasons(found)}")
         if uncounted := best[0].step.uncounted:
             yield f"not counted: {'; '.join(uncounted)}"
+
+    def _place_of_hand(self, hand: Planned) -> str:
+        """Return the rank of the YAML's strategy among all of the list but the YAML as it is."""
+        strategies = [one for one in self.entries if one.source != AS_WRITTEN]
+        places = [number for number, one in enumerate(strategies, 1) if one.candidate == hand.candidate]
+        where = f"number {places[0]} of {len(strategies)}" if places else "not among those that were tried and fit"
+        return f"the YAML's strategy, with layers recomputed until it fits: {where}"
+
+    def dispatch_lines(self) -> Iterator[str]:
+        """Yield what the recommended run changes in the dispatch of experts, or that a capacity keeps other forms out."""
+        model = self.asked.model.config
+        if changes := list(describe_changes(self.asked, self.config)):
+            yield from changes
+        elif model.capacity_factor is not None and all(one.candidate.dispatch.form == PLACES for one in self.entries):
+            others = " ".join(form for form in DISPATCHES if form != PLACES)
+            yield (
+                f"capacity_factor {model.capacity_factor:g} is kept, because it decides which tokens are dropped; "
+                f"--dispatch {others} tries experts that drop no token"
+            )
 
 
 def find_strategies(
@@ -160,16 +207,11 @@ def find_strategies(
         CheckFailed: nothing fits.
         UserError: the run has something that is not modelled, or MindSpore does not compile for so many devices.
     """
-    if unknown := [one for one in wanted.schedules if one not in SEARCHED]:
-        message = f"no such order of micro-batches (value {unknown[0]!r}){nearest(unknown[0], SEARCHED)}"
-        raise UserError.of(Problem(None, ("schedules",), message, unknown[0]))
     devices = wanted.devices or config.parallel_config.device_num
     batch = wanted.global_batch or config.global_batch_size
-    if config.context.device_target == "Ascend" and not compiles_for(devices, 1):
-        raise UserError(f"{devices} devices: {COMPILED}; take one of these")
-    limit = memory_limit(config, device)
+    _check_wanted(config, wanted, devices)
+    limit, constraints = memory_limit(config, device), wanted.constraints
     same = (config.parallel_config.device_num, config.global_batch_size) == (devices, batch)
-    constraints = wanted.constraints
     hand = own(config, device) if same else None
     if hand and not constraints.admit(config, hand.candidate):
         hand = None
@@ -178,33 +220,57 @@ def find_strategies(
     found = search(config, devices, batch, device, limit, directory, progress, constraints, wanted.schedules or usual)
     if not found.judged:
         raise CheckFailed(f"none of {found.tried} strategies fits {limit / GIB:g} GB; {_reasons(found)}")
-    _demand_speed(found.judged[0].speed * PLANNED_FASTER, found.judged[0].candidate, devices, constraints)
-    refused: list[str] = []
-    best = plan_best(
-        config, found.judged, device, limit, wanted.best, wanted.seconds, progress, constraints, refused.append
+    refused: dict[Candidate, str] = {}
+    planned = plan_best(
+        config, found.judged, device, limit, wanted.best, wanted.seconds, progress, constraints, refused.__setitem__
     )
+    best, others = planned[: wanted.best], planned[wanted.best :]
+    if best:
+        _demand_speed(recommended(best, hand, limit), devices, constraints)
     if wanted.dry_run:
         from mindllm.strategies.confirm import held_to_dry_run, simulated
 
-        best = held_to_dry_run(config, best[: wanted.dry_run], device, limit, wanted.seconds, progress, constraints)
-        if hand and hand.room(limit).fits:
-            hand = simulated(hand, progress)
+        first, others = planned[: wanted.dry_run], planned[wanted.dry_run :]
+        best = held_to_dry_run(config, first, device, limit, wanted.seconds, progress, constraints)
+        refused |= dict.fromkeys({one.candidate for one in first} - {one.candidate for one in best}, NOT_IN_DRY_RUN)
+        hand = simulated(hand, progress) if hand and hand.room(limit).fits else hand
     if not best:
-        why = f"can be planned; of the first: {refused[0]}" if refused else "fits when its layers are planned"
+        refusals = [reason for reason in refused.values() if reason not in (NO_PLAN, NOT_IN_DRY_RUN)]
+        why = f"can be planned; of the first: {refusals[0]}" if refusals else "fits when its layers are planned"
         raise CheckFailed(f"none of the best strategies {why}; give more --best or --seconds")
-    _demand_speed(best[0].step.tokens_per_device, best[0].candidate, devices, constraints)
+    _demand_speed(recommended(best, hand, limit), devices, constraints)
     name = config.trainer.model_name or config.source or "run"
     title = f"{name} on {counted(devices, 'device')}, {batch} sequences a step"
-    return Strategies(title, found, tuple(best), hand, limit)
+    return Strategies(title, config, _without(found, refused), tuple(best), hand, limit, tuple(others))
 
 
-def _demand_speed(of_device: float, fastest: Candidate, devices: int, constraints: Constraints) -> None:
-    """Raise CheckFailed where the fastest strategy is slower than was wanted."""
-    least, speed = constraints.tokens_per_second, of_device * devices
+def _check_wanted(config: RunConfig, wanted: Wanted, devices: int) -> None:
+    """Raise UserError for an order or a dispatch that does not exist, or if MindSpore does not compile for so many devices."""
+    if unknown := [one for one in wanted.schedules if one not in SEARCHED]:
+        message = f"no such order of micro-batches (value {unknown[0]!r}){nearest(unknown[0], SEARCHED)}"
+        raise UserError.of(Problem(None, ("schedules",), message, unknown[0]))
+    check_forms(config, wanted.constraints.dispatch)
+    if config.context.device_target == "Ascend" and not compiles_for(devices, 1):
+        raise UserError(f"{devices} devices: {COMPILED}; take one of these")
+
+
+def _without(found: Found, refused: Mapping[Candidate, str]) -> Found:
+    """Return what was found without the strategies that could not be planned, which are counted by reason."""
+    reasons = (
+        reason if reason in (NO_PLAN, NOT_IN_DRY_RUN) else "its plan cannot be written as a run"
+        for reason in refused.values()
+    )
+    judged = tuple(one for one in found.judged if one.candidate not in refused)
+    return replace(found, judged=judged, left_out=found.left_out + Counter(reasons))
+
+
+def _demand_speed(fastest: Planned, devices: int, constraints: Constraints) -> None:
+    """Raise CheckFailed where the fastest strategy is slower than required."""
+    least, speed = constraints.tokens_per_second, fastest.step.tokens_per_device * devices
     if least is not None and speed < least:
         raise CheckFailed(
-            f"{devices} devices train at most {speed:,.0f} tokens a second, as predicted of {fastest.name}; {least:,.0f} "
-            "were wanted"
+            f"{devices} devices train at most {speed:,.0f} tokens a second, as predicted of {fastest.candidate.name}; "
+            f"{least:,.0f} were wanted"
         )
 
 
@@ -216,27 +282,31 @@ def recommended(best: Sequence[Planned], hand: Planned | None, limit: float) -> 
 
 
 def compared(best: Planned, hand: Planned, limit: float) -> list[str | Text]:
-    """The best beside the YAML as it is, which may not fit."""
-    gain, memory = best.step.tokens_per_device / hand.step.tokens_per_device - 1, hand.room(limit)
+    """Return the best next to the YAML as it is, which may not fit; the percentage is that of the figures in the table."""
+    gain, memory = shown_gain(best, hand), hand.room(limit)
     if memory.fits:
         better = "no better than the YAML's, which fits: that is the best here"
-        return [f"best: {f'{100 * gain:.1f}% above the YAML' if gain > 0 else better}"]
-    difference = f"{100 * gain:.1f}% above" if gain > 0 else f"{-100 * gain:.1f}% below"
+        return [f"best: {f'{gain:.1%} above the YAML' if gain > 0 else better}"]
+    difference = f"{gain:.1%} above" if gain > 0 else f"{-gain:.1%} below"
     told = styled((f"the YAML as it is does not fit: it {memory}, {hand.source}", "bold red"))
     return [told, f"best of those that fit: {best.candidate.name}, {difference} what the YAML would do if it did"]
 
 
+def shown_gain(best: Planned, hand: Planned) -> float:
+    """Return by what share ``best`` trains more tokens, of the figures that are shown: whole tokens a second and device."""
+    figures = [round(one.step.tokens_per_device) for one in (best, hand)]
+    if min(figures) == 0:  # very slow runs show no figure to compare
+        return best.step.tokens_per_device / hand.step.tokens_per_device - 1
+    return figures[0] / figures[1] - 1
+
+
 def differences(best: StepTime, hand: StepTime) -> Table:
-    """What the best saves: seconds of a step by what they are spent on, the mean of the stages."""
+    """Return the seconds of a step by what they are spent on, mean of the stages; gains are differences of shown figures."""
     spent = [mean_stage(step) for step in (best, hand)]
-    rows = [
-        (
-            name,
-            *(f"{part.get(name, 0.0):.2f}" for part in spent),
-            f"{spent[1].get(name, 0.0) - spent[0].get(name, 0.0):+.2f}",
-        )
-        for name in dict.fromkeys((*spent[1], *spent[0]))
-    ]
+    rows = []
+    for name in dict.fromkeys((*spent[1], *spent[0])):
+        new, former = (round(part.get(name, 0.0), 2) for part in spent)
+        rows.append((name, f"{new:.2f}", f"{former:.2f}", f"{former - new:+.2f}"))
     return Table("where the best gains, s", [*texts("spent on"), *figures("best", "YAML", "gained")], rows)
 
 
@@ -257,6 +327,7 @@ def _tree(one: Planned, limit: float) -> dict[str, Any]:
         "tokens_per_second_per_device": one.step.tokens_per_device,
         "model_flops_utilisation": one.step.utilisation,
         "implausible": implausible(one.step.utilisation),
+        "low_utilisation": utilisation_causes(one.step),
         "memory": list(one.memory),
         **one.room(limit).tree(),
     }

@@ -6,70 +6,67 @@ import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mindllm.strategies.judge import Judged
-from mindllm.strategies.search import Planned, pareto
+from mindllm.strategies.listing import AS_WRITTEN, DRY_RUN, Entry
+from mindllm.strategies.search import pareto
 from mindllm.terminal.page import fill, mark, round_ticks
+from mindllm.timing.verdict import Room
 from mindllm.units import GIB
 
 WIDTH, HEIGHT, EDGE = 760, 420, 60
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def render_page(
-    title: str, judged: Sequence[Judged], limit: float, hand: Planned | None, to_proof: bool = False
-) -> str:
-    """HTML that needs nothing else; ``hand`` is the YAML as it is, and ``limit`` the bytes of a device.
+def render_page(title: str, entries: Sequence[Entry], limit: float, to_proof: bool = False) -> str:
+    """Return the page as HTML that needs no other file; ``limit`` is the bytes of a device.
 
-    ``to_proof``: with the way back to the proof of the run beside it.
+    ``to_proof``: with a link back to the proof of the run next to it.
     """
-    front = pareto(judged)
-    rows = "".join(
-        f"<tr><td>{html.escape(one.candidate.name)}</td><td>{one.speed:,.0f}</td><td>{max(one.memory) / GIB:.1f}</td></tr>"
-        for one in front
+    front = pareto([one for one in entries if one.fits])
+    head = "".join(
+        f"<th>{name}</th>" for name in ("strategy", "step s", "tokens/s/device", "GB of the fullest stage", "source")
     )
-    head = "<tr><th>strategy</th><th>tokens/s/device</th><th>GB of the fullest stage</th></tr>"
-    table = f'<div class="table"><table>{head}{rows}</table></div>'
-    body = f"{_of_yaml(hand, limit)}{_picture(judged, front, limit, hand)}{table}"
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(one))}</tr>" for one in front)
+    table = f'<div class="table"><table><tr>{head}</tr>{rows}</table></div>'
+    body = f"{_of_yaml(entries, limit)}{_picture(entries, front, limit)}{table}"
     return fill(TEMPLATE, {"title": title}, {"mark": mark("search", to_proof), "body": body})
 
 
-def _of_yaml(hand: Planned | None, limit: float) -> str:
-    """What the page says of the YAML as it is."""
+def _cells(one: Entry) -> tuple[str, ...]:
+    """Return a row of the table."""
+    memory = f"{one.peak / GIB:.1f}"
+    return one.name, f"{one.seconds:.2f}", f"{one.speed:,.0f}", memory, f"{one.source}, memory by {one.memory_source}"
+
+
+def _of_yaml(entries: Sequence[Entry], limit: float) -> str:
+    """Return the paragraph about the YAML as it is."""
+    hand = next((one for one in entries if one.source == AS_WRITTEN), None)
     if hand is None:
         return ""
-    room = hand.room(limit)
-    fits = f"{'fits' if room.fits else f'does not fit: it {room}'}, {hand.source}"
+    fits = "fits" if hand.fits else f"does not fit: it {Room(hand.memory, limit)}"
+    source = "in the dry run" if hand.memory_source == DRY_RUN else "by formula"
     return (
-        f"<p>The YAML as it is, {html.escape(hand.candidate.name)} (the square), {html.escape(fits)}: "
-        f"{hand.step.tokens_per_device:,.0f} tokens/s/device.</p>"
+        f"<p>The YAML as it is, {html.escape(hand.candidate.name)} (the square), {html.escape(fits)}, {source}: "
+        f"{hand.speed:,.0f} tokens/s/device.</p>"
     )
 
 
-def _picture(judged: Sequence[Judged], front: Sequence[Judged], limit: float, hand: Planned | None) -> str:
-    memory, speed = max(limit, *(max(one.memory) for one in judged)), max(one.speed for one in judged)
-    if hand:
-        memory, speed = max(memory, *hand.memory), max(speed, hand.step.tokens_per_device)
-    memory, speed = 1.03 * memory, 1.05 * speed  # points on the edge of the frame would be cut
+def _picture(entries: Sequence[Entry], front: Sequence[Entry], limit: float) -> str:
+    # points on the edge of the frame would be cut
+    memory = 1.03 * max(limit, *(one.peak for one in entries))
+    speed = 1.05 * max(one.speed for one in entries)
 
     def place(size: float, rate: float) -> tuple[float, float]:
         return EDGE + (WIDTH - 2 * EDGE) * size / memory, HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * rate / speed
 
-    def label(name: str, size: float, rate: float) -> str:
-        return html.escape(f"{name}: {rate:,.0f} tokens/s/device, {size / GIB:.1f} GB")
+    def point(one: Entry, kind: str, size: int) -> str:
+        x, y = place(one.peak, one.speed)
+        text = html.escape(f"{one.name}: {one.speed:,.0f} tokens/s/device, {one.peak / GIB:.1f} GB, {one.source}")
+        if one.source != AS_WRITTEN:
+            return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" class="{kind}"><title>{text}</title></circle>'
+        corner = f'x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10"'
+        return f'<rect {corner} class="hand"><title>{text}</title></rect>'
 
-    def point(one: Judged, kind: str, size: int) -> str:
-        x, y = place(max(one.memory), one.speed)
-        text = label(one.candidate.name, max(one.memory), one.speed)
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" class="{kind}"><title>{text}</title></circle>'
-
-    drawn = [point(one, "point", 3) for one in judged] + [point(one, "front", 5) for one in front]
-    if hand:
-        rate = hand.step.tokens_per_device
-        x, y = place(max(hand.memory), rate)
-        text = label("the YAML as it is", max(hand.memory), rate)
-        drawn.append(
-            f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" class="hand"><title>{text}</title></rect>'
-        )
+    drawn = [point(one, "point", 3) for one in entries] + [point(one, "front", 5) for one in front]
     x = place(limit, 0.0)[0]
     drawn.append(
         f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" class="limit"/>'

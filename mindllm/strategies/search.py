@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.axes import CONTEXT
@@ -21,10 +21,11 @@ from mindllm.executor.option import is_spread
 from mindllm.executor.ray_cluster import Spread, Work
 from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
-from mindllm.planning.yaml_plan import write_plan
+from mindllm.planning.yaml_plan import KEYS, write_plan
 from mindllm.reduced_runs.even import even_keys
 from mindllm.strategies.candidates import Candidate, Sharing, candidates, read_candidate
 from mindllm.strategies.constraints import UNLIMITED, Constraints
+from mindllm.strategies.dispatch import Dispatch, own_dispatch, with_dispatch
 from mindllm.strategies.judge import Judged, judge, read_judged
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.configured import workload_of
@@ -32,8 +33,11 @@ from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import StepTime, step_time
 from mindllm.timing.verdict import Room
+from mindllm.timing.workload import Workload
 
+AnyJudged = TypeVar("AnyJudged", bound=Judged)
 FILE = "candidates.jsonl"
+NO_PLAN = "no plan of its layers fits the memory"
 TOGETHER = 200  # candidates of a piece on a cluster: what they take should be more than starting a process
 FUNCTION = f"{__name__}:judge_some"  # which nodes of the cluster call
 
@@ -91,7 +95,8 @@ def search(
             "swap_config.swap", "a search chooses recomputation, not what waits on the host; write false"
         )
     left_out = Counter[str]()
-    every = {one: constraints.refusal(one) for one in candidates(config, devices, batch, device, left_out, schedules)}
+    tried = candidates(config, devices, batch, device, left_out, schedules, constraints.dispatch)
+    every = {one: constraints.refusal(one) for one in tried}
     wanted = [one for one, refusal in every.items() if not refusal]
     left_out.update(refusal for refusal in every.values() if refusal)
     key = _key(config, device, limit, constraints)
@@ -116,9 +121,14 @@ def search(
 def _judged(
     config: RunConfig, wanted: Sequence[Candidate], device: Device, limit: float, constraints: Constraints
 ) -> Iterator[tuple[Candidate, Judged | None]]:
-    base = workload_of(config)
+    bases = _workloads(config, wanted)
     for one in wanted:
-        yield one, judge(config, base, one, device, limit, constraints)
+        yield one, judge(config, bases[one.dispatch], one, device, limit, constraints)
+
+
+def _workloads(config: RunConfig, wanted: Sequence[Candidate]) -> dict[Dispatch, Workload]:
+    """Return the workload of a run with each dispatch of experts that candidates have."""
+    return {dispatch: workload_of(with_dispatch(config, dispatch)) for dispatch in {one.dispatch for one in wanted}}
 
 
 @contextmanager
@@ -165,22 +175,27 @@ def plan_best(
     seconds: float,
     progress: Progress = unwatched,
     constraints: Constraints = UNLIMITED,
-    told: Callable[[str], None] = lambda reason: None,
+    on_refusal: Callable[[Candidate, str], None] = lambda candidate, reason: None,
 ) -> list[Planned]:
-    """The best candidates with layers placed and recomputed as the planner says, the fastest first.
+    """Plan layers and recomputation of the best candidates; return the runs, the fastest first.
 
-    ``told`` is given why one cannot be run or planned; memory apart.
+    Planning ends with ``count`` of them, or goes on while the next candidate is estimated as faster than all planned ones. A
+    candidate without a plan is left out and gives its place to the next; ``on_refusal`` gets it with the reason. No more than
+    twice ``count`` are tried beyond the first ``count``.
     """
-    found: dict[str, Planned] = {}
-    for number, one in enumerate(judged[:count]):
-        progress("planning the best", number, min(count, len(judged)))
+    planned: list[Planned] = []
+    for number, one in enumerate(judged[: 3 * count]):
+        fastest = max((run.step.tokens_per_device for run in planned), default=0.0)
+        if len(planned) >= count and one.speed <= fastest:
+            break
+        progress("planning the best", min(number, count - 1), min(count, len(judged)))
         try:
-            found[one.candidate.name] = plan_one(config, one.candidate, device, limit, seconds, constraints)
+            planned.append(plan_one(config, one.candidate, device, limit, seconds, constraints))
         except Infeasible:
-            continue
+            on_refusal(one.candidate, NO_PLAN)
         except UserError as error:
-            told(str(error))
-    return sorted(found.values(), key=lambda planned: planned.step.seconds)
+            on_refusal(one.candidate, str(error))
+    return sorted(planned, key=lambda run: run.step.seconds)
 
 
 def plan_one(
@@ -210,14 +225,22 @@ def plan_one(
     return Planned(candidate, run, step_time(workload, device), stage_bytes(workload))
 
 
-def pareto(judged: Sequence[Judged]) -> list[Judged]:
-    """Those that no other beats in both speed and memory of the fullest stage, the fastest first."""
-    front, least = [], math.inf
+def pareto(judged: Sequence[AnyJudged]) -> list[AnyJudged]:
+    """Return the strategies that no other one beats in both speed and memory of the fullest stage, the fastest first."""
+    front: list[AnyJudged] = []
+    least = math.inf
     for one in sorted(judged, key=lambda each: (-each.speed, max(each.memory))):
         if max(one.memory) < least:
             front.append(one)
             least = max(one.memory)
     return front
+
+
+def decided_keys() -> frozenset[str]:
+    """Return the keys of a run that a search decides, dispatch of experts and planned layers included."""
+    planned = ("model.model_config.offset", *(f"recompute_config.{key}" for key in KEYS))
+    mixture = Candidate(1, 1, 1, 1, 1, 1, False, False, 1, 1)
+    return frozenset((*mixture.overrides(), *planned))
 
 
 def own(config: RunConfig, device: Device) -> Planned:
@@ -231,6 +254,7 @@ def own(config: RunConfig, device: Device) -> Planned:
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
         Sharing(sizes.size(CONTEXT), sizes.exchanges_heads, sizes.context_parallel_balanced, sizes.passes_keys),
         strategy.schedule if sizes.pipeline_stage > 1 and strategy.schedule in SEARCHED else ONE_F_ONE_B, strategy.pieces,
+        own_dispatch(config),
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))
 
@@ -268,6 +292,6 @@ def judge_some(
 ) -> list[dict[str, Any] | None]:
     """Judge candidates on a node; None for those that do not fit."""
     config, known = load_config(tree), Device.model_validate(device)
-    base, wanted = workload_of(config), Constraints(**constraints)
-    found = [judge(config, base, read_candidate(one), known, limit, wanted) for one in candidates]
+    limits, read = Constraints(**constraints), [read_candidate(one) for one in candidates]
+    found = [judged for _, judged in _judged(config, read, known, limit, limits)]
     return [one.tree() if one else None for one in found]

@@ -1,11 +1,14 @@
 """From a network and a number of devices to a run: what a person limits, the reasons, and what happens when memory is refuted."""
 
+import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from mindllm.config import load_config
+from mindllm.config.reading.shipped import shipped_configs
 from mindllm.errors import CheckFailed, UserError
 from mindllm.prove.answers import Answer, Standing
 from mindllm.recipes.configure import Request, find_run, prove_found
@@ -33,7 +36,7 @@ def test_the_yaml_is_the_run_that_the_search_recommends(found, tmp_path):
 
 def test_every_key_has_a_reason_and_the_second_best_a_cause(found):
     assert all(choice.reason for choice in found.made.choices)
-    best, second = found.lines()
+    best, second = list(found.lines())[:2]
     assert found.strategies.recommended_name in best
     assert "% slower (+" in second
     assert f"{found.strategies.best[1].candidate.name}," in second
@@ -86,11 +89,103 @@ def test_what_was_asked_for_stays(found):
     assert (run.lr_schedule.learning_rate, run.model.config.seq_length) == (3e-5, 2048)
 
 
-def test_a_key_that_the_search_decides_is_refused():
-    with pytest.raises(
-        UserError, match=r"parallel_config.model_parallel.*the search decides this.*--max-tensor-parallel"
-    ):
-        find_run(replace(REQUEST, overrides=["--parallel_config.model_parallel=8"]), "c")
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--parallel_config.model_parallel=8", "parallel_config.model_parallel"),
+        ("--parallel_config={data_parallel: 4}", "parallel_config.data_parallel"),
+        ("--batch_size=2", "runner_config.batch_size"),
+        ("--recompute_config.select_recompute={feed_forward.mul: true}", "recompute_config.select_recompute"),
+        ("--model.model_config.moe_token_dispatcher_type=allgather", "model.model_config.moe_token_dispatcher_type"),
+        ("--parallel.enable_parallel_optimizer=true", "parallel.enable_parallel_optimizer"),
+    ],
+)
+def test_a_key_that_the_search_decides_is_refused_before_the_search(option, key, monkeypatch):
+    def search_begins(*arguments):
+        raise AssertionError("the key is refused after the search")
+
+    monkeypatch.setattr("mindllm.recipes.configure.find_strategies", search_begins)
+    with pytest.raises(UserError, match=f"{key}.*the search decides this.*--max-tensor-parallel"):
+        find_run(replace(REQUEST, overrides=[option]), "c")
+
+
+MIXTRAL = {
+    "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 2816, "max_position_embeddings": 2048,
+    "num_attention_heads": 8, "num_experts_per_tok": 2, "num_hidden_layers": 4, "num_key_value_heads": 8, "num_local_experts": 8,
+    "rms_norm_eps": 1e-5, "rope_theta": 1e6, "vocab_size": 32000, "hidden_act": "silu",
+}  # fmt: skip
+SHIPPED_MIXTURE = """base: {base}
+lr_schedule: {{learning_rate: 1.0e-4}}
+model:
+  model_config:
+    {{model_type: mixtral, hidden_size: 1024, intermediate_size: 2816, max_position_embedding: 2048, seq_length: 2048,
+    num_heads: 8, n_kv_heads: 8, num_experts_chosen: 2, expert_num: 8, num_layers: 4, rms_norm_eps: 1.0e-5, theta: 1.0e+6,
+    vocab_size: 32000, aux_loss_types: [expert], aux_loss_factors: [0.001], capacity_factor: 1.5}}
+"""
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """The same mixture as a shipped network, whose run has a capacity, as a directory, and as a person's YAML."""
+    place = tmp_path_factory.mktemp("mixture")
+    directory = place / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(MIXTRAL))
+    base = shipped_configs() / "base" / "pretrain.yaml"
+    (place / "run.yaml").write_text(SHIPPED_MIXTURE.format(base=base))
+    of_yaml = find_network(str(place / "run.yaml"))
+    return {"name": replace(of_yaml, is_file=False), "directory": find_network(str(directory)), "yaml": of_yaml}
+
+
+def run_of(network, **changes):
+    return find_run(Request(network, DEVICE, 8, global_batch=32, seq_length=2048, **changes), "c")
+
+
+def test_a_mixture_is_the_same_run_by_name_and_by_directory(mixture):
+    by_name, by_directory = run_of(mixture["name"]), run_of(mixture["directory"])
+    steps = [one.strategies.recommended.step.seconds for one in (by_name, by_directory)]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-3)
+    for found in (by_name, by_directory):
+        model = found.config.model.config
+        assert (model.capacity_factor, model.moe_grouped_gemm) == (None, True)
+        assert (model.aux_loss_types, model.aux_loss_factors) == (("expert",), (0.001,))
+    reasons = {choice.key: choice.reason for choice in by_name.made.choices}
+    shown = {str(row[0]): str(row[1]) for row in by_directory.made.table().rows}
+    assert shown["model.model_config.aux_loss_types"] == "[expert]"
+    assert "the shipped run drops those beyond 1.5" in reasons["model.model_config.capacity_factor"]
+
+
+def test_a_capacity_that_a_person_writes_stays(mixture):
+    of_yaml = run_of(mixture["yaml"])
+    asked = run_of(mixture["name"], overrides=["--model.model_config.capacity_factor=1.25"])
+    of_places = run_of(mixture["name"], constraints=Constraints(dispatch=("places",)))
+    for found, factor in ((of_yaml, 1.5), (asked, 1.25), (of_places, 1.5)):
+        model = found.config.model.config
+        assert (model.capacity_factor, model.moe_grouped_gemm) == (factor, False)
+        assert any(f"capacity_factor {factor} is kept" in str(line) for line in found.lines())
+
+
+def test_a_demand_for_speed_finds_the_run_that_is_found_without_it(mixture):
+    plain = run_of(mixture["directory"])
+    speed = 8 * plain.strategies.recommended.step.tokens_per_device
+    limited = run_of(mixture["directory"], constraints=Constraints(tokens_per_second=0.99 * speed))
+    assert limited.strategies.recommended.candidate == plain.strategies.recommended.candidate
+    with pytest.raises(CheckFailed) as refused:
+        run_of(mixture["directory"], constraints=Constraints(tokens_per_second=1.05 * speed))
+    told = float(re.search(r"at most ([\d,]+) tokens", str(refused.value))[1].replace(",", ""))
+    assert told == pytest.approx(speed, rel=0.01)
+
+
+def test_a_low_utilisation_says_why(mixture):
+    slow = run_of(mixture["directory"], constraints=Constraints(dispatch=("places",)))
+    assert slow.strategies.recommended.step.utilisation < 0.1
+    assert any("experts computing places that no token takes" in str(line) for line in slow.lines())
+
+
+def test_the_second_best_is_slower_by_the_seconds_that_are_shown(found):
+    best, second = list(found.lines())[:2]
+    shown = [float(re.search(r"([\d.]+) s a step", line)[1]) for line in (best, second)]
+    assert f"{shown[1] / shown[0] - 1:.1%} slower" in second
 
 
 @pytest.mark.parametrize("name", ["llama3_80b", "nowhere/at/all"])

@@ -120,7 +120,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Tables:
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
     hand, best = row["hand"], row["found"]
-    gain = best["speed"] / hand["speed"] - 1
+    gain = round(best["speed"]) / round(hand["speed"]) - 1  # of the figures that are shown
     fits = "" if hand["memory"] <= row["limit"] else f" (over {row['limit'] / GIB:g})"
     told = [
         row["config"],

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindllm.architecture.experts import DISPATCHES
 from mindllm.command import INTERRUPTED, CommandParser, output_file, positive, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.executor.option import add_executor_option
@@ -58,6 +59,8 @@ def make_parser() -> CommandParser:
     add("--max-tensor-parallel", type=positive, metavar="N", help="ranks at most (default: those of a node)")
     add("--max-stages", type=positive, metavar="N", help="pipeline stages at most")
     add("--no-attention-recompute", action="store_true", help="attention is never computed again")
+    add("--dispatch", nargs="+", choices=DISPATCHES, default=(), metavar="D",
+        help=f"how tokens reach experts: {', '.join(DISPATCHES)} (default: what drops no token, or a YAML's)")  # fmt: skip
     add("--tokens-per-second", type=_speed, metavar="X", help="of all devices, at least")
     add("-o", "--output", type=output_file, metavar="FILE", help="YAML file of the run (default NETWORK_Np.yaml)")
     add(
@@ -182,8 +185,9 @@ def _request(options: argparse.Namespace, overrides: list[str]) -> Request:
     if devices is None:
         raise UserError("--devices: how many are there? as in --devices 64")
     constraints = Constraints(
-        options.max_tensor_parallel, options.max_stages, not options.no_attention_recompute, options.tokens_per_second
-    )
+        options.max_tensor_parallel, options.max_stages, not options.no_attention_recompute, options.tokens_per_second,
+        tuple(options.dispatch),
+    )  # fmt: skip
     return Request(
         network,
         read_device(options.device),

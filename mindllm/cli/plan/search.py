@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindllm.architecture.experts import DISPATCHES
 from mindllm.architecture.layer_counts import SEARCHED
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, duration, output_directory, output_file, run_command
@@ -56,6 +57,13 @@ def make_parser() -> CommandParser:
         help=f"orders of micro-batches: {', '.join(SEARCHED)}, those from seqpipe on also with sequences in pieces (default: the "
         "first, and what the configuration has)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dispatch", nargs="+", choices=DISPATCHES, default=(), metavar="D",
+        help=f"how tokens reach their experts: {', '.join(DISPATCHES)} (default: what computes the same as the configuration)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--csv", type=output_file, metavar="FILE", help="write all strategies as CSV, the fastest first"
+    )
     parser.add_argument("--apply", type=output_file, metavar="YAML", help="writes the best as a run")
     add_memory_option(parser)
     add_executor_option(parser)
@@ -82,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = make_parser().parse_known_args(arguments)
 
     from mindllm.config import load_config
+    from mindllm.strategies.constraints import Constraints
     from mindllm.strategies.outcome import PAGE, Wanted, find_strategies
     from mindllm.timing.device import read_device
 
@@ -90,14 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     wanted = Wanted(
         options.devices, options.global_batch, options.best, options.seconds, options.dry_run,
-        schedules=tuple(options.schedules),
+        Constraints(dispatch=tuple(options.dispatch)), tuple(options.schedules),
     )  # fmt: skip
     with drawn() as progress:
         found = find_strategies(config, device, wanted, directory, progress)
     found.write_page(directory / PAGE)
+    if options.csv:
+        found.write_csv(options.csv)
     show(found, options.json)
     if not options.json:
         output.print(f"{directory / PAGE}: memory and speed of all")
+        if options.csv:
+            output.print(f"{options.csv}: all {len(found.entries)} strategies")
     if options.apply:
         from mindllm.recipes.spare_files import forget_spares, say_forgotten
 
