@@ -11,13 +11,13 @@ from mindllm.architecture.layer_counts import places_in_order
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.planning.costs.formula import ROOM
 from mindllm.reduced_runs.even import even_counts
 from mindllm.strategies.candidates import Candidate, read_candidate
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
+from mindllm.timing.verdict import usable_memory
 from mindllm.timing.workload import Workload
 
 
@@ -57,12 +57,13 @@ def judge(
         replace(base, strategy=candidate.strategy(config), plan=_plan(counts, layers, again, candidate.v_shape))
         for layers in (Counter[int](), Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20)))
     )
-    fitted = _fitted(kept, stage_bytes(kept), stage_bytes(full), ROOM * limit)
+    usable = usable_memory(limit)
+    fitted = _fitted(kept, stage_bytes(kept), stage_bytes(full), usable)
     if fitted is None:
         return None
     workload = replace(kept, plan=_plan(counts, fitted, again, candidate.v_shape))
     memory = stage_bytes(workload)
-    return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= limit else None
+    return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= usable else None
 
 
 def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int], again: LayerKind, v_shape: bool) -> LayerPlan:

@@ -27,8 +27,8 @@ from mindllm.terminal.text import styled
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import mean_stage
 from mindllm.timing.step import StepTime
-from mindllm.timing.verdict import implausible, memory_limit
-from mindllm.units import GIB, counted
+from mindllm.timing.verdict import implausible, limit_text, memory_limit
+from mindllm.units import DEVICE_GB, GIB, counted
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -141,6 +141,7 @@ class Strategies(Result):
             if doubt := implausible(one.step.utilisation):
                 yield styled((f"implausible: {name} {doubt}", "bold red"))
         yield (f"{found.tried} strategies, {found.kept} known from before, {len(found.judged)} fit; {_reasons(found)}")
+        yield f"memory {best[0].source}, {DEVICE_GB}: {limit_text(self.limit, best[0].room(self.limit).reserved)}"
         if uncounted := best[0].step.uncounted:
             yield f"not counted: {'; '.join(uncounted)}"
 
@@ -187,7 +188,7 @@ def find_strategies(
         from mindllm.strategies.confirm import held_to_dry_run, simulated
 
         best = held_to_dry_run(config, best[: wanted.dry_run], device, limit, wanted.seconds, progress, constraints)
-        if hand and hand.room(limit).fits:
+        if hand and max(hand.memory) <= limit:
             hand = simulated(hand, progress)
     if not best:
         why = f"can be planned; of the first: {refused[0]}" if refused else "fits when its layers are planned"
