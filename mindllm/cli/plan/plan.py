@@ -193,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             subject.simulations.progress = progress
         progress("planning", 0, 1)
         planned = make_plan(subject, options.seconds, interleave, validates)
+        progress("planning", 1, 1)
     _print(planned.choice(), console)
     if options.json:
         print_json(planned.to_dict())
