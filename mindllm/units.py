@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from mindllm.errors import UserError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+DEVICE_GB = "GB of 2^30 bytes"
+"""The unit in which memory of devices is shown, as outputs name it: that of ``max_device_memory``, which MindSpore counts so."""
 MB, GB = 10**6, 10**9
 """Of files and disks, and of published figures."""
 

@@ -22,6 +22,7 @@ from mindllm.dry_run.moments import (
 )
 from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.simulations import Request, Simulations
+from mindllm.dry_run.workspace import peak_with_workspace
 from mindllm.parallel.stages import FIRST, MIDDLE, ONLY, Stage
 from mindllm.reduced_runs.stage import (
     Point,
@@ -80,6 +81,10 @@ class StageMemory:
     @property
     def used_peak(self) -> int:
         return bytes_of(self.peak)
+
+    def with_workspace(self, attention_elements: int) -> int:
+        """Return the peak with gaps between blocks and the estimated workspace of kernels (:mod:`mindllm.dry_run.workspace`)."""
+        return self.actual_peak + max(0, peak_with_workspace(self.moments, attention_elements) - self.used_peak)
 
     @property
     def by_category(self) -> Mapping[str, int]:

@@ -13,7 +13,8 @@ from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
-from mindllm.units import MIB, Gigabytes, device_memory, gigabytes
+from mindllm.timing.verdict import limit_text
+from mindllm.units import DEVICE_GB, MIB, Gigabytes, device_memory, gigabytes
 
 IN_JSON = {"weights_mb": WEIGHTS, "optimizer_mb": OPTIMIZER, "gradients_mb": GRADIENTS, "activations_mb": ACTIVATIONS}
 
@@ -69,12 +70,12 @@ def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Tab
     what = "ESTIMATED memory" if any(memory.estimated for memory in memories) else "Memory"
     memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
     rows = Table(
-        f"{what} of the first rank of each stage at its peak, GB (limit {device_memory(limit)})",
+        f"{what} of the first rank of each stage at its peak, {DEVICE_GB} ({limit_text(limit, reserved=0.0)})",
         [*figures("stage", "rank", "layers"), *texts("recompute"), *figures(*memory_columns), *texts("verdict", "how")],
     )
     for memory in memories:
         used, actual = memory.used_peak, memory.actual_peak
-        extra = peak_with_workspace(memory.moments, elements) - used
+        extra = memory.with_workspace(elements) - actual
         about = "" if memory.exact else "≈ "
         rows.add_row(
             str(memory.stage.number),

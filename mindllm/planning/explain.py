@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Solution, solve
+from mindllm.planning.subject import Solver
 from mindllm.schedules.orders import alive
 from mindllm.schedules.simulate import critical_path
 from mindllm.units import GIB, MIB, missing_memory
@@ -22,8 +22,8 @@ class Explanation:
     Attributes:
         critical: share of the step's critical path spent on each stage, ``[stages]``.
         free_mb: memory left on each stage.
-        with_more: step when every stage has one more GB.
-        stage_with_more: for stages where memory binds, the step when that stage alone has one more GB.
+        with_more: reported step when every stage has one more GB.
+        stage_with_more: for stages where memory binds, the reported step when that stage alone has one more GB.
     """
 
     critical: np.ndarray
@@ -32,8 +32,11 @@ class Explanation:
     stage_with_more: dict[int, float]
 
 
-def explain(solution: Solution, seconds: float) -> Explanation:
-    """Solves again with one more GB for all stages, and for each of the three critical stages where memory binds."""
+def explain(solution: Solution, seconds: float, solver: Solver = solve) -> Explanation:
+    """Solve again with one more GB for all stages, and for each of the three critical stages where memory binds.
+
+    ``solver`` gives plans the step that is reported.
+    """
     best = solution.best
     problem, costs = best.problem, best.costs
     visits, _ = critical_path(best.line, problem.point_to_point)
@@ -44,14 +47,14 @@ def explain(solution: Solution, seconds: float) -> Explanation:
     return Explanation(
         spent / (spent.sum() or 1.0),
         free,
-        _step(problem, range(problem.stages), share, solution),
-        {stage: _step(problem, [stage], share, solution) for stage in binding},
+        _step(range(problem.stages), share, solution, solver),
+        {stage: _step([stage], share, solution, solver) for stage in binding},
     )
 
 
 def lines(solution: Solution, found: Explanation) -> list[str]:
     """The explanation in sentences."""
-    problem, step = solution.best.problem, solution.best.step_time
+    problem, step = solution.best.problem, solution.best.reported_step
     leader = int(found.critical.argmax())
     said = [f"stage {leader} binds: {100 * found.critical[leader]:.0f}% of the longest chain of operations is its own"]
     if not np.isfinite(found.free_mb).any():
@@ -93,9 +96,11 @@ def _lightest_step(solution: Solution, stage: int) -> float:
     return min((step for step in steps if step > 0), default=0.0)
 
 
-def _step(problem: Problem, stages: range | list[int], seconds: float, solution: Solution) -> float:
+def _step(stages: range | list[int], seconds: float, solution: Solution, solver: Solver) -> float:
+    """Return the reported step of the best plan with one more GB on these stages."""
+    problem = solution.best.problem
     limits = list(problem.per_stage("limit_mb"))
     for stage in stages:
         limits[stage] += MORE
     more = problem.model_copy(update={"limit_mb": tuple(limits)})
-    return min(solve(more, seconds).best.step_time, solution.best.step_time)
+    return min(solver(more, seconds).best.reported_step, solution.best.reported_step)

@@ -20,12 +20,13 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.reports.costs import mindformers_keys, simulated_answer, validated_answer, validated_parts
 from mindllm.planning.reports.plan import answer, gap_text, solution_parts
 from mindllm.planning.solve import Infeasible, Solution, solve
-from mindllm.planning.subject import Subject
+from mindllm.planning.subject import Solver, Subject
 from mindllm.planning.validate import OfFormula, Validated, planned_config, validate, write_run
 from mindllm.planning.yaml_plan import KEYS, YamlPlan, write_plan
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures
-from mindllm.units import MIB, gigabytes
+from mindllm.timing.verdict import limit_text, memory_limit
+from mindllm.units import DEVICE_GB, MIB, gigabytes
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -50,19 +51,21 @@ class Interleave:
         return self.problem.chunks
 
 
-def try_interleaves(configured: Configured, numbers: Sequence[int], seconds: float) -> list[Interleave]:
-    """Plans every number of chunks of a run, each within about ``seconds``; raises as :func:`try_problems`.
+def try_interleaves(
+    configured: Configured, numbers: Sequence[int], seconds: float, solver: Solver = solve
+) -> list[Interleave]:
+    """Plan every number of chunks of a run, each within about ``seconds``; raises as :func:`try_problems`.
 
     Raises:
         UserError: there are fewer layers than chunks.
     """
     runs = [configured.interleaved(chunks) for chunks in dict.fromkeys(numbers)]
-    tried = try_problems([run.problem for run in runs], seconds)
+    tried = try_problems([run.problem for run in runs], seconds, solver)
     return [replace(choice, configured=run) for choice, run in zip(tried, runs, strict=True)]
 
 
-def try_problems(problems: Sequence[Problem], seconds: float) -> list[Interleave]:
-    """Plans every problem, each within about ``seconds``.
+def try_problems(problems: Sequence[Problem], seconds: float, solver: Solver = solve) -> list[Interleave]:
+    """Plan every problem, each within about ``seconds``; ``solver`` gives plans the step that is reported.
 
     Raises:
         Infeasible: none of them fits the memory; what the first one would need.
@@ -71,7 +74,7 @@ def try_problems(problems: Sequence[Problem], seconds: float) -> list[Interleave
     refused: Infeasible | None = None
     for problem in problems:
         try:
-            tried.append(Interleave(problem, solve(problem, seconds)))
+            tried.append(Interleave(problem, solver(problem, seconds)))
         except Infeasible as error:
             refused = refused or error
             tried.append(Interleave(problem, None))
@@ -81,28 +84,31 @@ def try_problems(problems: Sequence[Problem], seconds: float) -> list[Interleave
 
 
 def fastest(tried: Sequence[Interleave]) -> Interleave:
-    """The one whose plan takes the least time; of equal ones the first."""
-    planned = [(choice.solution.best.step_time, number) for number, choice in enumerate(tried) if choice.solution]
+    """Return the choice with the shortest reported step; of equal ones the first."""
+    planned = [(choice.solution.best.reported_step, number) for number, choice in enumerate(tried) if choice.solution]
     return tried[min(planned)[1]]
 
 
 def interleaves_table(tried: Sequence[Interleave]) -> Table:
     """Step, bound and fullest stage by number of chunks."""
-    names = ("pp_interleave_num", "step", "lower bound", "gap", "fullest stage GB")
+    names = ("pp_interleave_num", "step", "objective", "lower bound", "gap", "fullest stage GB")
     table = Table("chunks per stage", figures(*names))
     gb = gigabytes((choice.solution.best.peak_mb.max() for choice in tried if choice.solution), MIB)
     for choice in tried:
-        found, cells = choice.solution, ("does not fit", "", "", "")
+        found, cells = choice.solution, ("does not fit", "", "", "", "")
         if found:
             bound = "none" if found.lower_bound is None else f"{found.lower_bound:,.6g}"
-            cells = (f"{found.best.step_time:,.6g}", bound, gap_text(found), gb(found.best.peak_mb.max()))
+            steps = f"{found.best.reported_step:,.6g}", f"{found.best.step_time:,.6g}"
+            cells = (*steps, bound, gap_text(found), gb(found.best.peak_mb.max()))
         table.add_row(str(choice.chunks), *cells)
     return table
 
 
 @dataclass(frozen=True, repr=False)
 class PipelinePlan(Result):
-    """The fastest plan that was found, and a bound that no plan can beat; times are in the unit of the subject's costs.
+    """The fastest plan that was found, and a bound of the planner's objective that no plan can beat.
+
+    Times are milliseconds where the subject is a run, otherwise in the unit of the problem.
 
     Attributes:
         subject: what was planned.
@@ -123,12 +129,17 @@ class PipelinePlan(Result):
 
     @property
     def step_time(self) -> float:
-        """The step of the plan: milliseconds where the subject is a run."""
+        """The step of the plan; of a run what ``mindllm time`` predicts of the run with the plan in it."""
+        return self.best.reported_step
+
+    @property
+    def objective(self) -> float:
+        """What the planner minimizes, and :attr:`lower_bound` bounds: equal to the step where the subject is not a run."""
         return self.best.step_time
 
     @property
     def lower_bound(self) -> float | None:
-        """What no plan's step is shorter than; None where none was proved."""
+        """A value that no plan's :attr:`objective` is below; None where none was proved."""
         return self.solution.lower_bound
 
     @property
@@ -193,7 +204,7 @@ class PipelinePlan(Result):
         """Return which constraint binds and what more memory would buy; plans again, each within about ``seconds``."""
         from mindllm.planning.explain import explain, lines
 
-        return list(lines(self.solution, explain(self.solution, seconds)))
+        return list(lines(self.solution, explain(self.solution, seconds, self.subject.solve)))
 
     def summary(self) -> str:
         """Return the step and what is known of the optimum."""
@@ -206,9 +217,18 @@ class PipelinePlan(Result):
         return {
             **answer(self.solution),
             **(tree(self.best, subject.before) if subject.run else {}),
+            **self._limit_tree(),
             **(validated_answer(self.validated) if self.validated else {}),
             **(simulated_answer(subject.programs) if subject.programs else {}),
         }
+
+    def _limit_tree(self) -> dict[str, Any]:
+        """Return the memory of a device in MB: what a run may take of it, and what plans may fill."""
+        subject = self.subject
+        if subject.run is None or subject.device is None:
+            return {}
+        usable = max(self.best.problem.per_stage("limit_mb"))
+        return {"memory_limit_mb": memory_limit(subject.run, subject.device) / MIB, "memory_usable_mb": usable}
 
     def parts(self) -> Iterator[Part]:
         """Yield the costs, the choice of chunks, the dry runs, and the plan beside what it replaces."""
@@ -222,12 +242,15 @@ class PipelinePlan(Result):
             yield interleaves_table(self.tried)
 
     def answer(self) -> Iterator[Part]:
-        """Yield the dry runs, and the plan beside what it replaces."""
+        """Yield the dry runs, the plan next to what it replaces, and the memory limit that it was made for."""
+        subject = self.subject
         if self.validated:
             yield from validated_parts(self.validated)
-        yield from solution_parts(self.solution, self.subject.before)
-        if self.subject.run and not self.subject.before:
+        yield from solution_parts(self.solution, subject.before)
+        if subject.run and not subject.before:
             yield UNKNOWN
+        if subject.run and subject.device and not subject.configured:
+            yield f"memory by formula, {DEVICE_GB}: {limit_text(memory_limit(subject.run, subject.device))}"
 
 
 def make_plan(
@@ -251,13 +274,21 @@ def make_plan(
             return _of_run(subject, seconds, interleave, confirm)
         except Infeasible as error:
             raise subject.configured.infeasible(error) from None
-    tried = try_problems(subject.problems, seconds) if len(subject.problems) > 1 else []
+    try:
+        return _of_problems(subject, seconds, confirm)
+    except Infeasible as error:
+        raise subject.infeasible(error) from None
+
+
+def _of_problems(subject: Subject, seconds: float, confirm: bool) -> PipelinePlan:
+    """Plan problems whose costs are known, and take the fastest plan."""
+    tried = try_problems(subject.problems, seconds, subject.solve) if len(subject.problems) > 1 else []
     chosen = fastest(tried) if tried else Interleave(subject.problems[0], None)
-    if confirm and subject.run is not None and subject.simulations is not None:
-        found = OfFormula(subject.run, chosen.problem, subject.run.context.device_memory / MIB)
-        validated = validate(found, seconds, subject.simulations)
-        return PipelinePlan(subject, validated.chosen.solution, tuple(tried), validated)
-    return PipelinePlan(subject, chosen.solution or solve(chosen.problem, seconds), tuple(tried))
+    if confirm and subject.run and subject.device and subject.simulations:
+        found = OfFormula(subject.run, chosen.problem, memory_limit(subject.run, subject.device) / MIB)
+        validated = validate(found, seconds, subject.simulations, subject.with_step)
+        return PipelinePlan(subject, subject.timed(validated.chosen.solution), tuple(tried), validated)
+    return PipelinePlan(subject, chosen.solution or subject.solve(chosen.problem, seconds), tuple(tried))
 
 
 def _of_run(subject: Subject, seconds: float, interleave: Sequence[int] | None, confirm: bool) -> PipelinePlan:
@@ -267,10 +298,10 @@ def _of_run(subject: Subject, seconds: float, interleave: Sequence[int] | None, 
     assert subject.simulations is not None
     tried: list[Interleave] = []
     if interleave:
-        tried = try_interleaves(configured, interleave, seconds)
+        tried = try_interleaves(configured, interleave, seconds, subject.solve)
         chosen = fastest(tried)
         configured, solution = chosen.configured or configured, chosen.solution
     if not confirm:
-        return PipelinePlan(subject, solution or solve(configured.problem, seconds), tuple(tried))
-    validated = validate(configured, seconds, subject.simulations)
-    return PipelinePlan(subject, validated.chosen.solution, tuple(tried), validated)
+        return PipelinePlan(subject, solution or subject.solve(configured.problem, seconds), tuple(tried))
+    validated = validate(configured, seconds, subject.simulations, subject.with_step)
+    return PipelinePlan(subject, subject.timed(validated.chosen.solution), tuple(tried), validated)

@@ -20,6 +20,8 @@ from mindllm.schedules.operations import INPUT, WEIGHT
 from mindllm.schedules.orders import Orders, alive, alive_in_backward, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, pass_times, simulate_times
 from mindllm.schedules.steady import simulate_long
+from mindllm.timing.step import StepTime
+from mindllm.units import MILLISECONDS
 
 ZERO_BUBBLE_EFFORT = 30_000  # operations scheduled beyond the grid, for each plan that is judged
 
@@ -140,17 +142,27 @@ def plan_costs(problem: Problem, plan: Plan) -> Costs:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A plan as the simulator judges it."""
+    """A plan with its simulated schedule.
+
+    Attributes:
+        predicted: the step by the model of ``mindllm time``; None where the plan is not of a run.
+    """
 
     problem: Problem
     plan: Plan
     costs: Costs
     line: Timeline
+    predicted: StepTime | None = None
 
     @property
     def step_time(self) -> float:
-        """Makespan of the schedule and what nothing hides."""
+        """The objective that solvers minimize and bounds hold for: makespan of the schedule and what nothing hides."""
         return self.line.makespan + self.problem.exposed_communication
+
+    @property
+    def reported_step(self) -> float:
+        """The step time that is shown: milliseconds by the model of ``mindllm time`` for a run, otherwise the objective."""
+        return MILLISECONDS * self.predicted.seconds if self.predicted else self.step_time
 
     @cached_property
     def peak_mb(self) -> np.ndarray:
@@ -164,8 +176,19 @@ class Evaluation:
 
     @property
     def bubble(self) -> np.ndarray:
-        """Share of the step in which each stage waits, ``[stages]``."""
+        """Share of the reported step in which each stage waits, ``[stages]``."""
+        if self.predicted:
+            busy = self.predicted.line.busy() * self.predicted.workload.strategy.accumulation
+            return 1 - busy / self.predicted.seconds
         return 1 - self.line.busy() / self.step_time if self.step_time else np.zeros(self.problem.stages)
+
+    @property
+    def passes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward time of a micro-batch on every place, as the reported step has them, ``[places]`` each."""
+        if self.predicted:
+            times = self.predicted.times
+            return MILLISECONDS * np.array(times.forward), MILLISECONDS * np.array(times.backward)
+        return self.costs.forward, self.costs.backward
 
 
 def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
@@ -263,6 +286,13 @@ def with_orders(problem: Problem, plan: Plan, costs: Costs, orders: Orders) -> E
     """A plan whose operations are in this order."""
     line = simulate_times(timetable(orders, problem.chunks), costs.times, problem.point_to_point)
     return Evaluation(problem, plan, costs, line)
+
+
+def comparable_steps(one: Evaluation, other: Evaluation) -> tuple[float, float]:
+    """Return the reported steps of two plans; their objectives where the step of one of them is not predicted."""
+    if (one.predicted is None) != (other.predicted is None):
+        return one.step_time, other.step_time
+    return one.reported_step, other.reported_step
 
 
 def quickest(*found: Evaluation | None) -> Evaluation | None:

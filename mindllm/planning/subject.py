@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig
+from mindllm.deadline import OutOfTime, now
 from mindllm.dry_run.simulations import Simulations
+from mindllm.errors import UserError
 from mindllm.planning.costs.configured import Configured, configured_problem, with_memory
 from mindllm.planning.costs.formula import formula_as_it_is, formula_problems
 from mindllm.planning.costs.measured import Fit, read_measured
@@ -17,13 +20,21 @@ from mindllm.planning.from_programs.simulated_costs import SimulatedFit, simulat
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.read_problem import Setting, read_problem
+from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.reports.costs import costs_parts, simulated_parts
 from mindllm.planning.reports.plan import fit_parts
+from mindllm.planning.solve import GRACE, Infeasible, Solution, solve
+from mindllm.planning.validate import planned_config
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
+from mindllm.timing.prediction import predict_step
+from mindllm.timing.verdict import RESERVED
+from mindllm.units import GIB, MIB
 
 if TYPE_CHECKING:
     from mindllm.results import Part
+
+Solver = Callable[[Problem, float], Solution]
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,7 @@ class Subject:
         simulations: what those were found by, and what a plan is held to.
         fit: how well measurements are explained.
         programs: how well simulated programs are explained.
+        device: what steps of the run are predicted on.
     """
 
     problems: tuple[Problem, ...]
@@ -46,6 +58,41 @@ class Subject:
     simulations: Simulations | None = None
     fit: Fit | None = None
     programs: SimulatedFit | None = None
+    device: Device | None = None
+
+    def with_step(self, evaluation: Evaluation) -> Evaluation:
+        """Return a plan with the step that ``mindllm time`` predicts of the run with it; unchanged if there is no run."""
+        if self.run is None or self.device is None:
+            return evaluation
+        try:
+            run = planned_config(self.run, evaluation.problem, evaluation.plan)
+        except UserError:  # no lists of a YAML express it
+            return evaluation
+        return predicted(evaluation, run, self.device)
+
+    def solve(self, problem: Problem, seconds: float) -> Solution:
+        """Plan one of the problems with :func:`mindllm.planning.solve.solve`, and predict its step."""
+        return self.timed(solve(problem, seconds))
+
+    def timed(self, solution: Solution) -> Solution:
+        """Return a solution with the predicted steps of its plan and of the even split."""
+        even = self.with_step(solution.even) if solution.even else None
+        return replace(solution, best=self.with_step(solution.best), even=even)
+
+    def infeasible(self, error: Infeasible) -> Infeasible:
+        """Return ``error`` with the memory limit under which a plan of the run fits; unchanged if there is no run."""
+        if self.run is None:
+            return error
+        deadline = now() + GRACE
+        try:
+            lacking = [(problem, lightest_split(problem, deadline).missing_mb) for problem in self.problems]
+        except OutOfTime:
+            return error
+        if not all(missing for _, missing in lacking):  # a plan fits by formula: a dry run refused it
+            return error
+        needed = min(max(problem.per_stage("limit_mb")) + missing for problem, missing in lacking)
+        size = math.ceil(needed / (1 - RESERVED) / (GIB // MIB) * 10) / 10
+        return Infeasible(f"{error}; with {RESERVED:.0%} reserved that is --max_memory {size:g}GB")
 
     def parts(self) -> Iterator[Part]:
         """Yield what the costs are, and how well they explain what was seen; nothing of costs by formula or from a file."""
@@ -60,7 +107,9 @@ class Subject:
 def of_run(config: RunConfig, device: Device, simulations: Simulations, max_memory: str | None = None) -> Subject:
     """Return the subject of a run whose costs are found by simulating and compiling small ones."""
     configured = configured_problem(with_memory(config, max_memory), device, simulations)
-    return Subject((configured.problem,), configured.config, configured.as_it_is(), configured, simulations)
+    run, before = configured.config, configured.as_it_is()
+    before = predicted(before, run, device) if before else None
+    return Subject((configured.problem,), run, before, configured, simulations, device=device)
 
 
 def of_architecture(
@@ -77,7 +126,17 @@ def of_architecture(
     """
     config = with_memory(config, max_memory)
     problems = tuple(formula_problems(config, device, interleave, swap))
-    return Subject(problems, config, formula_as_it_is(config, device), simulations=simulations)
+    before = formula_as_it_is(config, device)
+    before = predicted(before, config, device) if before else None
+    return Subject(problems, config, before, simulations=simulations, device=device)
+
+
+def predicted(evaluation: Evaluation, config: RunConfig, device: Device) -> Evaluation:
+    """Return the plan of a run with its step by the model of time; unchanged where that does not model the run."""
+    try:
+        return replace(evaluation, predicted=predict_step(config, device))
+    except UserError:
+        return evaluation
 
 
 def of_problem(path: Path, settings: Sequence[Setting], instance: str | None = None) -> Subject:

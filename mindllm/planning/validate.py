@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -11,12 +11,14 @@ from mindllm.config import RunConfig, override_config
 from mindllm.config.reading.shorten import own_bases, write_short
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
+from mindllm.dry_run.workspace import attention_elements_of
 from mindllm.errors import CheckFailed
 from mindllm.parallel.stages import stages_of
-from mindllm.planning.plan import Plan, evaluate
+from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Infeasible, Solution, solve
 from mindllm.planning.yaml_plan import write_plan
+from mindllm.timing.verdict import Room
 from mindllm.units import MIB
 
 ROUNDS = 5
@@ -29,12 +31,14 @@ class Round:
 
     Attributes:
         memories: of every stage.
-        limit_mb: of every stage, gaps between blocks included.
+        limit_mb: of every stage, gaps between blocks and workspace of kernels included.
+        attention_elements: of query, key and value, from which the workspace of kernels is estimated.
     """
 
     solution: Solution
     memories: Sequence[StageMemory]
     limit_mb: float
+    attention_elements: int = 0
 
     @property
     def used_mb(self) -> list[float]:
@@ -47,9 +51,19 @@ class Round:
         return [used - float(peak) for used, peak in zip(self.used_mb, self.solution.best.peak_mb, strict=True)]
 
     @property
+    def needed_mb(self) -> list[float]:
+        """Peak of every stage with gaps between blocks and workspace of kernels: what ``mindllm prove`` compares."""
+        return [memory.with_workspace(self.attention_elements) / MIB for memory in self.memories]
+
+    @property
     def fits(self) -> bool:
-        """Whether every stage fits, gaps included."""
-        return all(memory.actual_peak / MIB <= self.limit_mb for memory in self.memories)
+        """Return True if every stage fits, gaps and workspace included."""
+        return all(needed <= self.limit_mb for needed in self.needed_mb)
+
+    @property
+    def estimated(self) -> bool:
+        """Return True if figures are estimates, because MindSpore's dry run does not work on this machine."""
+        return any(memory.estimated for memory in self.memories)
 
     @property
     def confirmed(self) -> bool:
@@ -83,6 +97,18 @@ def write_run(path: Path, planned: RunConfig) -> None:
     write_short(planned, path, own_bases(planned))
 
 
+def check_fits(planned: RunConfig, simulations: Simulations) -> None:
+    """Raise CheckFailed if a stage of a run with a plan in it does not fit in the dry run, gaps and workspace included."""
+    elements = attention_elements_of(planned)
+    memories = forecast_stages(planned, stages_of(planned), simulations)
+    needed = tuple(float(memory.with_workspace(elements)) for memory in memories)
+    room = Room(needed, planned.context.device_memory, reserved=0.0)
+    if not room.fits:
+        raise CheckFailed(
+            f"the plan {room}, in the dry run; plan with a lower --max_memory, or write it with --no-validate"
+        )
+
+
 class ToPlan(Protocol):
     """A run, the problem that is made of it, and the memory of a stage in MB, gaps between blocks included."""
 
@@ -105,10 +131,16 @@ class OfFormula:
     limit_mb: float
 
 
-def validate(configured: ToPlan, seconds: float, simulations: Simulations) -> Validated:
-    """Solves, dry-runs, corrects and solves again until the dry run agrees with the prediction, or ROUNDS times.
+def validate(
+    configured: ToPlan,
+    seconds: float,
+    simulations: Simulations,
+    with_step: Callable[[Evaluation], Evaluation] = lambda evaluation: evaluation,
+) -> Validated:
+    """Solve, dry-run, correct and solve again until the dry run agrees with the prediction, or ROUNDS times.
 
-    A stage's first correction goes either way; later ones only take memory away, so that the rounds end.
+    ``with_step`` gives plans the step that is reported. A stage's first correction goes either way; later ones only take
+    memory away, so that the rounds end.
 
     Raises:
         Infeasible: no plan fits.
@@ -118,6 +150,7 @@ def validate(configured: ToPlan, seconds: float, simulations: Simulations) -> Va
     while len(rounds) < ROUNDS:
         try:
             solution = solve(problem, seconds)
+            solution = replace(solution, best=with_step(solution.best))
         except Infeasible:
             if not any(done.fits for done in rounds):
                 raise
@@ -128,7 +161,7 @@ def validate(configured: ToPlan, seconds: float, simulations: Simulations) -> Va
             break
         config = planned_config(configured.config, problem, solution.best.plan)
         memories = forecast_stages(config, stages_of(config), simulations)
-        rounds.append(Round(solution, memories, configured.limit_mb))
+        rounds.append(Round(solution, memories, configured.limit_mb, attention_elements_of(config)))
         seen[solution.best.plan] = rounds[-1]
         if rounds[-1].confirmed:
             break
@@ -136,29 +169,28 @@ def validate(configured: ToPlan, seconds: float, simulations: Simulations) -> Va
     fitting = [done for done in reversed(rounds) if done.fits]
     if not fitting:
         raise CheckFailed(f"none of {len(rounds)} plans fits in the dry run; a lower --max_memory leaves more room")
-    chosen = min(fitting, key=lambda done: done.solution.best.step_time)  # of equal ones the last
+    chosen = min(fitting, key=lambda done: done.solution.best.reported_step)  # of equal ones the last
     return Validated(tuple(rounds), chosen if chosen.confirmed else _as_found(chosen))
 
 
 def _as_found(chosen: Round) -> Round:
     """The round with its plan in the memory that the dry run found; the bound is that of the problem it was solved from."""
     best = chosen.solution.best
-    known = evaluate(corrected(best.problem, chosen, first=True), best.plan)
+    known = replace(evaluate(corrected(best.problem, chosen, first=True), best.plan), predicted=best.predicted)
     return replace(chosen, solution=replace(chosen.solution, best=known))
 
 
 def corrected(problem: Problem, found: Round, first: bool) -> Problem:
-    """The problem with memory moved by what the dry run found, and limits that leave the gaps it saw.
+    """The problem with memory moved by what the dry run found, and limits that leave the gaps and the workspace it saw.
 
     ``first``: also where a stage needs less than predicted.
     """
     moments = {key: list(problem.per_stage(key)) for key in ("static_mb", "start_mb", "update_mb")}
     limits = list(problem.per_stage("limit_mb"))
-    for stage, (off, memory) in enumerate(zip(found.differences, found.memories, strict=True)):
+    for stage, (off, used, needed_mb) in enumerate(zip(found.differences, found.used_mb, found.needed_mb, strict=True)):
         if first or off > 0:
             for needed in moments.values():
                 needed[stage] = max(0.0, needed[stage] + off)
-        gaps = (memory.actual_peak - memory.used_peak) / MIB
-        limits[stage] = max(0.0, min(limits[stage], found.limit_mb - gaps))
+        limits[stage] = max(0.0, min(limits[stage], found.limit_mb - (needed_mb - used)))
     changes = {key: tuple(needed) for key, needed in moments.items()} | {"limit_mb": tuple(limits)}
     return problem.model_copy(update=changes)

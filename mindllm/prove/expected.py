@@ -10,9 +10,11 @@ from mindllm.errors import UserError
 from mindllm.prove.answers import Answer, Finding, Standing
 from mindllm.prove.checks.checkpoints import answered
 from mindllm.prove.questions import CONFIGURATION, MEMORY, STEP_TIME
-from mindllm.timing.device import read_device
+from mindllm.prove.remedy import LIMIT, formula_remedy
+from mindllm.timing.device import Device, read_device
 from mindllm.timing.prediction import StepPrediction, predict
-from mindllm.units import GIB, TENTHS_OF_GB, counted, parameters_in_words
+from mindllm.timing.verdict import Room
+from mindllm.units import TENTHS_OF_GB, counted, parameters_in_words
 
 
 def configuration(config: RunConfig) -> Answer:
@@ -23,10 +25,13 @@ def configuration(config: RunConfig) -> Answer:
     return Answer(CONFIGURATION, Standing.PROVED, "; ".join(filter(None, [says, config.about_mode])))
 
 
-def expected(config: RunConfig, device: str) -> Iterator[Answer]:
-    """Yield what formulas expect, for the questions that have one; they are about devices, and not about a CPU."""
+def expected(config: RunConfig, device: str, remedies: bool = False) -> Iterator[Answer]:
+    """Yield analytical estimates, for the questions that have one; they are of devices, not of a CPU.
+
+    With ``remedies`` a run that does not fit comes with the keys that change that.
+    """
     if config.context.device_target != "CPU":
-        yield from _of_a_device(config, device)
+        yield from _of_a_device(config, device, remedies)
     yield _as_expected(answered(config))
 
 
@@ -40,7 +45,8 @@ def left_open(config: RunConfig, device: str) -> tuple[str, ...]:
     return (MEMORY,) if read_device(device).device_target == "CPU" else (MEMORY, STEP_TIME)
 
 
-def _of_a_device(config: RunConfig, device: str) -> Iterator[Answer]:
+def _of_a_device(config: RunConfig, device: str, remedies: bool) -> Iterator[Answer]:
+    """Yield the estimates of memory and step time."""
     known = read_device(device)
     try:
         predicted = predict(config, known)
@@ -49,13 +55,22 @@ def _of_a_device(config: RunConfig, device: str) -> Iterator[Answer]:
         for question in (MEMORY, STEP_TIME):
             yield Answer(question, Standing.EXPECTED, "no formula: it has something that is not modelled", (reason,))
     else:
-        room = predicted.memory
-        stage = f"stage {room.stage} takes {TENTHS_OF_GB(max(room.stages))} of {room.limit / GIB:.4g} GB"
-        stages = [{"stage": number, "peak": size} for number, size in enumerate(room.stages)]
-        figures = {"peak": max(room.stages), "limit": room.limit, "fits": room.fits, "stages": stages}
-        yield Answer(MEMORY, Standing.EXPECTED, stage if room.fits else f"does not fit: it {room}", figures=figures)
+        yield _memory(config, known, predicted.memory, remedies)
         says = f"{predicted.in_words} a step on {known.name}, {predicted.model_flops_utilisation:.1%} MFU"
         yield Answer(STEP_TIME, Standing.EXPECTED, says, figures=step_figures(predicted))
+
+
+def _memory(config: RunConfig, device: Device, room: Room, remedies: bool) -> Answer:
+    """Return the estimate of memory."""
+    stages = [{"stage": number, "peak": size} for number, size in enumerate(room.stages)]
+    sizes = {"peak": max(room.stages), "limit": room.limit, "reserved": room.reserved, "usable": room.usable}
+    figures = {**sizes, "fits": room.fits, "stages": stages}
+    if room.fits:
+        says = f"stage {room.stage} takes {TENTHS_OF_GB(max(room.stages))} of {room.bound}"
+        return Answer(MEMORY, Standing.EXPECTED, says, figures=figures)
+    advice = formula_remedy(config, device, room) if remedies else ""
+    reason = Finding(room.short, advice, LIMIT)
+    return Answer(MEMORY, Standing.EXPECTED, f"does not fit: it {room}", (reason,), figures=figures)
 
 
 def step_figures(predicted: StepPrediction) -> dict[str, Any]:

@@ -63,14 +63,13 @@ class Bar:
 
 def memory_bars(figures: Mapping[str, Any]) -> str:
     """Return the memory of every stage beside the limit; empty where it is not known."""
-    limit = figures.get("limit", 0)
+    limit = figures.get("usable", figures.get("limit", 0))
     rows = [
         Bar(f"stage {stage['stage']}", _filled_by(stage), f"{TENTHS_OF_GB(stage['peak'])} GB", stage["peak"] > limit)
         for stage in figures.get("stages", ())
     ]
-    return (
-        _bars(rows, MEMORY, lambda size: f"{size / GIB:.2f} GB", limit, f"limit {limit / GIB:.4g} GB") if rows else ""
-    )
+    name = f"{'usable' if figures.get('reserved') else 'limit'} {limit / GIB:.4g} GB"
+    return _bars(rows, MEMORY, lambda size: f"{size / GIB:.2f} GB", limit, name) if rows else ""
 
 
 def _filled_by(stage: Mapping[str, Any]) -> dict[str, float]:

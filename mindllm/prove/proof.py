@@ -8,11 +8,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindllm.prove.answers import Answer, Standing
-from mindllm.prove.questions import QUESTIONS
+from mindllm.prove.questions import MEMORY, QUESTIONS
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, texts
 from mindllm.terminal.text import styled
-from mindllm.units import GIB, TENTHS_OF_GB
+from mindllm.timing.verdict import Room
+from mindllm.units import TENTHS_OF_GB
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -104,6 +105,18 @@ class Proof(Result):
             return f"{self.run.name}: ready: {', '.join(self.best_words())}"
         return f"{self.run.name}: {self.verdict.value}: {', '.join(item.question for item in self.troubles)}"
 
+    def shortage(self) -> str:
+        """Return why the run does not fit, and the keys that change that; empty if memory is not short.
+
+        ``does not fit by formula: stage 0 needs 82.1 GB of 55.1 GB; set recompute_config.recompute: true …``
+        """
+        answer = self.answer(MEMORY)
+        how = {Standing.EXPECTED: "by formula", Standing.REFUTED: "in the dry run"}.get(answer.standing)
+        if how is None or "peak" not in answer.figures or not answer.findings:
+            return ""
+        first = answer.findings[0]
+        return "; ".join(filter(None, [f"does not fit {how}: {first.message}", first.advice]))
+
     @property
     def troubles(self) -> tuple[Answer, ...]:
         """Answers that keep a run from being ready: those that are refuted, otherwise those that are open."""
@@ -113,9 +126,9 @@ class Proof(Result):
         """Yield what a run that is ready may expect."""
         answer, step = self.answer("memory"), self.answer("step_time").figures
         if "peak" in (memory := answer.figures):
-            verb = "fits" if memory["peak"] <= memory["limit"] else "does not fit,"
+            room = room_of(memory)
             how = " by formula" if answer.standing is Standing.EXPECTED else ""
-            yield f"{verb} {TENTHS_OF_GB(memory['peak'])} of {memory['limit'] / GIB:.4g} GB{how}"
+            yield f"{'fits' if room.fits else 'does not fit,'} {TENTHS_OF_GB(memory['peak'])} of {room.bound}{how}"
         if "seconds" in step:
             yield f"{step['seconds']:.3g} s a step expected"
         if self.allowed:
@@ -157,6 +170,13 @@ class Proof(Result):
             yield from finding_lines(answer)
         colour = {Verdict.READY: "bold green", Verdict.REFUTED: "bold red"}.get(self.verdict, "bold yellow")
         yield styled((self.headline(), colour))
+        if shortage := self.shortage():
+            yield styled((shortage, colour))
+
+
+def room_of(figures: Mapping[str, Any]) -> Room:
+    """Return the fullest stage next to the limit, from the figures of an answer about memory."""
+    return Room((figures["peak"],), figures["limit"], figures.get("reserved", 0.0))
 
 
 def _without_texts(answer: Answer) -> Answer:

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from mindllm.prove.answers import Answer, Standing
-from mindllm.prove.proof import Proof, Verdict
+from mindllm.prove.proof import Proof, Verdict, room_of
 from mindllm.prove.questions import MEMORY, PARITY, QUESTIONS, STEP_TIME
-from mindllm.units import GB, GIB, TENTHS_OF_GB
+from mindllm.units import GB, TENTHS_OF_GB
 
 EXTRAPOLATED, NOT_COUNTED = "extrapolated", "not counted: "
 STOPPED = "The proof was stopped before its end"
@@ -46,7 +46,7 @@ def _ready(proof: Proof) -> str:
 def _best(proof: Proof) -> Iterator[str]:
     memory, step = proof.answer(MEMORY).figures, proof.answer(STEP_TIME).figures
     if "peak" in memory:
-        yield f"the fullest stage takes {TENTHS_OF_GB(memory['peak'])} of {memory['limit'] / GIB:.4g} GB"
+        yield f"the fullest stage takes {TENTHS_OF_GB(memory['peak'])} of {room_of(memory).bound}"
     if "seconds" in step:
         yield f"a step is expected to take {_seconds(step, 3)}"
 
@@ -109,8 +109,9 @@ def _of_memory(answer: Answer) -> Iterator[Glance]:
     if "peak" not in figures:
         return
     fullest = max(figures.get("stages", ()), key=lambda stage: stage["peak"], default={"stage": 0})["stage"]
-    about = f"of {figures['limit'] / GIB:.4g} GB, on stage {fullest}{_expected(answer)}"
-    yield Glance("Memory", f"{TENTHS_OF_GB(figures['peak'])} GB", about, figures["peak"] > figures["limit"])
+    room = room_of(figures)
+    about = f"of {room.bound}, on stage {fullest}{_expected(answer)}"
+    yield Glance("Memory", f"{TENTHS_OF_GB(figures['peak'])} GB", about, not room.fits)
 
 
 def _of_step(answer: Answer) -> Iterator[Glance]:
@@ -121,10 +122,9 @@ def _of_step(answer: Answer) -> Iterator[Glance]:
     if "model_flops_utilisation" in figures:
         speed = f"{figures['tokens_per_second_per_device']:,.0f} tokens/s/device"
         yield Glance("MFU", f"{figures['model_flops_utilisation']:.1%}", speed, bool(figures.get("implausible")))
-    planned, bound = figures.get("as_planned"), figures.get("lower_bound")
-    if planned and bound:
-        about = f"over {bound:.4g} s, which no plan of this strategy beats"
-        yield Glance("From the best", f"+{planned / bound - 1:.1%}", about)
+    if best := figures.get("best_plan"):
+        about = f"over {best:.4g} s, the best plan of this strategy"
+        yield Glance("From the best", f"{figures['seconds'] / best - 1:+.1%}", about)
 
 
 def _expected(answer: Answer) -> str:

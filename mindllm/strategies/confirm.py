@@ -13,12 +13,12 @@ from mindllm.dry_run.forecast import forecast_stages
 from mindllm.dry_run.simulations import Simulations, simulations_here
 from mindllm.errors import UserError
 from mindllm.parallel.stages import stages_of
-from mindllm.planning.costs.formula import ROOM
 from mindllm.planning.solve import Infeasible
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.search import Planned, plan_one
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
+from mindllm.timing.verdict import RESERVED
 from mindllm.units import GIB
 
 PLANS = 3  # of a strategy
@@ -79,7 +79,7 @@ def _held(
             simulations.progress(f"{told}, fits")
             return measured
         missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
-        less = (limit - missed) / ROOM
+        less = (limit - missed) / (1 - RESERVED)
         one = _with_less(config, one, device, less, seconds, constraints) if left else None
         simulations.progress(
             f"{told}, does not fit{f'; planned again with {missed / GIB:.1f} GIB left free' if one else ''}"

@@ -11,13 +11,13 @@ from mindllm.architecture.layer_counts import places_in_order
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.planning.costs.formula import ROOM
 from mindllm.reduced_runs.even import even_counts
 from mindllm.strategies.candidates import Candidate, read_candidate
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
+from mindllm.timing.verdict import usable_memory
 from mindllm.timing.workload import Workload
 
 
@@ -61,16 +61,17 @@ def judge(
         plan = _plan(counts, layers, again, candidate.v_shape)
         return replace(base, strategy=candidate.strategy(config), plan=plan)
 
+    usable = usable_memory(limit)
     # most candidates of a large model do not fit however much they recompute: that is checked first
     full = stage_bytes(recomputing(Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20))))
-    if max(full) > ROOM * limit:
+    if max(full) > usable:
         return None
     workload = recomputing(Counter())
     memory = stage_bytes(workload)
-    if layers := _layers_to_recompute(workload, memory, full, ROOM * limit):
+    if layers := _layers_to_recompute(workload, memory, full, usable):
         workload = recomputing(layers)
         memory = stage_bytes(workload)
-    return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= limit else None
+    return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= usable else None
 
 
 def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int], again: LayerKind, v_shape: bool) -> LayerPlan:

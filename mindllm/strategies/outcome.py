@@ -38,8 +38,8 @@ from mindllm.terminal.text import styled
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import mean_stage
 from mindllm.timing.step import StepTime
-from mindllm.timing.verdict import implausible, memory_limit
-from mindllm.units import GIB, counted
+from mindllm.timing.verdict import implausible, limit_text, memory_limit
+from mindllm.units import DEVICE_GB, GIB, counted
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -169,6 +169,7 @@ class Strategies(Result):
             if doubt := implausible(one.step.utilisation):
                 yield styled((f"implausible: {name}: {doubt}", "bold red"))
         yield (f"{found.tried} strategies, {found.kept} known from before, {len(found.judged)} fit; {_reasons(found)}")
+        yield f"memory {best[0].source}, {DEVICE_GB}: {limit_text(self.limit, best[0].room(self.limit).reserved)}"
         if uncounted := best[0].step.uncounted:
             yield f"not counted: {'; '.join(uncounted)}"
 
@@ -233,7 +234,7 @@ def find_strategies(
         first, others = planned[: wanted.dry_run], planned[wanted.dry_run :]
         best = held_to_dry_run(config, first, device, limit, wanted.seconds, progress, constraints)
         refused |= dict.fromkeys({one.candidate for one in first} - {one.candidate for one in best}, NOT_IN_DRY_RUN)
-        hand = simulated(hand, progress) if hand and hand.room(limit).fits else hand
+        hand = simulated(hand, progress) if hand and max(hand.memory) <= limit else hand
     if not best:
         refusals = [reason for reason in refused.values() if reason not in (NO_PLAN, NOT_IN_DRY_RUN)]
         why = f"can be planned; of the first: {refusals[0]}" if refusals else "fits when its layers are planned"

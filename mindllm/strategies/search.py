@@ -32,7 +32,7 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import StepTime, step_time
-from mindllm.timing.verdict import Room
+from mindllm.timing.verdict import RESERVED, Room
 from mindllm.timing.workload import Workload
 
 AnyJudged = TypeVar("AnyJudged", bound=Judged)
@@ -72,7 +72,7 @@ class Planned:
 
     def room(self, limit: float) -> Room:
         """Its memory beside what a device gives."""
-        return Room(self.memory, limit)
+        return Room(self.memory, limit, 0.0 if self.simulated else RESERVED)
 
 
 def search(

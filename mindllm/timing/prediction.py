@@ -16,13 +16,14 @@ from mindllm.timing.costs.attention import in_one_kernel
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import StageTime, mean_stage, report, stage_times, table
 from mindllm.timing.step import StepTime, step_time
-from mindllm.timing.verdict import Room, implausible, memory_limit
+from mindllm.timing.verdict import Room, implausible, limit_text, memory_limit
 from mindllm.timing.what_if import changes
-from mindllm.units import counted
+from mindllm.units import DEVICE_GB, counted
 
 if TYPE_CHECKING:
     from mindllm.results import Part
 
+IN_MINDFORMERS = "seconds_in_mindformers"
 ADVICE = "mindllm search looks for a strategy that fits"
 
 
@@ -95,7 +96,7 @@ class StepPrediction(Result):
         found = report(self.step, self.stages, dict(self.changes), self.memory)
         known = {"step_error": self.step_error, "device_target": self.step.device.device_target}
         theirs = self.in_mindformers
-        return {**found, **known, "seconds_in_mindformers": None if theirs is None else theirs.seconds}
+        return {**found, **known, IN_MINDFORMERS: None if theirs is None else theirs.seconds}
 
     def parts(self) -> Iterator[Part]:
         """Yield the headline, what it would hide, the stages, the changes, and what the figures rest on."""
@@ -109,9 +110,8 @@ class StepPrediction(Result):
             yield self._changes()
         if self.step.uncounted:
             yield f"not counted: {'; '.join(self.step.uncounted)}"
-        yield (
-            "operators: from the architecture, not from a compiled graph; memory: by formula, mindllm dry-run measures it"
-        )
+        yield f"memory by formula, {DEVICE_GB}: {limit_text(self.memory.limit, self.memory.reserved)}"
+        yield ("operators: from the architecture, not from a compiled graph; mindllm dry-run simulates the memory")
 
     def doubts(self) -> list[str]:
         """Return what the headline would hide: stages that do not fit, a utilisation that no run has."""
@@ -130,13 +130,22 @@ class StepPrediction(Result):
         return Table("one change alone", [*texts("change"), *figures("step s", "speed")], rows)
 
 
+def predict_step(config: RunConfig, device: Device) -> StepTime:
+    """Return the step of a run: the one definition of a step time, which every command shows.
+
+    Raises:
+        UserError: the run has something that is not modelled, or the device lacks a figure that it needs.
+    """
+    return step_time(workload_of(config, device.software == "cpu"), device)
+
+
 def predict(config: RunConfig, device: Device, explain: bool = False) -> StepPrediction:
     """Predict a step of a run; with ``explain`` also what one change alone would bring.
 
     Raises:
         UserError: the run has something that is not modelled, or the device lacks a figure that it needs.
     """
-    step = step_time(workload_of(config, device.software == "cpu"), device)
+    step = predict_step(config, device)
     stages = tuple(stage_times(step))
     memory = Room(tuple(stage.memory for stage in stages), memory_limit(config, device))
     theirs = mindformers_workload(config)

@@ -6,10 +6,28 @@ from dataclasses import dataclass
 
 from mindllm.config import RunConfig
 from mindllm.timing.device import Device
-from mindllm.units import GIB
+from mindllm.units import GIB, device_memory
 
 LEAST_UTILISATION, MOST_UTILISATION = 0.02, 1.0
 """Model FLOPs utilisation of runs that anybody has published lies between; below, figures are wrong or the run is."""
+
+
+RESERVED = 0.05
+"""Share of a device's memory limit that estimates by formula leave free, for what no formula counts: gaps between blocks and
+workspace of kernels. The dry run counts gaps, so its figures are compared with the whole limit. All commands take it from here.
+"""
+
+
+def usable_memory(limit: float, reserved: float = RESERVED) -> float:
+    """Return the bytes of a limit that stages may fill."""
+    return limit * (1 - reserved)
+
+
+def limit_text(limit: float, reserved: float = RESERVED) -> str:
+    """Return a limit in bytes with its margin: ``limit 58.00 GB, 5% reserved: 55.10 GB``."""
+    if not reserved:
+        return f"limit {device_memory(limit)}, none reserved"
+    return f"limit {device_memory(limit)}, {reserved:.0%} reserved: {device_memory(usable_memory(limit, reserved))}"
 
 
 def memory_limit(config: RunConfig, device: Device) -> float:
@@ -19,39 +37,68 @@ def memory_limit(config: RunConfig, device: Device) -> float:
 
 @dataclass(frozen=True)
 class Room:
-    """The memory of every stage beside the limit of a device, in bytes."""
+    """The memory of every stage next to the limit of a device, in bytes.
+
+    Attributes:
+        stages: what every stage needs.
+        limit: what a run may take of a device.
+        reserved: share of the limit that stays free; 0 where the figures count gaps between blocks.
+    """
 
     stages: tuple[float, ...]
     limit: float
+    reserved: float = RESERVED
+
+    @property
+    def usable(self) -> float:
+        """Bytes that a stage may fill."""
+        return usable_memory(self.limit, self.reserved)
+
+    @property
+    def bound(self) -> str:
+        """What a stage may fill, in words: ``55.1 GB (limit 58 GB, 5% reserved)``, or ``58 GB`` where nothing is reserved."""
+        limit = f"{self.limit / GIB:.4g} GB"
+        return f"{self.usable / GIB:.1f} GB (limit {limit}, {self.reserved:.0%} reserved)" if self.reserved else limit
 
     @property
     def stage(self) -> int:
-        """The fullest one."""
+        """The fullest stage."""
         return self.stages.index(max(self.stages))
 
     @property
     def missing(self) -> float:
-        """What the fullest stage needs beyond the limit; 0 where all fit."""
-        return max(0.0, max(self.stages) - self.limit)
+        """Bytes that the fullest stage needs beyond what it may fill; 0 if all stages fit."""
+        return max(0.0, max(self.stages) - self.usable)
 
     @property
     def fits(self) -> bool:
-        """Whether no stage needs more."""
+        """Return True if every stage fits."""
         return not self.missing
 
+    @property
+    def short(self) -> str:
+        """``stage 0 needs 71.3 GB of 55.1 GB``; a digit more where both figures would read alike. Empty if all stages fit."""
+        if self.fits:
+            return ""
+        digits = 1 if self.missing >= GIB / 20 else 3
+        return f"stage {self.stage} needs {max(self.stages) / GIB:.{digits}f} GB of {self.usable / GIB:.{digits}f} GB"
+
     def __str__(self) -> str:
-        """``needs 71.3 GB on stage 0, 13.3 GB more than the limit of 58 GB``; empty where all fit."""
+        """``needs 71.3 GB on stage 0, 16.2 GB more than 55.1 GB (limit 58 GB, 5% reserved)``; empty if all stages fit."""
         if self.fits:
             return ""
         least = f"{self.missing / GIB:.1f} GB" if self.missing >= GIB / 20 else f"{self.missing / GIB:.3f} GB"
-        return (
-            f"needs {max(self.stages) / GIB:.1f} GB on stage {self.stage}, {least} more than the limit of "
-            f"{self.limit / GIB:.4g} GB"
-        )
+        most = self.bound if self.reserved else f"the limit of {self.bound}"
+        return f"needs {max(self.stages) / GIB:.1f} GB on stage {self.stage}, {least} more than {most}"
 
     def tree(self) -> dict[str, object]:
-        """For ``--json``, in bytes."""
-        return {"fits": self.fits, "memory_limit": self.limit, "memory_missing": self.missing}
+        """Return plain values, in bytes; ``memory_reserved`` is a share of the limit."""
+        return {
+            "fits": self.fits,
+            "memory_limit": self.limit,
+            "memory_reserved": self.reserved,
+            "memory_missing": self.missing,
+        }
 
 
 def implausible(utilisation: float) -> str:

@@ -41,7 +41,7 @@ def test_a_plan_is_that_of_the_command(capsys, tmp_path):
     planned = mindllm.plan(PIPELINE, formula=True, max_memory="50GB", seconds=20)
     told = said(main, capsys, "--config", PIPELINE, "--formula", "--max_memory", "50GB", "--seconds", "20")
     assert through_json(planned) | {"solve_seconds": 0} == told | {"solve_seconds": 0}
-    assert planned.lower_bound <= planned.step_time
+    assert planned.lower_bound <= planned.objective
     assert planned.keys["recompute"] == told["recompute"]
     planned.write(tmp_path / "planned.yaml")
     assert mindllm.load_config(tmp_path / "planned.yaml") == planned.config

@@ -73,7 +73,7 @@ def test_the_table_has_a_row_for_each_stage(memories, config):
     console = Console(width=300, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table(memories, config, LIMIT))
     text = console.export_text()
-    assert "at its peak, GB (limit 1.95 GB)" in text
+    assert "at its peak, GB of 2^30 bytes (limit 1.95 GB, none reserved)" in text
     assert " GB short" in text
     assert text.count("fits") == 2
     gb = gigabytes(memory.actual_peak for memory in memories)

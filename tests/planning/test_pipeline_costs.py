@@ -235,6 +235,9 @@ class Peaks:
     def actual_peak(self):
         return self.inner.actual_peak + self.more * MIB
 
+    def with_workspace(self, elements):
+        return self.inner.with_workspace(elements) + self.more * MIB
+
 
 def contradicted(monkeypatch, more):
     """Makes the dry run find ``more(stage)`` MB beyond the formula."""

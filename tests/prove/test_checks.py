@@ -13,6 +13,7 @@ from mindllm.prove.answers import Standing, located
 from mindllm.prove.checks import checkpoints, data, start, step_time
 from mindllm.prove.pieces import Options
 from mindllm.prove.prove import refused
+from mindllm.prove.words import _of_step as of_step
 from mindllm.terminal.progress import unwatched
 
 SEVENTY = "configs/llama2/pretrain_llama2_70b_64p.yaml"
@@ -97,7 +98,15 @@ def test_uneven_stages_are_refuted_with_the_plan():
     config = load_config(SEVENTY)
     even = answered(step_time, config)
     assert even.standing is Standing.PROVED
-    assert even.figures["lower_bound"] <= even.figures["best_plan"]
+    assert even.figures["lower_bound"] <= even.figures["objective"]
+    assert even.figures["as_planned"] == even.figures["seconds"]
+    gain = even.figures["seconds"] / even.figures["best_plan"] - 1
+    assert even.says.endswith(f", {gain:.1%} above the best plan")
+    glance = next(one for one in of_step(even) if one.name == "From the best")
+    assert (glance.value, glance.about) == (
+        f"{gain:+.1%}",
+        f"over {even.figures['best_plan']:.4g} s, the best plan of this strategy",
+    )
     uneven = override_config(config, {"model.model_config.offset": [8, -4, 0, 0, 0, 0, 0, -4]})
     answer = answered(step_time, uneven)
     assert answer.standing is Standing.REFUTED

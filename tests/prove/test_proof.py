@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
+import made_proofs
 import pytest
 from small_cluster import cluster_run
 
@@ -21,7 +23,11 @@ from mindllm.prove.pieces import OF_NO_GRAPH, PIECES, Options, Piece
 from mindllm.prove.proof import Proof, Verdict, check_allowed
 from mindllm.prove.prove import prove_run
 from mindllm.prove.questions import QUESTIONS
+from mindllm.prove.remedy import formula_remedy
+from mindllm.timing.device import DEFAULT, read_device
+from mindllm.timing.prediction import predict
 from mindllm.timing.shipped import DEVICES
+from mindllm.units import GIB
 
 KEPT = {question for piece in PIECES if piece.neutral is not None for question in piece.questions}
 
@@ -128,13 +134,73 @@ def test_what_may_stay_open_is_not_what_may_be_wrong(standing, allowed, verdict)
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"), [("58GB", "fits 45.6 of 58 GB by formula"), ("40GB", "does not fit, 45.6 of 40 GB by formula")]
+    ("limit", "said"),
+    [
+        ("58GB", "fits 45.6 of 55.1 GB (limit 58 GB, 5% reserved) by formula"),
+        ("40GB", "does not fit, 45.6 of 38.0 GB (limit 40 GB, 5% reserved) by formula"),
+    ],
 )
 def test_what_fits_by_formula_alone_says_so(limit, said):
     """A quick proof is ready where everything may stay open: its memory is expected, not proved."""
     config = load_config("configs/llama2/pretrain_llama2_7b_8p.yaml", {"context.max_device_memory": limit})
     proof = proved(config, allowed=tuple(QUESTIONS), quick=True)
     assert f": ready: {said}, 16 s a step expected, without a proof of" in proof.headline()
+
+
+def test_a_quick_proof_of_a_run_that_does_not_fit_ends_with_the_remedy():
+    """The keys that it names make the run fit, by formula."""
+    keys = {
+        "recompute_config.recompute": False,
+        "recompute_config.select_recompute": False,
+        "runner_config.batch_size": 2,
+    }
+    config = load_config("configs/llama2/pretrain_llama2_13b_16p.yaml", keys)
+    proof = proved(config, quick=True)
+    *_, headline, last = map(str, proof.parts())
+    assert headline.startswith("run: not proved: memory, ")
+    found = re.match(r"does not fit by formula: stage (\d) needs ([\d.]+) GB of 55\.1 GB; set ([\w.]+): (\w+) \(", last)
+    assert found
+    figures = proof.answer("memory").figures
+    assert float(found[2]) == pytest.approx(figures["stages"][int(found[1])]["peak"] / GIB, abs=0.06)
+    (finding,) = proof.answer("memory").findings
+    assert finding.key == "context.max_device_memory"
+    cured = proved(override_config(config, {found[3]: json.loads(found[4])}), quick=True)
+    assert cured.answer("memory").figures["fits"]
+    assert "does not fit" not in str([*cured.parts()][-1])
+
+
+def test_where_no_key_is_enough_more_devices_are_named():
+    keys = {"context.max_device_memory": "4GB", "runner_config.batch_size": 4}
+    config = load_config("configs/llama2/pretrain_llama2_13b_16p.yaml", keys)
+    device = read_device(DEFAULT)
+    small = device.model_copy(update={"memory_size": device.memory_size.model_copy(update={"value": 4.0 * GIB})})
+    said = formula_remedy(config, small, predict(config, small).memory)
+    assert said.startswith("more devices are needed: mindllm search --devices N; ")
+    assert "is not enough" in said
+
+
+def test_a_proof_that_memory_refutes_ends_with_the_remedy():
+    finding = Finding("stage 3 needs 60.10 GB of 58.00 GB", "recompute_config.recompute: [0, 0, 0, 2]")
+    memory = Answer("memory", Standing.REFUTED, "too much", (finding,), figures={"peak": 61 * GIB, "limit": 58 * GIB})
+    last = str([*made_proofs.proof({"memory": memory}).parts()][-1])
+    assert last == f"does not fit in the dry run: {finding.message}; {finding.advice}"
+
+
+def test_the_step_in_mindformers_is_that_of_a_quick_proof():
+    """The processes that do the work read the resolved run, which has no keys of MindFormers."""
+    config = load_config(Path(__file__).parents[2] / "examples/mindformers/qwen3_32b_4_layers.yaml")
+
+    def do(config, pieces, options, told):
+        for piece in pieces:
+            figures = {"seconds": 1.0, "seconds_in_mindformers": None}
+            yield piece, tuple(Answer(name, Standing.PROVED, "said", figures=figures) for name in piece.questions)
+
+    quick, whole = proved(config, quick=True), proved(config, executor=do)
+    seconds = quick.answer("step_time").figures["seconds_in_mindformers"]
+    assert seconds > 0
+    assert whole.answer("step_time").figures["seconds_in_mindformers"] == seconds
+    kept = proved(config, executor=do)  # answered by what the other proof found
+    assert kept.answer("step_time").figures["seconds_in_mindformers"] == seconds
 
 
 def test_nothing_is_proved_twice_and_a_change_is_proved_again():

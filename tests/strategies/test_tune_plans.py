@@ -8,7 +8,6 @@ import pytest
 
 from mindllm.config import load_config
 from mindllm.errors import CheckFailed, UserError
-from mindllm.planning.costs.formula import ROOM
 from mindllm.strategies import confirm
 from mindllm.strategies.candidates import Candidate
 from mindllm.strategies.judge import Judged
@@ -17,6 +16,7 @@ from mindllm.strategies.search import own, plan_best
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
+from mindllm.timing.verdict import usable_memory
 from mindllm.units import GIB
 from toolkit.benchmark.tune_shipped import SHIPPED
 
@@ -33,7 +33,7 @@ def test_scores_that_no_kernel_fuses_are_in_the_plan():
     judged = [Judged(one, 0.0, (0.0,)) for one in candidates]
     found = plan_best(config, judged, device, LIMIT, len(judged), 600.0)
     assert {one.candidate for one in found} == set(candidates)
-    assert all(max(one.memory) <= ROOM * LIMIT for one in found)
+    assert all(max(one.memory) <= usable_memory(LIMIT) for one in found)
 
 
 def test_a_yaml_that_fits_by_formula_is_held_to_the_dry_run_too(monkeypatch):

@@ -15,7 +15,7 @@ from mindllm.strategies.search import own
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
-from mindllm.timing.verdict import Room, implausible, memory_limit
+from mindllm.timing.verdict import RESERVED, Room, implausible, memory_limit
 from mindllm.units import GIB
 
 ROOT = Path(__file__).parents[2]
@@ -43,18 +43,22 @@ def test_a_run_that_does_not_fit_says_by_how_much(capsys, small):
     assert main(["--config", config, limit]) == 0
     text = capsys.readouterr().out
     assert f"does not fit: it needs {max(stages.stages) / GIB:.1f} GB on stage 0, " in text
-    assert f"{stages.missing / GIB:.1f} GB more than the limit of {stages.limit / GIB:.4g} GB, by formula" in text
+    usable = f"{stages.usable / GIB:.1f} GB (limit {stages.limit / GIB:.4g} GB, 5% reserved)"
+    assert f"{stages.missing / GIB:.1f} GB more than {usable}, by formula" in text
     assert main(["--config", config, limit, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["fits"], found["memory_limit"]) == (False, stages.limit)
-    assert found["memory_missing"] == max(stage["memory"] for stage in found["stages"]) - found["memory_limit"]
-    with pytest.raises(CheckFailed, match=r"the run needs .* more than the limit"):
+    usable = found["memory_limit"] * (1 - found["memory_reserved"])
+    assert found["memory_missing"] == max(stage["memory"] for stage in found["stages"]) - usable
+    with pytest.raises(CheckFailed, match=r"the run needs .* more than .* 5% reserved"):
         main(["--config", config, limit, "--must_fit"])
 
 
 def test_a_run_that_fits_says_nothing(capsys, small):
     assert main(["--config", small[0], "--must_fit"]) == 0
-    assert "fit" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "fit" not in text
+    assert "limit 58.00 GB, 5% reserved: 55.10 GB" in text
     assert main(["--config", small[0], "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["fits"], found["memory_missing"], found["implausible"]) == (True, 0.0, "")
@@ -100,7 +104,7 @@ def test_a_yaml_that_does_not_fit_is_not_called_best(capsys, tmp_path, small):
 def test_the_fastest_that_fits_is_recommended(small):
     hand = own(load_config(small[0]), DEVICE)
     slower = own(load_config(small[0], ["--recompute_config.recompute=true"]), DEVICE)
-    needed = max(hand.memory)
+    needed = max(hand.memory) / (1 - RESERVED)
     assert recommended([slower], hand, needed) is hand
     assert recommended([slower], hand, 0.99 * needed) is slower
     assert recommended([hand], slower, needed) is hand

@@ -20,14 +20,14 @@ from mindllm.units import device_mebibytes
 
 if TYPE_CHECKING:
     from mindllm.planning.outcome import PipelinePlan
-    from mindllm.planning.problem import Problem
     from mindllm.planning.subject import Subject
     from mindllm.results import Part
 
 EXAMPLES = """example:
-  %(prog)s run.yaml --max_memory 58GB --validate --apply --output planned.yaml
+  %(prog)s run.yaml --max_memory 58GB --apply --output planned.yaml
   %(prog)s run.yaml --device my_device.yaml --parallel_config.micro_batch_num=64
-  %(prog)s run.yaml --interleave 1 2 4 --validate --apply --output planned.yaml
+  %(prog)s run.yaml --interleave 1 2 4 --apply --output planned.yaml
+  %(prog)s run.yaml --formula --no-validate --apply --output planned.yaml
   %(prog)s run.yaml --formula --interleave 1 2 --yaml plan.yaml
   %(prog)s --problem problem.json --picture schedule.png
   %(prog)s --problem layers.json --stages 16 --micro_batches 32 --max_memory 53GB --explain
@@ -120,7 +120,9 @@ def _add_planning(parser: CommandParser) -> None:
         "--device", metavar="FILE", help=f"what the device of a run can do: a YAML or a name (default: {DEFAULT})"
     )
     parser.add_argument(
-        "--validate", action="store_true", help="dry-run the plan of --config, and correct it until confirmed"
+        "--validate",
+        action=argparse.BooleanOptionalAction,
+        help="dry-run the plan of --config, and correct it until confirmed (default: with --apply)",
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="to plan in, at most about (default: %(default)s)")
     parser.add_argument("--manual", type=Path, metavar="FILE", help="judge the plans of this YAML instead of planning")
@@ -172,8 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Reads a problem, plans it, and writes what was asked for."""
     options, overrides = make_parser().parse_known_args(arguments)
     _check(options, overrides)
+    validates = bool(options.apply) if options.validate is None else options.validate
     console = error_console if options.json else output
-    subject = _subject(options, overrides)
+    subject = _subject(options, overrides, validates)
     if not options.json:
         _print(subject.parts(), console)
     if options.apply:
@@ -181,22 +184,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         check_trained(subject.problems[0])
     if options.manual:
-        return _manual(options, subject.problems[0], console)
+        return _manual(options, subject, console)
     from mindllm.planning.outcome import make_plan
 
     interleave = options.interleave if subject.configured else None
-    with drawn(transient=False) as progress:
+    with drawn(transient=subject.simulations is None) as progress:
         if subject.simulations:
             subject.simulations.progress = progress
-        planned = make_plan(subject, options.seconds, interleave, options.validate)
+        progress("planning", 0, 1)
+        planned = make_plan(subject, options.seconds, interleave, validates)
+        progress("planning", 1, 1)
     _print(planned.choice(), console)
     if options.json:
         print_json(planned.to_dict())
     else:
         _print(planned.answer(), console)
-    _write(options, planned, console)
+    _write(options, planned, console, validates)
     if options.explain:
-        _print(planned.explain(options.seconds), console)
+        with drawn() as progress:
+            progress("planning again with more memory", 0, 1)
+            explanation = planned.explain(options.seconds)
+        _print(explanation, console)
     return 0
 
 
@@ -240,8 +248,8 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         )
 
 
-def _subject(options: argparse.Namespace, overrides: Sequence[str]) -> Subject:
-    """What the options say is planned."""
+def _subject(options: argparse.Namespace, overrides: Sequence[str], validates: bool) -> Subject:
+    """Return what the options plan; with the means of a dry run if the plan is validated, or costs are simulated."""
     from mindllm.config import load_config
     from mindllm.planning import subject
     from mindllm.planning.read_problem import Setting
@@ -249,7 +257,7 @@ def _subject(options: argparse.Namespace, overrides: Sequence[str]) -> Subject:
 
     if options.config is not None:
         config, device = load_config(options.config, overrides), read_device(options.device or DEFAULT)
-        if options.formula and not options.validate:
+        if options.formula and not (validates and config.context.device_target == "Ascend"):
             return subject.of_architecture(config, device, options.interleave, options.max_memory, options.swap)
         from mindllm.dry_run.simulations import simulations_here
 
@@ -279,29 +287,36 @@ def _print(parts: Iterable[Part], console: PlainConsole) -> None:
         console.print(part)
 
 
-def _manual(options: argparse.Namespace, problem: Problem, console: PlainConsole) -> int:
+def _manual(options: argparse.Namespace, subject: Subject, console: PlainConsole) -> int:
+    """Judge plans that a person wrote."""
     from mindllm.planning.manual import evaluate_manual
     from mindllm.planning.reports.picture import draw_schedule
     from mindllm.planning.reports.plan import manual_answer, manual_parts
 
-    plans = evaluate_manual(problem, options.manual)
+    with drawn() as progress:
+        progress("judging plans", 0, 1)
+        plans = {
+            name: subject.with_step(plan) for name, plan in evaluate_manual(subject.problems[0], options.manual).items()
+        }
     if options.json:
         print_json({"plans": {name: manual_answer(evaluation) for name, evaluation in plans.items()}})
     else:
         _print(manual_parts(plans), console)
     if options.picture:
-        draw_schedule(min(plans.values(), key=lambda evaluation: evaluation.step_time), options.picture)
+        draw_schedule(min(plans.values(), key=lambda evaluation: evaluation.reported_step), options.picture)
     if not any(evaluation.fits for evaluation in plans.values()):
         raise CheckFailed("none of the manual plans fits the memory")
     return 0
 
 
-def _write(options: argparse.Namespace, planned: PipelinePlan, console: PlainConsole) -> None:
-    from mindllm.config import load_config
+def _write(options: argparse.Namespace, planned: PipelinePlan, console: PlainConsole, validates: bool) -> None:
+    """Write the files that were asked for."""
     from mindllm.config.reading.yaml_tree import write_yaml
 
     if options.picture:
-        planned.draw(options.picture)
+        with drawn() as progress:
+            progress(f"drawing {options.picture}", 0, 1)
+            planned.draw(options.picture)
         console.print(f"wrote {options.picture}")
     if options.yaml:
         with atomic_open(options.yaml) as file:
@@ -312,19 +327,41 @@ def _write(options: argparse.Namespace, planned: PipelinePlan, console: PlainCon
             with atomic_open(path) as file:
                 file.write(getattr(planned, name))
             console.print(f"wrote {path}")
-    if not options.apply:
-        return
+    if options.apply:
+        _apply(options, planned, console, validates)
+
+
+def _apply(options: argparse.Namespace, planned: PipelinePlan, console: PlainConsole, validates: bool) -> None:
+    """Write the run with the plan in it, and say whether a dry run confirmed that it fits."""
+    from mindllm.config import load_config
+    from mindllm.planning.validate import check_fits, write_run
     from mindllm.recipes.spare_files import forget_spares, say_forgotten
 
     if options.apply == OF_CONFIG and planned.subject.run:
-        planned.write(options.output)
+        run = planned.config
     else:
-        from mindllm.planning.validate import write_run
+        run = load_config(options.apply, planned.written.overrides(planned.best.problem))
+    simulated = run.context.device_target == "Ascend"
+    if planned.validated is None and validates and simulated:
+        from mindllm.dry_run.simulations import simulations_here
 
-        write_run(options.output, load_config(options.apply, planned.written.overrides(planned.best.problem)))
-    console.print(f"wrote {options.output}{f': {planned.gain}' if planned.gain else ''}")
+        with drawn(transient=False) as progress:
+            check_fits(run, simulations_here(progress=progress))
+    write_run(options.output, run)
+    gain = f": {planned.gain}" if planned.gain else ""
+    console.print(f"wrote {options.output}{gain}; {_standing(planned, validates, simulated)}")
     if said := say_forgotten(options.output, forget_spares(options.output)):
         error_console.print(said)
+
+
+def _standing(planned: PipelinePlan, validates: bool, simulated: bool) -> str:
+    """Return whether the dry run confirmed a plan, and if not, why."""
+    if not validates:
+        return "not validated by a dry run (--no-validate)"
+    if not simulated:
+        return "not validated: MindSpore's dry run is of Ascend devices (context.device_target)"
+    estimated = planned.validated and planned.validated.chosen.estimated
+    return "validated by estimates from compiled graphs" if estimated else "validated by the dry run"
 
 
 if __name__ == "__main__":

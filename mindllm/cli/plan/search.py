@@ -115,7 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from mindllm.recipes.spare_files import forget_spares, say_forgotten
 
         found.write(options.apply)
-        error_console.print(f"wrote {options.apply}: {found.recommended_name}")
+        checked = (
+            "validated by the dry run" if found.recommended.simulated else "not validated by a dry run (--dry_run N)"
+        )
+        error_console.print(f"wrote {options.apply}: {found.recommended_name}; {checked}")
         if said := say_forgotten(options.apply, forget_spares(options.apply)):
             error_console.print(said)
     return 0

@@ -12,7 +12,7 @@ from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.terminal.console import error_console
-from mindllm.terminal.render import show
+from mindllm.terminal.render import drawn, show
 from mindllm.timing.shipped import DEFAULT, shipped_devices
 
 if TYPE_CHECKING:
@@ -130,7 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(options.config, overrides)
     if config.about_mode:
         error_console.print(config.about_mode)
-    predicted = predict(config, device, options.explain)
+    with drawn() as progress:
+        progress("predicting the step", 0, 1)
+        predicted = predict(config, device, options.explain)
     if options.timeline:
         predicted.write_timeline(options.timeline)
     show(predicted, options.json)
@@ -150,7 +152,10 @@ def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: De
             raise UserError(f"--{name}: belongs to --config YAML; of a kept graph there is one step and no other")
     if options.must_fit:
         raise UserError(f"--must_fit: belongs to --config YAML; what a kept program needs says {spelled('offline')}")
-    show(program_step(options.simulated, device), options.json)
+    with drawn() as progress:
+        progress(f"reading the graphs of {options.simulated}", 0, 1)
+        step = program_step(options.simulated, device)
+    show(step, options.json)
     return 0
 
 

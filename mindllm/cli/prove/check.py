@@ -179,7 +179,8 @@ def _check_program(options: argparse.Namespace, overrides: Sequence[str]) -> int
     quiet()
     from mindllm.verify.program import check_program
 
-    with interruptible():
+    with interruptible(), drawn() as progress:
+        progress(f"executing the ranks of {options.program}", 0, 1)
         outcome = check_program(options.program, options.single, options.steps)
     show(outcome, options.json)
     return 0 if outcome.ok else CheckFailed.exit_code

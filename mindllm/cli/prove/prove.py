@@ -145,8 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _end(options, proofs, INTERRUPTED)
         page = write_proof(proof, directory)
         if not options.json:
-            show(proof, as_json=False)
             output.print(f"{page}: for people; {directory}/proof.json")
+            show(proof, as_json=False)  # the verdict comes last
         proofs.append(proof)
         if _is_interrupted(proof, options):
             return _end(options, proofs, INTERRUPTED)

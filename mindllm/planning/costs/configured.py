@@ -23,6 +23,7 @@ from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible
 from mindllm.timing.device import Device
+from mindllm.timing.verdict import memory_limit
 from mindllm.units import GIB, MIB, device_mebibytes
 
 PLANNED = ("1f1b", ZERO_BUBBLE_V)
@@ -77,7 +78,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
     kinds, layers, runs = offered_kinds(config), layers_by_name(config), layer_runs(config)
     memory = fit_memory(run_small(config, layers, kinds, simulations))
     times = time_costs(config, layers, kinds, device)
-    limit = config.context.device_memory / MIB
+    limit = memory_limit(config, device) / MIB
     sizes, model = config.parallel_config, config.model.config
     shares = weight_shares(config, layers, device)
     updates = sum(times.layers[layer].step * count for layer, count in runs)

@@ -17,7 +17,7 @@ from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, make_plan
 from mindllm.planning.costs.layer_kinds import check_planned, recomputed
 from mindllm.planning.costs.on_the_host import Way, check_swapped, copies_waited_for, hosted
-from mindllm.planning.plan import Evaluation, Plan, evaluate
+from mindllm.planning.plan import Evaluation, Plan, comparable_steps, evaluate
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.reduced_runs.even import even_keys
 from mindllm.schedules.orders import alive, stage_orders
@@ -40,7 +40,7 @@ from mindllm.timing.memory import (
 from mindllm.timing.non_layer_cost import Held, embedding_parameters, last_parameters, layer_parameters
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import Part, spec_part, step_work
-from mindllm.timing.verdict import memory_limit
+from mindllm.timing.verdict import memory_limit, usable_memory
 from mindllm.timing.weight_memory import copied_at_norm, more_at_update, squares_at_norm
 from mindllm.timing.workload import Workload
 from mindllm.units import MIB, MILLISECONDS, missing_memory
@@ -50,7 +50,6 @@ KINDS = {
     SELECT: LayerKind(patterns=(("select_recompute", tuple(sorted(DEFAULT_PATTERNS["select_recompute"]))),)),
     FULL: LayerKind(recompute=True),
 }
-ROOM = 0.95  # of the limit: what gaps between blocks and kernels' workspace leave
 NAME = "the YAML as it is"
 
 UNKNOWN = f"{NAME} cannot be judged: it recomputes in a way that plans do not offer, or reaches no steady state"
@@ -107,9 +106,14 @@ def plan_problem(
         "limit_mb": limit / MIB,
         "recompute_kinds": _written(kinds, ways),
         "point_to_point": MILLISECONDS * timed.delay,
-        "exposed_communication": MILLISECONDS * max(end.seconds for end in timed.ends),
+        "exposed_communication": MILLISECONDS * _once(timed, device) / sizes.accumulation,
     }
     return make_problem(fields, name)
+
+
+def _once(timed: TimedWork, device: Device) -> float:
+    """Return the seconds that a step takes once, of layers spread evenly: exchanges, update and what a step costs beside."""
+    return max(end.seconds for end in timed.ends) + device.step_overhead.value
 
 
 def _at_start(workload: Workload) -> tuple[float, ...]:
@@ -267,7 +271,8 @@ def formula_as_it_is(config: RunConfig, device: Device) -> Evaluation | None:
     """The run of the YAML as it is, with the same costs and the same limit; None also where results wait on the host."""
     if config.swap_config.swap:
         return None
-    return by_formula(config, device, ROOM * memory_limit(config, device), config.trainer.model_name or "run")
+    limit = usable_memory(memory_limit(config, device))
+    return by_formula(config, device, limit, config.trainer.model_name or "run")
 
 
 def formula_problem(
@@ -279,7 +284,7 @@ def formula_problem(
     swap: bool = False,
 ) -> Problem:
     """The problem of a run that recomputes nothing; ``limit`` is bytes of a device, some of which stay free."""
-    return plan_problem(workload_of(bare), device, ROOM * limit, name, kinds, swap)
+    return plan_problem(workload_of(bare), device, usable_memory(limit), name, kinds, swap)
 
 
 def judged(config: RunConfig, problem: Problem) -> Evaluation | None:
@@ -332,8 +337,9 @@ def _placed(config: RunConfig, names: Sequence[str]) -> Plan:
 
 
 def gain(best: Evaluation, before: Evaluation) -> float:
-    """Share of the time of ``before`` that ``best`` does without; below zero where it takes longer."""
-    return 1 - best.step_time / before.step_time if before.step_time else 0.0
+    """Return the share of the step of ``before`` that ``best`` saves; negative where it takes longer."""
+    now, then = comparable_steps(best, before)
+    return 1 - now / then if then else 0.0
 
 
 def shortage(before: Evaluation) -> str:
@@ -354,7 +360,7 @@ def compared(best: Evaluation, before: Evaluation) -> str:
 def tree(best: Evaluation, before: Evaluation | None) -> dict[str, Any]:
     """For programs; null where the run recomputes in a way that cannot be judged."""
     return {
-        "yaml_step_time": before.step_time if before else None,
+        "yaml_step_time": before.reported_step if before else None,
         "yaml_peak_memory_mb": [round(float(peak), 3) for peak in before.peak_mb] if before else None,
         "yaml_fits": before.fits if before else None,
         "less_time_than_yaml": gain(best, before) if before else None,

@@ -17,7 +17,7 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.validate import Round, Validated
 from mindllm.planning.yaml_plan import KEYS, YamlPlan
 from mindllm.terminal.tables import Column, Table, figures, texts
-from mindllm.units import MIB, device_memory, gigabytes, missing_memory
+from mindllm.units import DEVICE_GB, MIB, device_memory, gigabytes, missing_memory
 
 if TYPE_CHECKING:
     from mindllm.results import Part
@@ -58,8 +58,9 @@ def costs_parts(configured: Configured) -> Iterator[Part]:
     yield f"parameters of a layer {', '.join(parameters)}; stages beside layers, GB: {static}"
     for name in ahead:
         yield f"{name}: memory beyond those of {ALL_RECOMPUTED}, which are beside the layers of the last stage"
-    gaps = f"{missing_memory(memory.runs.gaps_mb, MIB)} are left for gaps between blocks"
-    yield f"limit {device_memory(configured.limit_mb, MIB)} (2**30 bytes), of which {gaps}"
+    usable = device_memory(max(problem.per_stage("limit_mb")), MIB)
+    gaps = f"{missing_memory(memory.runs.gaps_mb, MIB)} reserved for gaps between blocks: {usable}"
+    yield f"memory by small runs, {DEVICE_GB}: limit {device_memory(configured.limit_mb, MIB)}, {gaps}"
     yield _residuals(configured)
 
 
@@ -82,18 +83,32 @@ def validated_parts(validated: Validated) -> Iterator[Part]:
     for number, found in enumerate(validated.rounds, start=1):
         verdict = "confirmed" if found.confirmed else "fits" if found.fits else "does not fit"
         yield (
-            _round(f"round {number}: dry run of the plan, step {found.solution.best.step_time:,.6g}: {verdict}", found)
+            _round(
+                f"round {number}: dry run of the plan, step {found.solution.best.reported_step:,.6g} ms: {verdict}",
+                found,
+            )
         )
 
 
 def _round(title: str, found: Round) -> Table:
-    names = ("stage", "layers", "recompute", "predicted GB", "dry run GB", "off", "with gaps GB", "limit GB", "how")
+    names = (
+        "stage",
+        "layers",
+        "recompute",
+        "predicted GB",
+        "dry run GB",
+        "off",
+        "with gaps and workspace GB",
+        "limit GB",
+        "how",
+    )
     table = Table(title, [Column(name, is_text=name in ("recompute", "how")) for name in names])
-    gb = gigabytes((memory.actual_peak / MIB for memory in found.memories), MIB)
-    for memory, predicted, used in zip(found.memories, found.solution.best.peak_mb, found.used_mb, strict=True):
+    gb = gigabytes(found.needed_mb, MIB)
+    rows = zip(found.memories, found.solution.best.peak_mb, found.used_mb, found.needed_mb, strict=True)
+    for memory, predicted, used, needed in rows:
         table.add_row(
             str(memory.stage.number), str(memory.stage.layers), memory.stage.recompute, gb(predicted), gb(used),
-            f"{100 * (predicted / used - 1):+.2f}%", gb(memory.actual_peak / MIB), gb(found.limit_mb), memory.method,
+            f"{100 * (predicted / used - 1):+.2f}%", gb(needed), gb(found.limit_mb), memory.method,
         )  # fmt: skip
     return table
 
@@ -104,6 +119,7 @@ def validated_answer(validated: Validated) -> dict[str, Any]:
         "rounds": len(validated.rounds),
         "confirmed": validated.chosen.confirmed,
         "dry_run_mb": [round(used, 1) for used in validated.chosen.used_mb],
+        "dry_run_needed_mb": [round(needed, 1) for needed in validated.chosen.needed_mb],
         "dry_run_with_gaps_mb": [round(memory.actual_peak / MIB, 1) for memory in validated.chosen.memories],
     }
 

@@ -111,7 +111,7 @@ def _title(figure: Any, evaluation: Evaluation, note: str) -> None:
     problem = evaluation.problem
     shown = sorted(set(evaluation.line.table.what.tolist()))
     figure.suptitle(
-        f"{problem.name}: {problem.pipeline}, step {evaluation.step_time:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
+        f"{problem.name}: {problem.pipeline}, step {evaluation.reported_step:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
         + f"\n{note}" * bool(note)
     )
     figure.legend(

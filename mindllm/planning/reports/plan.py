@@ -9,7 +9,7 @@ import numpy as np
 
 from mindllm.planning.costs.formula import NAME, compared, gain
 from mindllm.planning.costs.measured import Fit
-from mindllm.planning.plan import Evaluation
+from mindllm.planning.plan import Evaluation, comparable_steps
 from mindllm.planning.solve import Solution
 from mindllm.planning.yaml_plan import KEYS, write_plan
 from mindllm.terminal.tables import Column, Table, figures, texts
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def answer(solution: Solution) -> dict[str, Any]:
-    """The answer as plain values; ``peak_memory_mb`` per stage, ``layers`` in model order."""
+    """Return the answer as plain values; ``peak_memory_mb`` per stage, ``layers`` in model order.
+
+    ``step_time`` is the reported step; ``lower_bound`` and ``gap`` are of ``objective``, which the planner minimizes.
+    """
     best = solution.best
     written = write_plan(best.problem, best.plan)
     keys = ("offset", *KEYS)
@@ -29,11 +32,12 @@ def answer(solution: Solution) -> dict[str, Any]:
         lists["swap_config"] = written.swap_config
     return {
         **lists,
-        "step_time": best.step_time,
+        "step_time": best.reported_step,
+        "objective": best.step_time,
         "lower_bound": solution.lower_bound,
         "gap": solution.gap,
         "solve_seconds": round(solution.solve_seconds, 3),
-        "even_split_step_time": solution.even.step_time if solution.even else None,
+        "even_split_step_time": solution.even.reported_step if solution.even else None,
         "peak_memory_mb": [round(float(peak), 3) for peak in best.peak_mb],
         "layers": layer_list(best),
     }
@@ -55,21 +59,21 @@ def layer_list(evaluation: Evaluation) -> list[dict[str, Any]]:
 def solution_parts(solution: Solution, before: Evaluation | None = None) -> Iterator[Part]:
     """The plan beside ``before``, the YAML as it is, or else beside the even split; the bound, and the lists of the YAML."""
     best, even = solution.best, solution.even
-    unit = " ms" if before else ""  # those of a problem's file are its own
+    unit = " ms" if before or best.predicted else ""  # a problem in a file has its own unit
     if before:
         yield stage_table(f"before: {NAME}", before, unit)
     elif even:
-        yield stage_table("before: even split", even)
+        yield stage_table("before: even split", even, unit)
     yield stage_table("after: the plan", best, unit)
     if before:
-        yield f"step {before.step_time:,.6g} -> {best.step_time:,.6g}{unit}: {compared(best, before)}"
+        yield f"{_change(before, best, unit)}: {compared(best, before)}"
     if even is None:
         yield "The even split does not fit the memory."
     else:
         less = f"{100 * gain(best, even):.2f}% less time than the even split"
-        yield f"step {even.step_time:,.6g} -> {best.step_time:,.6g}{unit}: {less}"
+        yield f"{_change(even, best, unit)}: {less}"
     if not (before or even):
-        yield f"step {best.step_time:,.6g}"
+        yield f"step {best.reported_step:,.6g}{unit}"
     yield f"{bound_text(solution, unit)}, solved in {solution.solve_seconds:.2f} s"
     written = write_plan(best.problem, best.plan)
     if written is None:
@@ -81,11 +85,18 @@ def solution_parts(solution: Solution, before: Evaluation | None = None) -> Iter
         yield f"swap_config: {written.swap_config}"
 
 
+def _change(before: Evaluation, best: Evaluation, unit: str) -> str:
+    """Return both steps: ``step 18,223 -> 13,443.2 ms``."""
+    then, now = comparable_steps(before, best)
+    return f"step {then:,.6g} -> {now:,.6g}{unit}"
+
+
 def bound_text(solution: Solution, unit: str = "") -> str:
-    """The lower bound and the gap in words."""
+    """Return the lower bound and the gap in words, for a run with the objective that they are of."""
     if solution.lower_bound is None or solution.gap is None:
         return "no lower bound was proved: gap unknown"
-    return f"lower bound of all plans {solution.lower_bound:,.6g}{unit}: gap {gap_text(solution)}"
+    objective = f"planner's objective {solution.best.step_time:,.6g}{unit}, " if solution.best.predicted else ""
+    return f"{objective}lower bound of all plans {solution.lower_bound:,.6g}{unit}: gap {gap_text(solution)}"
 
 
 def gap_text(solution: Solution) -> str:
@@ -95,17 +106,17 @@ def gap_text(solution: Solution) -> str:
 
 def stage_table(title: str, evaluation: Evaluation, unit: str = "") -> Table:
     """Layers, recomputation, time of a micro-batch in ``unit``, peak memory and bubble of every stage."""
-    problem, costs = evaluation.problem, evaluation.costs
+    problem, spent = evaluation.problem, evaluation.passes
     passes = (f"forward{unit}", f"backward{unit}")
     headings = ("stage", "layers", "recompute", *passes, "memory GB", "limit GB", "bubble")
     columns = [Column(heading, is_text=heading == "recompute") for heading in headings]
-    table = Table(f"{title}, step {evaluation.step_time:,.6g}{unit}", columns)
+    table = Table(f"{title}, step {evaluation.reported_step:,.6g}{unit}", columns)
     limits, gb = problem.per_stage("limit_mb"), gigabytes(evaluation.peak_mb, MIB)
     for stage in range(problem.stages):
         mine = range(stage, problem.places, problem.stages)
         names = [name for place in mine for name in evaluation.plan.places[place]]
         mix = ", ".join(f"{names.count(kind)} {kind}" for kind in problem.kind_names if kind in names)
-        times = [float(part[list(mine)].sum()) for part in (costs.forward, costs.backward)]
+        times = [float(part[list(mine)].sum()) for part in spent]
         table.add_row(
             str(stage),
             "+".join(str(evaluation.plan.counts[place]) for place in mine),
@@ -135,13 +146,13 @@ def manual_row(evaluation: Evaluation, gb: Gigabytes) -> tuple[str, ...]:
     over = np.flatnonzero(evaluation.peak_mb > limits + 1e-6)
     fits = "yes" if evaluation.fits else f"no: stages {', '.join(map(str, over))}"
     memory = f"{gb(evaluation.peak_mb[stage])} on stage {stage}"
-    return f"{evaluation.step_time:,.6g}", memory, fits, f"{100 * evaluation.bubble.mean():.1f}%"
+    return f"{evaluation.reported_step:,.6g}", memory, fits, f"{100 * evaluation.bubble.mean():.1f}%"
 
 
 def manual_answer(evaluation: Evaluation) -> dict[str, Any]:
     """A manual plan for programs."""
     return {
-        "step_time": evaluation.step_time,
+        "step_time": evaluation.reported_step,
         "peak_memory_mb": [round(float(peak), 3) for peak in evaluation.peak_mb],
         "fits": evaluation.fits,
     }

@@ -74,7 +74,7 @@ def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: st
 
 def _title(evaluation: Evaluation) -> str:
     problem = evaluation.problem
-    return f"{problem.pipeline}, step {evaluation.step_time:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
+    return f"{problem.pipeline}, step {evaluation.reported_step:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
 
 
 def _rows(evaluation: Evaluation) -> str:

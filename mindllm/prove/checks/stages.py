@@ -10,15 +10,16 @@ from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.page import PAGE, render_page
 from mindllm.dry_run.run import DryRun, advise, simulate
 from mindllm.dry_run.simulations import simulations_here
-from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
+from mindllm.dry_run.workspace import attention_elements_of
 from mindllm.prove.answers import Answer, Finding, Page, Standing, Table
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import MEMORY
+from mindllm.prove.remedy import LIMIT
 from mindllm.terminal.progress import Progress
-from mindllm.units import GIB, TENTHS_OF_GB, Gigabytes, gigabytes, missing_memory
+from mindllm.timing.verdict import limit_text
+from mindllm.units import DEVICE_GB, GIB, TENTHS_OF_GB, Gigabytes, gigabytes, missing_memory
 
 COLUMNS = ("stage", "layers", "recomputation", "used GB", "fragments GB", "workspace ≈ GB", "peak GB", "room GB")
-LIMIT = "context.max_device_memory"
 
 
 def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
@@ -58,9 +59,11 @@ def judged(found: DryRun, advice: str) -> Answer:
         findings += (Finding("figures are estimates from compiled graphs: MindSpore's dry run does not work here"),)
     says = f"stage {fullest.number} {verb} {TENTHS_OF_GB(fullest.peak)} of {found.limit / GIB:.4g} GB, the most of {len(rows)}"
     gb = gigabytes(row.peak for row in rows)
-    table = Table("memory of every stage", COLUMNS, tuple(row.cells(found.limit, gb) for row in rows))
-    figures = {"limit": found.limit, "peak": fullest.peak, "stages": [row.tree() for row in rows]}
-    evidence = tuple(_methods(rows))
+    table = Table(f"memory of every stage, {DEVICE_GB}", COLUMNS, tuple(row.cells(found.limit, gb) for row in rows))
+    sizes = {"limit": found.limit, "reserved": 0.0, "usable": found.limit, "peak": fullest.peak}
+    figures = {**sizes, "stages": [row.tree() for row in rows]}
+    counted = f"{limit_text(found.limit, reserved=0.0)}: gaps between blocks and workspace are counted"
+    evidence = (counted, *_methods(rows))
     return Answer(MEMORY, standing, says, findings, evidence, (table,), figures)
 
 
@@ -71,7 +74,7 @@ class _Row:
         self.number, self.layers = memory.stage.number, memory.stage.layers
         self.recompute, self.method = memory.stage.recompute, memory.method
         self.used, self.pool = memory.used_peak, memory.actual_peak
-        self.workspace = max(0, peak_with_workspace(memory.moments, attention_elements_of(config)) - memory.used_peak)
+        self.workspace = memory.with_workspace(attention_elements_of(config)) - memory.actual_peak
         self.categories = {str(name): size for name, size in memory.by_category.items()}
 
     @property
@@ -113,7 +116,8 @@ def _shortages(tight: list[_Row], limit: int, advice: str) -> Iterator[Finding]:
         if row.pool > limit:
             gb = gigabytes((row.pool, limit))
             missing = gb.at_least(row.pool - limit)
-            yield Finding(f"stage {row.number} needs {missing} GB more than the limit of {gb(limit)} GB", ways, LIMIT)
+            needs = f"stage {row.number} needs {gb.at_least(row.pool)} GB of {gb(limit)} GB"
+            yield Finding(f"{needs}, {missing} GB more than the limit", ways, LIMIT)
         else:
             over = missing_memory(row.peak - limit)
             message = f"stage {row.number} fits, but the workspace of kernels may take {over} more than is left"

@@ -9,7 +9,9 @@ from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed, UserError
 from mindllm.planning import subject
 from mindllm.planning.outcome import PipelinePlan, make_plan
+from mindllm.planning.plan import comparable_steps
 from mindllm.planning.reports.picture import KINDS
+from mindllm.planning.reports.plan import gap_text
 from mindllm.planning.reports.schedule_page import render_page
 from mindllm.prove.answers import Answer, Finding, Page, Standing, Table, of_error
 from mindllm.prove.expected import step_figures
@@ -107,17 +109,20 @@ def _planned(config: RunConfig, device: Device) -> tuple[PipelinePlan | None, st
 
 
 def _page(planned: PipelinePlan) -> Iterator[Page]:
-    """The schedule of the YAML as it is, by the planner's formula, to zoom into."""
+    """The schedule of the YAML as it is, to zoom into."""
     before = planned.subject.before
     if before is not None and before.line.table.size <= MOST_DRAWN:
-        note = "milliseconds, by the planner's formula"
+        note = "milliseconds, by formula"
         yield Page("the schedule, to zoom into", "schedule.html", render_page(before, KINDS, note, to_proof=True))
 
 
 def _gain(planned: PipelinePlan | None) -> float | None:
-    """How much faster the best plan is than the YAML as it is; None where that is not known."""
+    """Return how much faster the best plan is than the YAML as it is, by the predicted steps; None if it is not known."""
     before = planned.subject.before if planned else None
-    return before.step_time / planned.step_time - 1 if planned and before else None
+    if planned is None or before is None:
+        return None
+    then, now = comparable_steps(before, planned.best)
+    return then / now - 1
 
 
 def _distance(planned: PipelinePlan | None) -> str:
@@ -163,11 +168,14 @@ def _slower_than_search(predicted: StepPrediction, best: StepPrediction) -> Iter
 
 
 def _bound(planned: PipelinePlan) -> dict[str, float | None]:
+    """Return predicted steps as the YAML is and of the best plan, and the planner's objective with its bound, in seconds."""
     before, bound = planned.subject.before, planned.lower_bound
     return {
-        "as_planned": before.step_time / MILLISECONDS if before else None,
+        "as_planned": before.reported_step / MILLISECONDS if before else None,
         "best_plan": planned.step_time / MILLISECONDS,
+        "objective": planned.objective / MILLISECONDS,
         "lower_bound": bound / MILLISECONDS if bound is not None else None,
+        "gap": planned.solution.gap,
     }
 
 
@@ -177,9 +185,10 @@ def _bound_words(planned: PipelinePlan | None, unplanned: str) -> Iterator[str]:
         return
     found = _bound(planned)
     if found["as_planned"] is not None:
-        yield f"by the planner's formula: {found['as_planned']:.3f} s as the YAML is, {found['best_plan']:.3f} s the best plan"
+        yield f"{found['as_planned']:.3f} s a step as the YAML is, {found['best_plan']:.3f} s with the best plan of this strategy"
     if found["lower_bound"] is not None:
-        yield f"no plan of this strategy takes less than {found['lower_bound']:.3f} s"
+        bound = f"no plan of this strategy is below {found['lower_bound']:.3f} s"
+        yield f"planner's objective {found['objective']:.3f} s, {bound}: gap {gap_text(planned.solution)}"
 
 
 def _uncounted(predicted: StepPrediction) -> Iterator[str]:
