@@ -11,7 +11,7 @@ from typing import Any
 from mindllm.architecture.layer_counts import IN_PIECES, StageLayers, layer_counts
 from mindllm.config.parallel import GATHER as GATHERED
 from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS, RING
-from mindllm.mindformers.reading import Reading
+from mindllm.mindformers.reading import Reading, shown
 
 SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
 MODES = {
@@ -137,7 +137,15 @@ def _slices(reading: Reading) -> None:
     elif isinstance(rows, list) and all(isinstance(row, list) and row and row[0] == replicas for row in rows):
         reading.idle(strategy, "a batch is split over data_parallel, whatever its columns")
     else:
-        reading.refuse(strategy, f"a batch is split over data_parallel {replicas} here")
+        instead = f"write {strategy}: {shown(with_replicas(rows, replicas))}, or {full}: true without it"
+        reading.refuse(strategy, f"a batch is split over data_parallel {replicas} here; {instead}")
+
+
+def with_replicas(rows: Any, replicas: Any) -> Any:
+    """Return a ``dataset_strategy`` whose columns are split over so many replicas."""
+    if isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows):
+        return [[replicas, *row[1:]] for row in rows]
+    return [[replicas, 1]]
 
 
 def _optimizer_share(reading: Reading) -> None:

@@ -40,9 +40,10 @@ class Reading:
 
     theirs: Document
     as_written: bool = False
+    ignore_unknown: bool = False
     ours: Document = field(default_factory=Document)
     entries: dict[KeyPath, Entry] = field(default_factory=dict)
-    unknown: list[Problem] = field(default_factory=list)
+    unknown: dict[KeyPath, Problem] = field(default_factory=dict)
     assumed: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

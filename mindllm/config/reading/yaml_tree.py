@@ -20,9 +20,15 @@ TAGS = {
     for tag, name in {"int": "integer a machine computes with", "float": "number", "bool": "true or false"}.items()
 }
 LONGEST_VALUE = 60
-MAPPING, SEQUENCE, NULL = (f"tag:yaml.org,2002:{tag}" for tag in ("map", "seq", "null"))
+MAPPING, SEQUENCE, NULL, TEXT, MERGE, EQUALS = (
+    f"tag:yaml.org,2002:{tag}" for tag in ("map", "seq", "null", "str", "merge", "value")
+)
+WORDS = (TEXT, MERGE, EQUALS)  # `<<` and `=` as values are texts
+SCALARS = (*TAGS, NULL, *WORDS)
 DEEPEST = 50  # levels
-LARGEST_TREE = 100_000  # values; aliases of aliases can describe more than a memory holds
+LARGEST_TREE = 50_000  # keys and values of a file, and values once its aliases are expanded
+LONGEST_NUMBER = 1000  # characters; a number in base 60 takes quadratic time
+LARGEST_INTEGER = 10**LONGEST_NUMBER  # Python prints at most 4,300 digits
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -39,6 +45,14 @@ class PlainLoader(yaml.SafeLoader):
             mark = self.get_mark()
             raise yaml.scanner.ScannerError(None, None, f"nested more than {DEEPEST} levels deep", mark)
         super().save_possible_simple_key()
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        """Compose a node, and stop at a file of more values than any configuration has."""
+        self.node_count = getattr(self, "node_count", 0) + 1
+        if self.node_count > LARGEST_TREE:
+            reason = f"the file has more than {LARGEST_TREE:,} keys and values"
+            raise yaml.composer.ComposerError(None, None, reason, self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
 
 class PlainDumper(yaml.SafeDumper):
@@ -106,14 +120,24 @@ def _read(text: str, origin) -> Document:
     return Document(data, reader.origins, reader.problems)
 
 
-def unusable_text(value: Any) -> str:
-    """Why no configuration may hold ``value``, a text or a tree with texts that no file, path or prompt takes; else empty."""
+def unusable_value(value: Any) -> str:
+    """Return why no configuration may hold ``value``, or a value in a tree, which no file, path or prompt takes; else empty."""
     if isinstance(value, dict):
-        return next(filter(None, map(unusable_text, (*value, *value.values()))), "")
+        return next(filter(None, map(unusable_value, (*value, *value.values()))), "")
     if isinstance(value, list | tuple):
-        return next(filter(None, map(unusable_text, value)), "")
+        return next(filter(None, map(unusable_value, value)), "")
+    if isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
+        return f"an integer of more than {LONGEST_NUMBER:,} digits"
     usable = not isinstance(value, str) or not ("\0" in value or half_surrogate(value))
     return "" if usable else "a text with a null character or half of a surrogate pair"
+
+
+def _refusal(reason: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
+
+
+def _tag_name(node: yaml.Node) -> str:
+    return node.tag.replace("tag:yaml.org,2002:", "!!")
 
 
 def _syntax_problem(error: yaml.YAMLError, origin, text: str) -> Problem:
@@ -138,61 +162,101 @@ class _Reader:
         self.origins: dict[KeyPath, Origin] = {}
         self.problems: list[Problem] = []
         self.open: set[int] = set()
-        self.flattened: set[int] = set()
+        self.pairs: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}
         self.count = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        self.count += 1
-        if id(node) in self.open or self.count > LARGEST_TREE:
-            raise yaml.constructor.ConstructorError(None, None, "aliases make the file endless", node.start_mark)
-        self.open.add(id(node))
+        self._count(1, node)
+        if isinstance(node, yaml.ScalarNode) and node.tag in SCALARS:
+            return self._scalar(node)
+        self._enter(node)
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == MAPPING:
                 return self._mapping(node, path)
             if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE:
                 return [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
-            if isinstance(node, yaml.ScalarNode):
-                return self._scalar(node)
-            raise yaml.constructor.ConstructorError(None, None, f"the tag {node.tag} is not allowed", node.start_mark)
         finally:
             self.open.discard(id(node))
+        raise _refusal(f"the tag {_tag_name(node)} is not allowed", node)
+
+    def _count(self, values: int, node: yaml.Node) -> None:
+        self.count += values
+        if self.count > LARGEST_TREE:
+            raise _refusal(f"aliases (*name) describe more than {LARGEST_TREE:,} values", node)
+
+    def _enter(self, node: yaml.Node) -> None:
+        if id(node) in self.open:
+            raise _refusal("an alias stands inside of the value it names", node)
+        self.open.add(id(node))
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
-        if problem := unusable_text(node.value):
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        if problem := unusable_value(node.value):
+            raise _refusal(problem, node)
+        if node.tag in WORDS:
+            return node.value
         try:
-            return self.loader.construct_object(node)
-        except (ValueError, KeyError):  # an explicit tag that the text does not fit, as in `!!int x`
-            raise yaml.constructor.ConstructorError(
-                None, None, f"'{_cut(node.value)}' is no {TAGS.get(node.tag, node.tag)}", node.start_mark
-            ) from None
+            is_long = len(node.value) > LONGEST_NUMBER
+            value = None if is_long else self.loader.construct_object(node)
+            wrong = is_long or bool(unusable_value(value))
+        except (
+            ArithmeticError,
+            IndexError,
+            KeyError,
+            ValueError,
+        ):  # an explicit tag that the text does not fit: `!!int x`
+            wrong = True
+        if wrong:
+            raise _refusal(f"'{_cut(node.value)}' is no {TAGS.get(node.tag, node.tag)}", node)
+        return value
 
     def _entry(self, node: yaml.Node, path: KeyPath) -> Any:
         self.origins[path] = self.origin(node.start_mark.line + 1)
         return self.value(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        if id(node) not in self.flattened:
-            self._report_duplicates(node, path)
-            self.loader.flatten_mapping(node)  # the merge key `<<`
-            self.flattened.add(id(node))
         result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = self._key(key_node)
+        for key, (key_node, value_node) in self._merged_pairs(node, path).items():
             inner = (*path, key)
             self.origins[inner] = self.origin(key_node.start_mark.line + 1)
             result[key] = self.value(value_node, inner)
         return result
 
+    def _merged_pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Return the entries of a mapping by key: first those of merge keys (``<<``), then its own, which win."""
+        if id(node) not in self.pairs:
+            self._report_duplicates(node, path)
+            merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+            own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+            for key_node, value_node in node.value:
+                if key_node.tag != MERGE:
+                    own[self._key(key_node)] = (key_node, value_node)
+                    continue
+                for source in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
+                    for key, pair in self._merge_source(source, path).items():
+                        merged.setdefault(key, pair)  # the first of several sources wins
+            self.pairs[id(node)] = merged | own
+        return self.pairs[id(node)]
+
+    def _merge_source(self, node: yaml.Node, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        if not isinstance(node, yaml.MappingNode):
+            raise _refusal("a merge key (<<) takes a mapping or a list of mappings", node)
+        self._enter(node)
+        pairs = self._merged_pairs(node, path)
+        self.open.discard(id(node))
+        self._count(len(pairs), node)
+        return pairs
+
     def _key(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", node.start_mark)
+            raise _refusal("a key must be a word", node)
+        if problem := unusable_value(node.value):
+            raise _refusal(problem, node)
         return node.value
 
     def _report_duplicates(self, node: yaml.MappingNode, path: KeyPath) -> None:
         lines: dict[str, int] = {}
         for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == MERGE:
                 continue
             line = key_node.start_mark.line + 1
             if key_node.value in lines:
