@@ -381,7 +381,7 @@ def test_unknown_keys_can_be_ignored_and_are_named(write, minimal, caplog):
     write(minimal, "base.yaml")
     path = write("base: base.yaml\nsed: 4\nparallel_config: {enable_fa_var_len: true}\nfuture: {a: 1, b: [2]}\n")
     config = load_config(path, ["--ignore-unknown-keys", "--seed=7"])
-    assert config == load_config(write(minimal), ["--seed=7"])
+    assert config == load_config(write(minimal, "minimal.yaml"), ["--seed=7"])
     named = [record.message for record in caplog.records]
     assert sorted(message.partition(": unknown")[0] for message in named) == [
         f"{path}:2: sed",
