@@ -134,6 +134,7 @@ class Conversion:
     overrides: Overrides
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
+    has_ignored_keys: bool = False
 
     def counts(self) -> dict[Outcome, int]:
         """How many keys came to each outcome; defaults that were written for them are no keys."""
@@ -161,7 +162,9 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
         reading.ours.problems = [*problems, *problems_as_written(static, reading.ours.problems)]
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries.sort(key=lambda entry: order.get(entry.path, len(order)))
-    return Conversion(reading.ours, remaining, tuple(entries), (*nothing, *adapted, *reading.warnings))
+    return Conversion(
+        reading.ours, remaining, tuple(entries), (*nothing, *adapted, *reading.warnings), reading.has_ignored_keys
+    )
 
 
 def _without_none_texts(theirs: Document) -> tuple[Document, list[str]]:

@@ -215,10 +215,14 @@ def _why_no_groups(reading: Reading) -> str:
     experts, chosen = (
         value if isinstance(value := model.get(key), int) else 1 for key in ("expert_num", "num_experts_chosen")
     )
-    if groups == 1 or (experts % groups == 0 and chosen_groups <= groups and chosen * groups <= chosen_groups * experts):
+    if groups == 1 or (
+        experts % groups == 0 and chosen_groups <= groups and chosen * groups <= chosen_groups * experts
+    ):
         return ""
     reason = f"{chosen} of {experts} experts cannot be chosen from {chosen_groups} of {groups} groups"
-    reading.warnings.append(f"n_group, topk_group: {reason}; they are chosen without groups, as in MindFormers' training")
+    reading.warnings.append(
+        f"n_group, topk_group: {reason}; they are chosen without groups, as in MindFormers' training"
+    )
     return reason
 
 

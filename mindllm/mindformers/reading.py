@@ -46,6 +46,7 @@ class Reading:
     unknown: dict[KeyPath, Problem] = field(default_factory=dict)
     assumed: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    has_ignored_keys: bool = False
 
     def get(self, key: str, default: Any = None) -> Any:
         """Their value under a dotted key; where there is none, or null, what is ``assumed``, or ``default``."""

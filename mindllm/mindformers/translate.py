@@ -139,6 +139,7 @@ def _report_unknown(reading: Reading, path: KeyPath) -> None:
             break
     origin = closest_origin(reading.theirs.origins, here)
     if reading.ignore_unknown:
+        reading.has_ignored_keys = True
         reading.note(
             here, Outcome.WITHOUT_EFFECT, reason=f"unknown key of MindFormers, ignored ({IGNORE_UNKNOWN_KEYS})"
         )

@@ -221,7 +221,7 @@ def build_config(conversion: Conversion, source: Path | None) -> RunConfig:
         raise
     _refuse(refused)
     theirs = {entry.key: entry.value for entry in conversion.entries if entry.origin is not None}
-    config._provenance = replace(config._provenance, theirs=theirs)
+    config._provenance = replace(config._provenance, theirs=theirs, ignored=conversion.has_ignored_keys)
     return config
 
 
@@ -233,7 +233,9 @@ def read_file(path: Path) -> Document:
 def override_config(config: RunConfig, overrides: Overrides) -> RunConfig:
     """Returns ``config`` with some keys changed; what follows from them (default widths, ...) is worked out again."""
     document = Document(plain(config.given()), dict(config._provenance.origins))
-    return _build(document, overrides, config.source)
+    changed = _build(document, overrides, config.source)
+    changed._provenance = replace(changed._provenance, ignored=config.has_ignored_keys)
+    return changed
 
 
 def with_model(config: RunConfig, model: ModelConfig) -> RunConfig:
@@ -262,22 +264,23 @@ def _build(document: Document, overrides: Overrides, source: Path | None, ignore
     document.problems.extend(none_texts(document, RunConfig))
     fill_from_pretrained(document)
     try:
-        config = _validate(document, changes if ignore_unknown else None)
+        config, ignored = _validate(document, changes if ignore_unknown else None)
     except ValidationError as error:
         wrong = schema_problems(error, document, RunConfig, source)
         problems = [*document.problems, *without_what_follows(document.problems, wrong)]
         _refuse([*problems, *_further_problems(document, problems, source)], document.data)
         raise  # never: a validation error has problems
-    config._provenance = Provenance(source, document.origins)
+    config._provenance = Provenance(source, document.origins, ignored=ignored)
     _refuse([*document.problems, *_cross_problems(config)])
     return config
 
 
-def _validate(document: Document, changes: Document | None) -> RunConfig:
-    """Return the run; with ``changes`` without unknown keys, which are logged, except for those of the changes."""
+def _validate(document: Document, changes: Document | None) -> tuple[RunConfig, bool]:
+    """Return the run, and whether unknown keys were ignored: with ``changes`` all that these do not add."""
+    ignored = False
     while True:
         try:
-            return RunConfig.model_validate(document.data)
+            return RunConfig.model_validate(document.data), ignored
         except ValidationError as error:
             unknown = [] if changes is None else unknown_paths(error, document.data, changes.origins)
             for path in unknown:
@@ -286,6 +289,7 @@ def _validate(document: Document, changes: Document | None) -> RunConfig:
                 remove(document.data, path)
             if not unknown:
                 raise
+            ignored = True
 
 
 def _cross_problems(config: RunConfig) -> list[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,9 @@ def fill_from_pretrained(document: Document) -> None:
         if not isinstance(named, str) or not named:
             continue
         if reason := _why_no_path(named):
-            document.problems.append(Problem(document.origins.get((key,)), (key,), f"{reason} (value {shortened(named)})"))
+            document.problems.append(
+                Problem(document.origins.get((key,)), (key,), f"{reason} (value {shortened(named)})")
+            )
             document.data[key] = ""  # nothing else is said of it
             continue
         if is_hugging_face(directory := _base_of_adapter(named) or named):
@@ -60,7 +61,7 @@ def fill_from_pretrained(document: Document) -> None:
 def _why_no_path(name: str) -> str:
     """Return why the system has no file of this name, whatever is on the disk; empty where it may have one."""
     try:
-        os.stat(name)
+        Path(name).stat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return ""
     except (OSError, ValueError) as error:
