@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
@@ -22,11 +22,15 @@ FORM = re.compile(r"(?P<reason>.*?)(?: \(value .*?\))?(?:; (?P<advice>.*))?", re
 
 @dataclass(frozen=True)
 class Origin:
-    """A place: a line of a file, an option of the command line, or a function that is called."""
+    """A place: a line of a file, an option of the command line, or a function that is called.
+
+    ``comment``: why the value is what it is, as the comment in the file says.
+    """
 
     file: str = ""
     line: int | None = None
     option: str = ""
+    comment: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         if self.option:

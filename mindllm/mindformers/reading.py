@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, child, closest_origin, dotted
+from mindllm.config.reading.yaml_tree import inline_yaml
 from mindllm.mindformers.keys.rules import Outcome
 
 NOTHING = object()
@@ -153,11 +154,5 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def shown(value: Any) -> str:
-    """A value as YAML writes it, on one line."""
-    if value is None or isinstance(value, bool):
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(shown, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {shown(inner)}' for key, inner in value.items())}}}"
-    return str(value) if value != "" else "''"
+    """Return a value as YAML writes it, on one line."""
+    return inline_yaml(value)

@@ -37,7 +37,7 @@ from mindllm.config.reading.overrides import Overrides, ignores_unknown, overrid
 from mindllm.config.reading.pretrained import fill_from_pretrained, without_what_follows
 from mindllm.config.reading.problems import meant_path, none_texts, schema_problems, unknown_paths
 from mindllm.config.reading.shipped import NAME, shipped_as, shipped_configs, shipped_or_own
-from mindllm.config.reading.yaml_tree import read_yaml, unusable_value, write_yaml
+from mindllm.config.reading.yaml_tree import read_yaml, unusable_value, write_commented, write_yaml
 from mindllm.config.run import Provenance, RunConfig
 from mindllm.errors import MOST_SHOWN, UserError, nearest
 from mindllm.families import with_file_names
@@ -247,9 +247,25 @@ def with_model(config: RunConfig, model: ModelConfig) -> RunConfig:
     return override_config(config, of_model if {*changed} <= {"pet_config"} else {**nowhere, **of_model})
 
 
-def render_config(config: RunConfig) -> str:
-    """Returns the resolved YAML, every key with its value; loading it gives an equal configuration."""
-    return write_yaml(tree_of(config))
+def with_comments(config: RunConfig, comments: Mapping[KeyPath, str]) -> RunConfig:
+    """Return ``config`` with a comment for each of some keys, which :func:`render_config` may show."""
+    changed, origins = config.model_copy(), dict(config._provenance.origins)
+    for path, comment in comments.items():
+        origins[path] = replace(origins.get(path, Origin()), comment=comment)
+    changed._provenance = replace(config._provenance, origins=origins)
+    return changed
+
+
+def render_config(config: RunConfig, commented: bool = False) -> str:
+    """Return the resolved YAML, every key with its value; loading it gives an equal configuration.
+
+    Args:
+        commented: with the comments of the files it was read from, and the reasons of what was chosen.
+    """
+    if not commented:
+        return write_yaml(tree_of(config))
+    comments = {path: origin.comment for path, origin in config._provenance.origins.items() if origin.comment}
+    return write_commented(tree_of(config), comments)
 
 
 def tree_of(config: RunConfig) -> dict[str, Any]:

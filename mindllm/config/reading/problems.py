@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from types import NoneType
@@ -23,7 +24,7 @@ from mindllm.config.reading.schema import (
     sections_at,
 )
 from mindllm.config.reading.syntax import line_advice
-from mindllm.config.reading.yaml_tree import LONGEST_VALUE, without_quotes
+from mindllm.config.reading.yaml_tree import LONGEST_VALUE, inline_yaml, without_quotes
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.section import Section
 from mindllm.errors import CLOSE, LONGEST_PART, MOST_SHOWN, MOST_SUGGESTIONS, few, nearest
@@ -95,11 +96,11 @@ def schema_problems(
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: as YAML writes it, texts that look like something else in quotes, and not long."""
-    words = {True: "true", False: "false", None: "null"}
-    text = words[value] if value is None or isinstance(value, bool) else str(value)
-    if isinstance(value, str) and not isinstance(without_quotes(value), str):
-        text = f"'{text}'"
+    """Return a value as YAML writes it, on one line and not long. Texts that look like something else are in quotes."""
+    if isinstance(value, dict | list | tuple):
+        entries = itertools.islice(value.items() if isinstance(value, dict) else value, LONGEST_VALUE)
+        value = dict(entries) if isinstance(value, dict) else list(entries)  # the rest would not be seen
+    text = value if isinstance(value, str) and isinstance(without_quotes(value), str) else inline_yaml(value)
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
 
 

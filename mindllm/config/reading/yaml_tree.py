@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,10 @@ from mindllm.config.reading.syntax import syntax_advice
 from mindllm.errors import UserError
 from mindllm.outside import half_surrogate
 
+LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # as YAML counts lines
+BEHIND = re.compile(r"\s*:?\s+#\s*(?P<comment>.*)")
+COMMENT_FROM = 2  # spaces before a comment
+LONGEST_LINE = 130  # with a comment
 TAGS = {
     f"tag:yaml.org,2002:{tag}": name
     for tag, name in {"int": "integer a machine computes with", "float": "number", "bool": "true or false"}.items()
@@ -68,10 +76,19 @@ def _represent_list(dumper: PlainDumper, items: list[Any]) -> yaml.SequenceNode:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=_is_plain(items))
 
 
+def _represent_flow(tag: str, dumper: yaml.SafeDumper, value: Any) -> yaml.Node:
+    represent = dumper.represent_mapping if isinstance(value, dict) else dumper.represent_sequence
+    return represent(tag, value, flow_style=True)
+
+
 def _is_plain(items: list[Any]) -> bool:
     return all(
         _is_plain(item) if isinstance(item, list) else item is None or isinstance(item, int | float) for item in items
     )
+
+
+class FlowDumper(PlainDumper):
+    """Writes lists and mappings on one line."""
 
 
 EXPONENT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
@@ -79,11 +96,59 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.
 PlainDumper.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
 PlainDumper.add_representer(str, _represent_text)
 PlainDumper.add_representer(list, _represent_list)
+for kind in (list, tuple):
+    FlowDumper.add_representer(kind, partial(_represent_flow, "tag:yaml.org,2002:seq"))
+FlowDumper.add_multi_representer(object, lambda dumper, value: _represent_text(dumper, str(value)))  # of a dictionary
+FlowDumper.add_representer(dict, partial(_represent_flow, "tag:yaml.org,2002:map"))
 
 
 def write_yaml(data: dict[str, Any]) -> str:
     """Returns plain ``data`` as YAML, keys in their order; :func:`read_yaml` gives the same data."""
     return yaml.dump(data, Dumper=PlainDumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def inline_yaml(value: Any) -> str:
+    """Return a plain value on one line as YAML writes it; :func:`read_value` gives the same value."""
+    text = yaml.dump(value, Dumper=FlowDumper, sort_keys=False, width=sys.maxsize, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def as_options(changes: Mapping[str, Any]) -> str:
+    """Return dotted keys and their values as options that a shell takes as they are."""
+    return " ".join(f"--{key}={shlex.quote(inline_yaml(value))}" for key, value in changes.items())
+
+
+def write_commented(tree: Mapping[str, Any], comments: Mapping[KeyPath, str]) -> str:
+    """Return a tree as YAML, each key that has a comment with it: behind its value, or on the line before."""
+    return "".join(_commented_lines(tree, (), comments))
+
+
+def _commented_lines(tree: Mapping[str, Any], path: KeyPath, comments: Mapping[KeyPath, str]) -> Iterator[str]:
+    indent = "  " * len(path)
+    for key, value in tree.items():
+        here = (*path, key)
+        comment = one_line(comments.get(here, ""))
+        if (
+            isinstance(value, dict)
+            and value
+            and (not comment or any(known[: len(here)] == here != known for known in comments))
+        ):
+            yield f"{indent}# {comment}\n" if comment else ""
+            yield f"{indent}{write_yaml({key: None}).rpartition(': null')[0]}:\n"
+            yield from _commented_lines(value, here, comments)
+            continue
+        written = write_yaml({key: value}).rstrip("\n").split("\n")
+        together = f"{indent}{written[0]}{' ' * COMMENT_FROM}# {comment}"
+        if comment and len(written) == 1 and len(together) <= LONGEST_LINE:
+            yield f"{together}\n"
+            continue
+        yield f"{indent}# {comment}\n" if comment else ""
+        yield from (f"{indent}{line}\n" for line in written)
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` without line ends and other controls, so that a comment stays one."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
 
 
 def read_yaml(text: str, name: str) -> Document:
@@ -101,14 +166,19 @@ def without_quotes(text: str) -> Any:
     """Returns what YAML reads ``text`` as where it stands without quotes: ``1`` and ``true`` are no texts."""
     loader = PlainLoader("")
     node = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text)
-    return loader.construct_object(node) if node.tag in (*TAGS, NULL) else text
+    if node.tag not in (*TAGS, NULL) or len(text) > LONGEST_NUMBER:
+        return text
+    try:
+        return loader.construct_object(node)
+    except (ArithmeticError, ValueError):
+        return text
 
 
 def _read(text: str, origin) -> Document:
     try:
         loader = PlainLoader(text)
         node = loader.get_single_node()
-        reader = _Reader(loader, origin)
+        reader = _Reader(loader, origin, LINE_END.split(text))
         data = reader.value(node, ()) if node is not None else {}
     except yaml.YAMLError as error:
         raise UserError.of(_syntax_problem(error, origin, text)) from None
@@ -157,8 +227,8 @@ def _cut(text: str) -> str:
 class _Reader:
     """Turns composed nodes into plain values and notes where each one stands."""
 
-    def __init__(self, loader: PlainLoader, origin) -> None:
-        self.loader, self.origin = loader, origin
+    def __init__(self, loader: PlainLoader, origin, lines: list[str]) -> None:
+        self.loader, self.origin, self.lines = loader, origin, lines
         self.origins: dict[KeyPath, Origin] = {}
         self.problems: list[Problem] = []
         self.open: set[int] = set()
@@ -217,9 +287,27 @@ class _Reader:
         result: dict[str, Any] = {}
         for key, (key_node, value_node) in self._merged_pairs(node, path).items():
             inner = (*path, key)
-            self.origins[inner] = self.origin(key_node.start_mark.line + 1)
+            comment = self._comment(key_node, value_node)
+            origin = self.origin(key_node.start_mark.line + 1)
+            self.origins[inner] = replace(origin, comment=comment) if comment else origin
             result[key] = self.value(value_node, inner)
         return result
+
+    def _comment(self, key: yaml.Node, value: yaml.Node) -> str:
+        """Return the comment behind a key, or behind its value on one line; else that of the lines before it."""
+        first, last = key.start_mark.line, value.end_mark.line
+        is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+        mark = key.end_mark if is_block else value.end_mark
+        if (is_block or first == last) and (behind := BEHIND.match(self.lines[first][mark.column :])):
+            return behind["comment"]
+        indent = " " * key.start_mark.column + "# "
+        if self.lines[first][: key.start_mark.column].strip():
+            return ""  # not the first key on its line
+        start = first
+        while start and self.lines[start - 1].startswith(indent):
+            start -= 1
+        # a comment from the first line on is about the file
+        return " ".join(line[len(indent) :].strip() for line in self.lines[start:first]) if start else ""
 
     def _merged_pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """Return the entries of a mapping by key: first those of merge keys (``<<``), then its own, which win."""
