@@ -57,9 +57,10 @@ class Reading:
         return self.assumed.get(key, default) if value is None else value
 
     def number(self, key: str, default: float) -> float:
-        """Their number under ``key``; ``default`` for anything else, which is told when its own key is translated."""
+        """Return their number of at most 64 bits under ``key``, else ``default``: the key's own translation refuses it."""
         value = self.get(key, default)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if is_number and abs(value) < 2**63 else default
 
     def count(self, key: str, default: int = 1) -> int:
         """Their positive integer under ``key``; ``default`` for anything else."""

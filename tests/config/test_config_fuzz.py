@@ -1,10 +1,12 @@
 """Whatever is given, the answer is a configuration or a UserError; and what is rendered reads back equal."""
 
+import random
 import shlex
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +90,38 @@ def test_what_is_rendered_reads_back_equal(small_run, rate, kind, layers, stages
 @given(text=st.text(READABLE, max_size=20) | st.text("0123456789+-.eE_:naninfxob~=<>yestrue \t\n#'\"", max_size=10))
 def test_any_text_is_written_so_that_it_reads_back(text):
     assert read_yaml(write_yaml({"key": text, "list": [text]}), "x.yaml").data == {"key": text, "list": [text]}
+
+
+HOSTILE = (
+    *("9" * 400, "-" + "9" * 400, "0x" + "f" * 800, "9223372036854775808", "1000000007", "-1", "0", "1", "1.5"),
+    *("1e999", "1e-320", ".nan", ".inf", "-.inf", "1:1:1:1", "[.nan, 99999999999]", "[99999999999999]", "[0]"),
+    *("!!timestamp 2024-01-01", "!!timestamp 99999-99-99", "2024-01-01", "!!binary aGFsbG8=", "!!set {a: 1}"),
+    *("!!int ''", "!!float ''", "!!bool maybe", "~", "true", "''", "<<", "=", "'*'", "*a", "&a [1]", "None"),
+    *("[]", "{}", "[[]]", "[{}]", "[null]", "{type: {a: 1}}", "{type: [1]}", "[{type: {a: 1}}]", "[{type: null}]"),
+    *(
+        "{a: {b: {c: [1, {d: 2}]}}}",
+        "[[1, [2]], -3]",
+        "{0: 1}",
+        "{'': 1}",
+        "{'*': 0.5}",
+        "[true]",
+        '"\\0"',
+        '"\\ud800"',
+    ),
+    *("'" + "x" * 5000 + "'", "'" + "1" * 5000 + "'", "'1" + ":1" * 400 + ".5'", "[" + "1," * 300 + "]", "../../x"),
+)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(4000, marks=pytest.mark.slow)])
+def test_hostile_values_in_a_file_are_taken_or_refused(write, minimal, tmp_path, count):
+    write(minimal, "base.yaml")
+    choose = random.Random(count)
+    for _ in range(count):
+        parts, value = choose.choice(KEYS).split("."), choose.choice(HOSTILE)
+        lines = [f"{'  ' * depth}{part}:" for depth, part in enumerate(parts)]
+        (tmp_path / "run.yaml").write_text("\n".join(["base: base.yaml", *lines]) + f" {value}\n", encoding="utf-8")
+        with suppress(UserError):
+            load_config(tmp_path / "run.yaml")
 
 
 KEY = st.text(READABLE, min_size=1, max_size=6)

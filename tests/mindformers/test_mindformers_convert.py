@@ -483,3 +483,10 @@ def test_columns_that_do_not_fit_say_what_to_write(load):
     assert written in str(caught.value)
     assert load(MCORE, {"parallel_config.data_parallel": 4}, "--parallel.dataset_strategy=[[4, 1]]")
     assert load(MCORE, {"parallel_config.data_parallel": 4}, "--parallel.full_batch=true")
+
+
+@pytest.mark.parametrize("value", [float("inf"), 10**300, float("nan")])
+@pytest.mark.parametrize("key", ["expand_ratio", "ffn_dim_multiplier", "hidden_size"])
+def test_numbers_beyond_any_model_are_mistakes(load, key, value):
+    with pytest.raises(UserError):
+        load(LEGACY, {f"{MODEL}.{key}": value, f"{MODEL}.intermediate_size": ...})

@@ -55,9 +55,9 @@ def check_limits(config: RunConfig) -> Iterator[Finding]:
         value = at(tree, path)
         if isinstance(value, int) and value > limit:
             yield path, f"no machine has room for it (value {shortened(value)}); write at most {limit}"
-    for path, value in _integers(tree, ()):
-        if abs(value) > LARGEST_INTEGER and dotted(path) not in LIMITS:
-            yield path, f"has more than 64 bits (value {shortened(value)}); write at most {LARGEST_INTEGER}"
+    for place, value in _integers(tree, ()):
+        if abs(value) > LARGEST_INTEGER and dotted(place) not in LIMITS:
+            yield place, f"has more than 64 bits (value {shortened(value)}); write at most {LARGEST_INTEGER}"
 
 
 def _integers(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
