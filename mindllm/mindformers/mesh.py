@@ -11,6 +11,7 @@ from typing import Any
 from mindllm.architecture.layer_counts import IN_PIECES, StageLayers, layer_counts
 from mindllm.config.parallel import GATHER as GATHERED
 from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS, RING
+from mindllm.errors import nearest
 from mindllm.mindformers.reading import Reading, shown
 
 SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
@@ -115,7 +116,7 @@ def _mode(reading: Reading) -> None:
         return
     name = reading.word(key).lower()
     if name not in MODES:
-        reading.refuse(key, f"no kind of parallelism; valid: {', '.join(MODES)}")
+        reading.refuse(key, f"no kind of parallelism{nearest(name, MODES)}")
     elif name in ("1", "semi_auto_parallel"):
         reading.use(key)
     elif MODES[name] == 0:

@@ -15,7 +15,7 @@ from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, 
 from mindllm.config.reading.schema import default_list, fields_at, scalar_types
 from mindllm.config.reading.yaml_tree import DEEPEST, read_value, unusable_value
 from mindllm.config.section import Section
-from mindllm.errors import LONGEST_PART, UserError, bounded
+from mindllm.errors import LONGEST_PART, UserError, bounded, few
 from mindllm.outside import half_surrogate
 from mindllm.shorthands import IGNORE_UNKNOWN_KEYS, SHORTHANDS
 
@@ -108,7 +108,7 @@ def _resolve(key: str, data: Any, origin: Origin) -> tuple[KeyPath, Problem | No
             indices = [*range(len(data))] if not part.isdigit() else [int(part)]
             matches = [index for index in indices if index < len(data) and (part.isdigit() or types[index] == part)]
             if not matches:
-                message = f"the list has no entry '{part}'; it has {len(data)}: {', '.join(types)}"
+                message = f"the list has no entry '{part}'; it has {len(data)}: {few(types, part)}"
                 return path, Problem(origin, (*path, part), message)
             step = matches[0]
             data = data[step]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from types import NoneType
@@ -153,7 +154,15 @@ def _expected(detail: Any) -> str:
     context = dict(detail.get("ctx", {}))
     if pattern := context.get("pattern"):
         context["form"] = FORMS.get(pattern, f"text of the form {pattern}")
+    if detail["type"] == "literal_error":
+        context["expected"] = _few_words(str(context["expected"]), detail["input"])
     return EXPECTED[detail["type"]].format(**context)
+
+
+def _few_words(expected: str, value: Any) -> str:
+    """Return pydantic's list of words as it is, or where it is long the words nearest to ``value``."""
+    words = re.findall(r"'[^']*'|[^\s,']+(?=,|$| or )", expected)
+    return expected if len(words) <= MOST_SUGGESTIONS else f"one of {few(words, repr(str(value)))}"
 
 
 def _form_of_text(detail: Any, path: KeyPath, data: Any, root: type[Section]) -> str:
