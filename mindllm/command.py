@@ -13,6 +13,7 @@ import gc
 import io
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from mindllm.extras import advice
 from mindllm.files import FULL, obstacle
 from mindllm.process.exit_hooks import leave
 from mindllm.process.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
-from mindllm.shorthands import OF_OTHERS, SHORTHANDS
+from mindllm.shorthands import IGNORE_UNKNOWN_KEYS, OF_OTHERS, SHORTHANDS
 from mindllm.terminal.console import error_console
 from mindllm.terminal.text import styled, visible
 
@@ -35,6 +36,7 @@ SEARCHES_FOR_GARBAGE = (20_000, 20, 50)
 CONFIG = "--config"
 RUNS = ("RUN", "YAML")  # what a positional argument is called that names runs
 LARGEST_PORT = 65535
+NEGATIVE = re.compile(r"-\.?\d")
 IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
     errno.ENOENT,
     errno.EACCES,
@@ -52,7 +54,8 @@ IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not 
 class CommandParser(argparse.ArgumentParser):
     """An argument parser that keeps the layout of the example in its epilog, takes no abbreviations, and knows what was meant.
 
-    With ``takes_keys`` options that it does not know are keys of a YAML, ``--batch_size 4``, for ``parse_known_args`` to return.
+    With ``takes_keys`` options that it does not know are keys of a YAML, ``--batch_size 4``, for ``parse_known_args`` to return
+    as overrides, with :data:`~mindllm.shorthands.IGNORE_UNKNOWN_KEYS` where it is given.
     Where it has ``--config`` and takes no other words, words before all options are that: ``mindllm check run.yaml``; so are
     those behind options that have their value already: ``mindllm time --device a100_80g run.yaml``.
     """
@@ -63,14 +66,24 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *, takes_keys: bool = False, **options) -> None:
         self.takes_keys = takes_keys
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        if takes_keys:
+            text = "name keys of the YAML that nobody knows, and go on without them"
+            self.add_argument(IGNORE_UNKNOWN_KEYS, action="store_true", help=text)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Read options and leave unknown ones, which may be keys of a YAML, unless they are options of ours misspelt."""
         given = self._with_config(list(sys.argv[1:] if args is None else args))
-        if not any(action.nargs in (argparse.REMAINDER, argparse.PARSER) for action in self._actions):
-            for word in given[: given.index("--") if "--" in given else None]:
-                self._refuse_misspelt(word.partition("=")[0])
-        return super().parse_known_args(self._with_values(given), namespace)
+        if any(action.nargs in (argparse.REMAINDER, argparse.PARSER) for action in self._actions):
+            return super().parse_known_args(given, namespace)
+        for word in given[: given.index("--") if "--" in given else None]:
+            self._refuse_misspelt(word.partition("=")[0])
+        if not self.takes_keys:
+            return super().parse_known_args(given, namespace)
+        keys, others = self._split_keys(given)
+        options, rest = super().parse_known_args(others, namespace)
+        if options.ignore_unknown_keys:
+            keys.append(IGNORE_UNKNOWN_KEYS)
+        return options, [*keys, *rest]
 
     def _with_config(self, given: list[str]) -> list[str]:
         """``run.yaml`` as ``--config run.yaml``, and the other way round where the run has no such option."""
@@ -101,19 +114,29 @@ class CommandParser(argparse.ArgumentParser):
                 taking = several
         return lone
 
-    def _with_values(self, given: list[str]) -> list[str]:
-        """``--batch_size 4`` as ``--batch_size=4`` where a positional argument would take the 4."""
-        if not self.takes_keys or all(action.option_strings for action in self._actions):
-            return given
-        joined: list[str] = []
-        for word in given:
-            before = joined[-1] if joined else ""
-            is_key = before.startswith("--") and "=" not in before and before not in self._option_string_actions
-            if is_key and not word.startswith("-"):
-                joined[-1] = f"{before}={word}"
+    def _split_keys(self, given: list[str]) -> tuple[list[str], list[str]]:
+        """Return the options that are keys of a YAML, with their values, and all other words.
+
+        argparse takes a word with a space, ``--key={a: b}``, for a positional argument, and so is the 4 of ``--key 4``. Where the
+        parser has positional arguments, a key and its value become one word, ``--key=4``.
+        """
+        keys: list[str] = []
+        others: list[str] = []
+        joins = not all(action.option_strings for action in self._actions)
+        end = given.index("--") if "--" in given else len(given)
+        waiting = given[:end][::-1]
+        while waiting:
+            word = waiting.pop()
+            before = self._option_string_actions.get(others[-1]) if others else None
+            is_value = before is not None and before.nargs != 0 and " " in word
+            name, equals, _ = word.partition("=")
+            if not word.startswith("--") or name in self._option_string_actions or is_value:
+                others.append(word)
+            elif equals or not waiting or not _is_value(waiting[-1]):
+                keys.append(word)
             else:
-                joined.append(word)
-        return joined
+                keys += [f"{word}={waiting.pop()}"] if joins else [word, waiting.pop()]
+        return keys, others + given[end:]
 
     def _refuse_misspelt(self, option: str) -> None:
         ours = self._option_string_actions
@@ -155,6 +178,10 @@ class CommandParser(argparse.ArgumentParser):
         if CONFIG in message.split() and "required" in message:
             message = f"{message}; write the YAML of the run first: {self.prog} run.yaml"
         self.exit(UserError.exit_code, f"error: {visible(bounded(message))}; {self.prog} --help lists the options\n")
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or NEGATIVE.match(word) is not None
 
 
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> NoReturn:

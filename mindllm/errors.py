@@ -9,21 +9,28 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
 ALIKE = 0.8  # of 1, from which on an unknown option or argument is one of ours misspelt
+CLOSE = 0.6  # of 1, from which on a name is taken for a misspelt one
+MOST_SUGGESTIONS = 5
+MOST_SHOWN = 40  # mistakes of one configuration
 FORM = re.compile(r"(?P<reason>.*?)(?: \(value .*?\))?(?:; (?P<advice>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A place: a line of a file, an option of the command line, or a function that is called."""
+    """A place: a line of a file, an option of the command line, or a function that is called.
+
+    ``comment``: why the value is what it is, as the comment in the file says.
+    """
 
     file: str = ""
     line: int | None = None
     option: str = ""
+    comment: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         if self.option:
@@ -172,12 +179,20 @@ def dotted(path: KeyPath) -> str:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Returns ``"; did you mean 'x'?"`` for the candidate closest to ``word``, or the list of candidates when none is close."""
+    """Return ``"; did you mean 'x'?"`` for a candidate close to ``word``, else a few candidates, the nearest first."""
     names = sorted(set(candidates))
-    close = difflib.get_close_matches(word[:LONGEST_PART], names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word[:LONGEST_PART], names, n=1, cutoff=CLOSE)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; valid: {', '.join(names)}" if names else ""
+    return f"; valid: {few(names, word)}" if names else ""
+
+
+def few(names: Sequence[str], word: str = "") -> str:
+    """Return at most :data:`MOST_SUGGESTIONS` of ``names``, those nearest to ``word`` first, and the number of others."""
+    if word and len(names) > MOST_SUGGESTIONS:
+        names = difflib.get_close_matches(word[:LONGEST_PART], names, n=len(names), cutoff=0.0)
+    others = len(names) - MOST_SUGGESTIONS
+    return ", ".join(names[:MOST_SUGGESTIONS]) + (f" and {others:,} more" if others > 0 else "")
 
 
 def shortened(value: object, most: int = 60) -> str:

@@ -27,6 +27,9 @@ SHORTHANDS = {  # options of MindFormers' command line, and of others, that are 
     "target_modules": "model.model_config.pet_config.target_modules",
 }
 
+IGNORE_UNKNOWN_KEYS = "--ignore-unknown-keys"
+"""Option of every command line with keys: unknown keys of a YAML are named and ignored."""
+
 MODEL = "the model is the first word: mindllm finetune MODEL DATA"
 DATA = "data are named behind the model: mindllm finetune MODEL DATA"
 METHOD = "write --method of mindllm finetune, such as lora, full or dpo"

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
     if options.print_config:
         from mindllm.config import render_config
 
-        sys.stdout.write(render_config(config))
+        sys.stdout.write(render_config(config, commented=True))
         return 0
     if run_mode in (FINETUNE, PRETRAIN):
         return _learn(config, run_mode)

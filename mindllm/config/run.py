@@ -27,11 +27,15 @@ from mindllm.errors import UserError
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a configuration was read from. Two configurations are equal whatever their provenance."""
+    """Where a configuration was read from. Two configurations are equal whatever their provenance.
+
+    ``ignored``: unknown keys of its file were left out.
+    """
 
     source: Path | None = field(default=None, compare=False)
     origins: Mapping[KeyPath, Origin] = field(default_factory=dict, compare=False)
     theirs: Mapping[str, Any] | None = field(default=None, compare=False)
+    ignored: bool = field(default=False, compare=False)
 
 
 class RunConfig(Section):
@@ -147,6 +151,11 @@ class RunConfig(Section):
     def source(self) -> Path | None:
         """The file this configuration was read from."""
         return self._provenance.source
+
+    @property
+    def has_ignored_keys(self) -> bool:
+        """True if unknown keys of the file were ignored."""
+        return self._provenance.ignored
 
     @property
     def mindformers_keys(self) -> Mapping[str, Any] | None:

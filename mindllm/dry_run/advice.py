@@ -14,6 +14,7 @@ from dataclasses import replace
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config
+from mindllm.config.reading.yaml_tree import as_options
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
 from mindllm.errors import UserError
@@ -162,7 +163,7 @@ class _Advisor:
             for saved in [before.actual_peak - after.actual_peak]
             for gb in [gigabytes([saved])]
         ]
-        return f"{name} recompute of {', '.join(parts)}: {self._yaml(after.stage for _, after, _ in chosen)}"
+        return f"{name} recompute of {', '.join(parts)}: {self._options(after.stage for _, after, _ in chosen)}"
 
     def _first_that_fits(self, stages: Sequence[Stage], found: Mapping[Stage, StageMemory]) -> tuple[int, Stage]:
         """The first of the stages that fits, with its number from 1 on; the last one does."""
@@ -187,7 +188,7 @@ class _Advisor:
                 return (
                     f"{number} layers of stage {short.stage.number} given to stage {room.stage.number} "
                     f"(-{device_memory(saved)}, which then "
-                    f"needs {device_memory(found[more].actual_peak)}): {self._yaml([less, more])}"
+                    f"needs {device_memory(found[more].actual_peak)}): {self._options([less, more])}"
                 )
         self.least.append(f"no number of layers moved to stage {room.stage.number} makes both fit")
         return None
@@ -235,11 +236,11 @@ class _Advisor:
             f"{device_memory(before.actual_peak - after.actual_peak)} of stage {before.stage.number}"
             for before, after in pairs
         )
-        text = str(value).lower()
+        text = as_options({key: value})
         if worst.actual_peak <= self.limit:
-            return f"{what} (at most {device_memory(worst.actual_peak)}, saves {saved}): {key}: {text}"
+            return f"{what} (at most {device_memory(worst.actual_peak)}, saves {saved}): {text}"
         short = _short(worst, self.limit)
-        self.least.append(f"{key}: {text} saves {saved} and leaves stage {worst.stage.number} {short}")
+        self.least.append(f"{text} saves {saved} and leaves stage {worst.stage.number} {short}")
         return None
 
     def _forecast(self, stages: Sequence[Stage]) -> dict[Stage, StageMemory]:
@@ -247,9 +248,9 @@ class _Advisor:
         found = forecast_stages(self.config, stages, self.simulations, whole=False)
         return {memory.stage: memory for memory in found}
 
-    def _yaml(self, changed: Iterator[Stage] | Sequence[Stage]) -> str:
-        """The keys of the plan that some changed stages change, with their new values, as text."""
-        return "; ".join(f"{key}: {value}" for key, value in self._keys(changed).items())
+    def _options(self, changed: Iterator[Stage] | Sequence[Stage]) -> str:
+        """Return the keys of the plan that some changed stages change, as options with their new values."""
+        return as_options(self._keys(changed))
 
     def _keys(self, changed: Iterator[Stage] | Sequence[Stage]) -> dict[str, object]:
         """The keys of the plan that some changed stages change, with their new values."""

@@ -47,7 +47,7 @@ BY_TYPE: dict[str, Family] = {name: family for family in FAMILIES for name in (f
 def family_named(model_type: str) -> Family:
     """The family whose files say this ``model_type``; raises UserError where there is none."""
     if model_type not in BY_TYPE:
-        raise UserError(f"unknown (value {model_type}); known: {', '.join(BY_TYPE)}{nearest(model_type, BY_TYPE)}")
+        raise UserError(f"unknown (value {model_type}){nearest(model_type, BY_TYPE)}")
     return BY_TYPE[model_type]
 
 

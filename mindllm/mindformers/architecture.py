@@ -245,7 +245,7 @@ def _feed_forward(reading: Reading, legacy: bool) -> None:
         if given in ACTIVATIONS:
             _described(reading, act, "hidden_act", ACTIVATIONS[given])
         else:
-            reading.refuse(act, f"this activation is not here; valid: {', '.join(ACTIVATIONS)}")
+            reading.refuse(act, f"this activation is not here{nearest(given, ACTIVATIONS)}")
     if reading.has(f"{MODEL}.activation_func"):
         reading.idle(f"{MODEL}.activation_func", "hidden_act says it")
     if reading.has(unit):

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindllm.config.reading.document import Document, Problem, at, dotted, merge
-from mindllm.config.reading.overrides import Overrides, override_document, split_overrides
+from mindllm.config.reading.overrides import Overrides, ignores_unknown, override_document, split_overrides
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError, nearest
 from mindllm.mindformers.keys.experts import AHEAD, GROUPS, MODEL, SAME, SCORES, SHARED
 from mindllm.mindformers.keys.rules import Outcome, rule_for
 from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.mesh import with_replicas
 from mindllm.mindformers.pynative import as_static, as_written, is_pynative, problems_as_written
 from mindllm.mindformers.reading import Entry, leaves, path_of, shown
 from mindllm.mindformers.recognise import IGNORED_KEYS, OPTIONS, belongs_to_theirs
@@ -79,6 +80,7 @@ SEVERAL_NAMES = (*SAME.values(), *GROUPS.values(), SHARED, SCORES, tuple(f"{MODE
 NONE = "None"  # as Python has nothing
 WITH_NONE = ("extend_method", "mode", "pre_seq_len")  # keys of theirs that have it as a word
 REASON = "left out: the default of MindFormers' class"
+STRATEGY = ("parallel", "dataset_strategy")
 MEANINGS = ("as_run", "as_written")
 
 
@@ -132,6 +134,7 @@ class Conversion:
     overrides: Overrides
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
+    has_ignored_keys: bool = False
 
     def counts(self) -> dict[Outcome, int]:
         """How many keys came to each outcome; defaults that were written for them are no keys."""
@@ -140,16 +143,17 @@ class Conversion:
 
 
 def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
-    """Translates ``theirs``, changed by those of ``overrides`` that are about it; raises UserError for a wrong option."""
+    """Translate ``theirs``, changed by those of ``overrides`` that are about it; raise UserError for a wrong option."""
     options, rest = split_overrides(overrides, lambda key: key.startswith(OPTIONS))
     own, remaining = split_overrides(rest, lambda key: belongs_to_theirs(key, theirs))
     meaning = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
     _repeat_at_anchors(theirs, changed)
+    adapted = _adapt_dataset_strategy(theirs, changed)
     changed, nothing = _without_none_texts(changed)
     static = as_static(changed) if is_pynative(changed.data) else None
     completed, added = with_class_defaults(static.document if static else changed)
-    reading = translate(completed, meaning)
+    reading = translate(completed, meaning, ignores_unknown(overrides))
     entries = as_left_out([*reading.entries.values()], added | (static.added if static else set()))
     if static:
         entries = [*as_written(static, changed, entries)]
@@ -158,7 +162,9 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
         reading.ours.problems = [*problems, *problems_as_written(static, reading.ours.problems)]
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries.sort(key=lambda entry: order.get(entry.path, len(order)))
-    return Conversion(reading.ours, remaining, tuple(entries), (*nothing, *reading.warnings))
+    return Conversion(
+        reading.ours, remaining, tuple(entries), (*nothing, *adapted, *reading.warnings), reading.has_ignored_keys
+    )
 
 
 def _without_none_texts(theirs: Document) -> tuple[Document, list[str]]:
@@ -170,6 +176,18 @@ def _without_none_texts(theirs: Document) -> tuple[Document, list[str]]:
             named.append(dotted(path))
     said = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
     return (replace(theirs, data=data) if named else theirs), said
+
+
+def _adapt_dataset_strategy(theirs: Document, changed: Document) -> list[str]:
+    """Split the columns of a batch over a ``data_parallel`` that an option has changed. Return a line that reports it."""
+    rows, size = at(changed.data, STRATEGY), ("parallel_config", "data_parallel")
+    before, after = at(theirs.data, size) or 1, at(changed.data, size) or 1
+    new = with_replicas(rows, after)
+    follows = rows == at(theirs.data, STRATEGY) and rows == with_replicas(rows, before)
+    if rows is None or before == after or not follows or at(changed.data, ("parallel", "full_batch")) is not False:
+        return []
+    changed.data["parallel"] = {**changed.data["parallel"], STRATEGY[-1]: new}
+    return [f"{dotted(STRATEGY)} {shown(rows)} is read as {shown(new)}, because data_parallel is {after} by an option"]
 
 
 def _repeat_at_anchors(theirs: Document, changed: Document) -> None:

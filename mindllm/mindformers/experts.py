@@ -41,6 +41,7 @@ from mindllm.mindformers.reading import Reading, path_of, shown
 GATHERED = (
     "gathered here: with layers that predict ahead in several chunks MindSpore 2.10 compiles no tokens that are sent"
 )
+GROUP_METHODS = ("group_limited_greedy", "noaux_tc")
 NO_EXPERTS = "there are no experts"
 EXPERT_PARALLEL = "parallel_config.expert_parallel"
 EXPERT_TENSOR = "parallel_config.expert_model_parallel"
@@ -188,17 +189,41 @@ def _shared(reading: Reading) -> None:
 
 def _groups(reading: Reading) -> None:
     """Groups of experts; 0 is MindFormers' word for none."""
+    reason = _why_no_groups(reading)
     for ours, keys in GROUPS.items():
         for key in keys:
             if not reading.has(key):
                 continue
-            if reading.number(key, 0) > 0:
+            if reading.number(key, 0) > 0 and not reason:
                 reading.translate(key, f"{MODEL}.{ours}")
             else:
-                reading.idle(key, "there are no groups")
+                reading.idle(key, reason or "there are no groups")
     if reading.has(METHOD):
-        wanted = "group_limited_greedy" if reading.number(f"{LEGACY}.n_group", 0) > 1 else "greedy"
+        wanted = "group_limited_greedy" if reading.get(METHOD) == "group_limited_greedy" else "greedy"
         _fixed(reading, METHOD, Fixed("groups and bias say how experts are chosen", (wanted, None)))
+
+
+def _why_no_groups(reading: Reading) -> str:
+    """Return why MindFormers chooses experts without the groups that are written; empty where it uses them, or has none."""
+    if reading.number(f"{LEGACY}.n_group", 0) > 1:
+        method = reading.get(METHOD, "greedy")
+        return "" if method in GROUP_METHODS else f"{METHOD} {shown(method)} chooses experts without groups"
+    groups, chosen_groups = (
+        next((reading.count(key) for key in keys if reading.number(key, 0) > 0), 1) for keys in GROUPS.values()
+    )
+    model = reading.ours.data.get("model", {}).get("model_config", {})
+    experts, chosen = (
+        value if isinstance(value := model.get(key), int) else 1 for key in ("expert_num", "num_experts_chosen")
+    )
+    if groups == 1 or (
+        experts % groups == 0 and chosen_groups <= groups and chosen * groups <= chosen_groups * experts
+    ):
+        return ""
+    reason = f"{chosen} of {experts} experts cannot be chosen from {chosen_groups} of {groups} groups"
+    reading.warnings.append(
+        f"n_group, topk_group: {reason}; they are chosen without groups, as in MindFormers' training"
+    )
+    return reason
 
 
 def _scores(reading: Reading) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from mindllm.architecture.layer_counts import IN_PIECES, StageLayers, layer_counts
 from mindllm.config.parallel import GATHER as GATHERED
 from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS, RING
-from mindllm.mindformers.reading import Reading
+from mindllm.errors import nearest
+from mindllm.mindformers.reading import Reading, shown
 
 SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
 MODES = {
@@ -115,7 +116,7 @@ def _mode(reading: Reading) -> None:
         return
     name = reading.word(key).lower()
     if name not in MODES:
-        reading.refuse(key, f"no kind of parallelism; valid: {', '.join(MODES)}")
+        reading.refuse(key, f"no kind of parallelism{nearest(name, MODES)}")
     elif name in ("1", "semi_auto_parallel"):
         reading.use(key)
     elif MODES[name] == 0:
@@ -137,7 +138,15 @@ def _slices(reading: Reading) -> None:
     elif isinstance(rows, list) and all(isinstance(row, list) and row and row[0] == replicas for row in rows):
         reading.idle(strategy, "a batch is split over data_parallel, whatever its columns")
     else:
-        reading.refuse(strategy, f"a batch is split over data_parallel {replicas} here")
+        instead = f"write {strategy}: {shown(with_replicas(rows, replicas))}, or {full}: true without it"
+        reading.refuse(strategy, f"a batch is split over data_parallel {replicas} here; {instead}")
+
+
+def with_replicas(rows: Any, replicas: Any) -> Any:
+    """Return a ``dataset_strategy`` whose columns are split over so many replicas."""
+    if isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows):
+        return [[replicas, *row[1:]] for row in rows]
+    return [[replicas, 1]]
 
 
 def _optimizer_share(reading: Reading) -> None:

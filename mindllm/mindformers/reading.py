@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, child, closest_origin, dotted
+from mindllm.config.reading.yaml_tree import inline_yaml
 from mindllm.mindformers.keys.rules import Outcome
 
 NOTHING = object()
@@ -40,11 +41,13 @@ class Reading:
 
     theirs: Document
     as_written: bool = False
+    ignore_unknown: bool = False
     ours: Document = field(default_factory=Document)
     entries: dict[KeyPath, Entry] = field(default_factory=dict)
-    unknown: list[Problem] = field(default_factory=list)
+    unknown: dict[KeyPath, Problem] = field(default_factory=dict)
     assumed: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    has_ignored_keys: bool = False
 
     def get(self, key: str, default: Any = None) -> Any:
         """Their value under a dotted key; where there is none, or null, what is ``assumed``, or ``default``."""
@@ -54,9 +57,10 @@ class Reading:
         return self.assumed.get(key, default) if value is None else value
 
     def number(self, key: str, default: float) -> float:
-        """Their number under ``key``; ``default`` for anything else, which is told when its own key is translated."""
+        """Return their number of at most 64 bits under ``key``, else ``default``: the key's own translation refuses it."""
         value = self.get(key, default)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if is_number and abs(value) < 2**63 else default
 
     def count(self, key: str, default: int = 1) -> int:
         """Their positive integer under ``key``; ``default`` for anything else."""
@@ -151,11 +155,5 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def shown(value: Any) -> str:
-    """A value as YAML writes it, on one line."""
-    if value is None or isinstance(value, bool):
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(shown, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {shown(inner)}' for key, inner in value.items())}}}"
-    return str(value) if value != "" else "''"
+    """Return a value as YAML writes it, on one line."""
+    return inline_yaml(value)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindllm.config.reading.document import Document, KeyPath, Problem, closest_origin, dotted
-from mindllm.errors import nearest
+from mindllm.errors import MOST_SHOWN, nearest
 from mindllm.mindformers.architecture import translate_architecture
 from mindllm.mindformers.directory import read_directory
 from mindllm.mindformers.keys.rules import Outcome, Rule, is_section, pattern_of, places, rule_for, siblings
@@ -19,6 +19,7 @@ from mindllm.mindformers.recomputation import translate_recomputation
 from mindllm.mindformers.session import translate_session
 from mindllm.mindformers.text import translate_text
 from mindllm.mindformers.update import is_of_watcher, translate_update
+from mindllm.shorthands import IGNORE_UNKNOWN_KEYS
 
 NETWORK_KEYS = (
     "model",
@@ -39,9 +40,14 @@ SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
 )
 
 
-def translate(theirs: Document, as_written: bool = False) -> Reading:
-    """Translates a whole document; mistakes and refusals are in the result, nothing is raised."""
-    reading = Reading(theirs, as_written)
+def translate(theirs: Document, as_written: bool = False, ignore_unknown: bool = False) -> Reading:
+    """Translate a whole document. Mistakes and refusals are part of the result, nothing is raised.
+
+    Args:
+        as_written: take keys that MindFormers itself ignores at their word.
+        ignore_unknown: report unknown keys as warnings, not as mistakes.
+    """
+    reading = Reading(theirs, as_written, ignore_unknown)
     drop_unread(reading)
     read_directory(reading)
     _plain_keys(reading)
@@ -54,7 +60,7 @@ def translate(theirs: Document, as_written: bool = False) -> Reading:
         reading.left_out(
             "context.device_target", "context.device_target", "Ascend", "left out: the default of MindFormers"
         )
-    reading.ours.problems = [*theirs.problems, *reading.unknown, *_wrong_values(reading)]
+    reading.ours.problems = [*theirs.problems, *reading.unknown.values(), *_wrong_values(reading)]
     return reading
 
 
@@ -64,7 +70,7 @@ def _plain_keys(reading: Reading) -> None:
         rule = rule_for(KEYS, path)
         if rule is None:
             if not (_is_unknown(reading, path) or _is_empty_section(path, value) or is_of_watcher(reading, path)):
-                reading.unknown.append(_unknown(reading, path))
+                _report_unknown(reading, path)
         elif not rule.decided and not reading.claimed(path):
             _plain(reading, path, value, rule)
 
@@ -92,7 +98,7 @@ def _carry(reading: Reading, path: KeyPath, value: Any, rule: Rule) -> None:
     present = _value_at(reading.ours.data, target)
     if present is not None and present != value:
         message = f"another name of {target}, which is given too (value {shown(present)}); keep one"
-        reading.unknown.append(Problem(closest_origin(reading.theirs.origins, path), path, message))
+        reading.unknown[path] = Problem(closest_origin(reading.theirs.origins, path), path, message)
         return
     reading.put(target, value, path)
     if rule.outcome is Outcome.USED:
@@ -120,22 +126,35 @@ def _is_empty_section(path: KeyPath, value: Any) -> bool:
 
 
 def _is_unknown(reading: Reading, path: KeyPath) -> bool:
-    return any(problem.path == path[: len(problem.path)] for problem in reading.unknown)
+    return any(path[:length] in reading.unknown for length in range(1, len(path) + 1)) or (
+        reading.ignore_unknown and rule_for(KEYS, path) is None and reading.claimed(path)
+    )
 
 
-def _unknown(reading: Reading, path: KeyPath) -> Problem:
-    """The mistake of a key that MindFormers does not have, at the outermost name that is wrong."""
+def _report_unknown(reading: Reading, path: KeyPath) -> None:
+    """Add the mistake, or the warning, of a key that MindFormers does not have, at the outermost name that is wrong."""
     for length in range(1, len(path) + 1):
         here = path[:length]
-        if isinstance(here[-1], int) or is_section(KEYS, here) or rule_for(KEYS, here) is not None:
-            continue
-        break
-    name = pattern_of(here).rpartition(".")[2]
-    elsewhere = [] if name == "type" else places(KEYS, name)
-    hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(name, siblings(KEYS, here))
+        if not (isinstance(here[-1], int) or is_section(KEYS, here) or rule_for(KEYS, here) is not None):
+            break
+    origin = closest_origin(reading.theirs.origins, here)
+    if reading.ignore_unknown:
+        reading.has_ignored_keys = True
+        reading.note(
+            here, Outcome.WITHOUT_EFFECT, reason=f"unknown key of MindFormers, ignored ({IGNORE_UNKNOWN_KEYS})"
+        )
+        reading.warnings.append(f"{origin}: {dotted(here)}: unknown key of MindFormers, ignored")
+        return
     value = _value_at_path(reading.theirs.data, here)
-    told = "" if isinstance(value, dict | list) else f" (value {shown(value)})"
-    return Problem(closest_origin(reading.theirs.origins, here), here, f"unknown key of MindFormers{told}{hint}")
+    text = "" if isinstance(value, dict | list) else f" (value {shown(value)})"
+    hint = _similar_key(here) if len(reading.unknown) < MOST_SHOWN else ""
+    reading.unknown[here] = Problem(origin, here, f"unknown key of MindFormers{text}{hint}")
+
+
+def _similar_key(path: KeyPath) -> str:
+    name = pattern_of(path).rpartition(".")[2]
+    elsewhere = [] if name == "type" else places(KEYS, name)
+    return f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(name, siblings(KEYS, path))
 
 
 def _value_at_path(data: Any, path: KeyPath) -> Any:

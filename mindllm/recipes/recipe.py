@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mindllm.config import RunConfig, load_config
 from mindllm.config.reading.document import Document, KeyPath, at, merge
-from mindllm.config.reading.load import BASE, plain, read_document, rename
+from mindllm.config.reading.load import BASE, plain, read_document, rename, with_comments
 from mindllm.config.reading.overrides import Overrides, override_document
 from mindllm.config.reading.shipped import shipped_or_own
-from mindllm.config.reading.yaml_tree import write_yaml
+from mindllm.config.reading.yaml_tree import one_line, write_commented, write_yaml
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.terminal.tables import Table, texts
-
-REASON_FROM = 2  # spaces before a comment
-LONGEST_LINE = 130
 
 WRITTEN_BY = "# Written by: "  # how the YAML of a command begins
 
@@ -74,6 +71,7 @@ class Recipe:
         rename(changes)
         asked = merge(document, changes).data
         kept = [choice for choice in self.choices if at(asked, choice.path) == plain(choice.value)]
+        config = with_comments(config, {choice.path: choice.reason for choice in kept})
         return MadeRun(config, self.command, asked, tuple(kept))
 
     def tree(self) -> dict[str, Any]:
@@ -99,8 +97,8 @@ class MadeRun:
     def yaml(self) -> str:
         """Return the YAML: a base and what differs, each choice with its reason behind it."""
         reasons = {choice.path: choice.reason for choice in self.choices}
-        first = f"{WRITTEN_BY}{_one_line(self.command)}\n# The same command writes it anew: copy it to keep changes.\n"
-        return first + "".join(_lines(self.tree, (), reasons))
+        first = f"{WRITTEN_BY}{one_line(self.command)}\n# The same command writes it anew: copy it to keep changes.\n"
+        return first + write_commented(self.tree, reasons)
 
     def write(self, path: Path) -> None:
         """Write :meth:`yaml` to ``path``, whole or not at all.
@@ -124,30 +122,6 @@ class MadeRun:
         """Return the choices as a table: key, value, reason."""
         rows = [(choice.key, _shown(choice.value), choice.reason) for choice in self.choices]
         return Table("chosen", texts("key", "value", "why"), rows)
-
-
-def _lines(tree: Mapping[str, Any], path: KeyPath, reasons: Mapping[KeyPath, str]) -> Iterator[str]:
-    indent = "  " * len(path)
-    for key, value in tree.items():
-        here = (*path, key)
-        if isinstance(value, dict) and value and here not in reasons:
-            yield f"{indent}{write_yaml({key: None}).split(':')[0]}:\n"
-            yield from _lines(value, here, reasons)
-            continue
-        written = write_yaml({key: value}).rstrip("\n").split("\n")
-        reason = _one_line(reasons.get(here, ""))
-        one_line = f"{indent}{written[0]}{' ' * REASON_FROM}# {reason}"
-        if reason and len(written) == 1 and len(one_line) <= LONGEST_LINE:
-            yield f"{one_line}\n"
-            continue
-        if reason:
-            yield f"{indent}# {reason}\n"
-        yield from (f"{indent}{line}\n" for line in written)
-
-
-def _one_line(text: str) -> str:
-    """``text`` without line ends and other controls, so that a comment stays one."""
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
 
 
 def _shown(value: Any) -> str:

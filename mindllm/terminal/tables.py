@@ -53,7 +53,7 @@ class Table:
         self.rows.append([cell if isinstance(cell, Text) else styled(cell) for cell in cells])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        limit = console.table_width if isinstance(console, PlainConsole) else options.max_width
+        limit = width_limit(console, options)
         if self.title.plain:
             yield self.title
         for number, places in enumerate(self._parts(limit)):
@@ -63,6 +63,10 @@ class Table:
             yield from self._lines(console, [self.headings[place] for place in places], places, widths, folded=True)
             for row in self.rows:
                 yield from self._lines(console, [row[place] for place in places], places, widths)
+
+    def fits(self, limit: int | None) -> bool:
+        """Return True if all columns stand next to each other in ``limit`` cells."""
+        return len(self._parts(limit)) == 1
 
     def _parts(self, limit: int | None) -> list[list[int]]:
         """Numbers of the columns of every part that is printed; the keys stand in all of them."""
@@ -124,6 +128,11 @@ def as_text(parts: Iterable[Cell | Table]) -> str:
     for part in parts:
         console.print(part)
     return console.file.getvalue().removesuffix("\n")  # type: ignore[attr-defined]
+
+
+def width_limit(console: Console, options: ConsoleOptions) -> int | None:
+    """Return the cells of a line; None where lines may have any length, as in a file."""
+    return console.table_width if isinstance(console, PlainConsole) else options.max_width
 
 
 def pairs(rows: Iterable[tuple[str, Cell]]) -> RichTable:

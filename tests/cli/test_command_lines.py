@@ -60,3 +60,41 @@ def test_what_is_wrong_ends_with_2_and_one_line(tool, arguments, said, capsys):
     assert (left.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
     assert printed.err.startswith("error: ")
     assert said in printed.err
+
+
+@pytest.mark.parametrize("verb", ["finetune", "pretrain", "generate", "chat", "evaluate", "train", "prove", "convert"])
+@pytest.mark.parametrize("key", [("--callbacks=[{type: Nope, a: b}]",), ("--callbacks", "[{type: Nope, a: b}]")])
+def test_a_value_with_spaces_belongs_to_its_key(verb, key, capsys):
+    from mindllm.command import run_command
+    from mindllm.main import main
+
+    given = (CONFIG[1], "--to", "mindformers-2") if verb == "convert" else CONFIG
+    with pytest.raises(SystemExit) as left:
+        run_command(main, [verb, *given, *key])
+    assert left.value.code == 2
+    assert "callbacks.0.type: unknown type (value Nope)" in capsys.readouterr().err
+
+
+def test_words_that_options_take_are_not_keys():
+    from mindllm.cli.train.from_data import make_parser as make_learning_parser
+    from mindllm.cli.use.from_model import make_parser
+
+    options, keys = make_parser("generate").parse_known_args(["M", "--prompt", "--x=1 y", "--seed", "3", "--k={a: b}"])
+    assert (options.prompt, keys) == (["--x=1 y"], ["--seed=3", "--k={a: b}"])
+    words = ["M", "D", "--offset", "-1", "--a=b c", "E", "--ignore-unknown-keys", "F", "--method", "lora"]
+    options, keys = make_learning_parser("finetune").parse_known_args(words)
+    assert (str(options.model), options.method, options.ignore_unknown_keys) == ("M", "lora", True)
+    assert [*map(str, options.data), *keys] == ["D", "E", "--offset=-1", "--a=b c", "--ignore-unknown-keys", "F"]
+
+
+def test_every_verb_with_keys_can_ignore_unknown_ones():
+    from mindllm.cli.registry import VERBS
+
+    without = []
+    for name, verb in VERBS.items():
+        parser = verb.parser()
+        inner = next((action.choices for action in parser._actions if action.nargs == "A..."), None)
+        parsers = list(dict(inner).values()) if inner else [parser]
+        without += [name for one in parsers if one.takes_keys and "--ignore-unknown-keys" not in one.format_help()]
+        without += [name for one in parsers if verb.takes_keys and not one.takes_keys and name != "models"]
+    assert not without

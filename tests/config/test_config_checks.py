@@ -55,9 +55,12 @@ REFUSED = [
     (["--lr_schedule.total_steps=0"], "lr_schedule.total_steps", "-1 (the length of the run)"),
     (["--lr_schedule={warmup_steps: 1, warmup_ratio: 0.1}"], "lr_schedule", "set one of them to null"),
     (
-        ["--runner_config.train_steps=5", "--lr_schedule.warmup_steps=6"],
+        [
+            "--runner_config.train_steps=5",
+            "--lr_schedule={type: WarmUpStableDecayLR, learning_rate: 1, warmup_steps: 6}",
+        ],
         "lr_schedule.warmup_steps",
-        "schedule of 5 steps",
+        "leaves none of the 5 steps to the decay (value 6)",
     ),
     (
         ["--lr_schedule={type: WarmUpStableDecayLR, learning_rate: 1, warmup_ratio: 0.5, decay_ratio: 0.6}"],
@@ -86,7 +89,11 @@ REFUSED = [
         f"{MODEL}.rope_scaling.high_freq_factor",
         "above low_freq_factor 1.0",
     ),
-    ([f"--{MODEL}.eos_token_id=96"], f"{MODEL}.eos_token_id", "must be below vocab_size 96 (value 96)"),
+    (
+        [f"--{MODEL}.eos_token_id=96", "--run_mode=predict", "--processor.tokenizer.vocab_file=t.json"],
+        f"{MODEL}.eos_token_id",
+        "must be below vocab_size 96 (value 96)",
+    ),
     (["--parallel_config.data_parallel=2"], "use_parallel", "asks for 2 devices (2 x 1 x 1)"),
     (["--use_parallel", TENSOR, "--parallel.parallel_mode=0"], "parallel.parallel_mode", "write semi_auto_parallel"),
     (["--parallel.dataset_strategy=[[1, 1]]"], "parallel.dataset_strategy", "full_batch"),
@@ -236,3 +243,27 @@ def test_no_regular_expression_reaches_the_user(refused, option):
 def test_a_key_of_another_data_loader_is_told_by_the_type_it_belongs_to(refused):
     said = refused("--train_dataset.data_loader.config.packing=true")
     assert "it is a key of CommonDataLoader" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (
+            [f"--{MODEL}.eos_token_id=[3, 96]"],
+            f"{MODEL}.eos_token_id: must be below vocab_size 96 (value 96); not used",
+        ),
+        ([f"--{MODEL}.pad_token_id=96"], f"{MODEL}.pad_token_id: must be below vocab_size 96 (value 96); not used"),
+        (
+            ["--runner_config.train_steps=5", "--lr_schedule.warmup_steps=6"],
+            "lr_schedule.warmup_steps: longer than the schedule of 5 steps",
+        ),
+    ],
+)
+def test_what_a_run_does_not_use_is_a_warning(load, caplog, options, warning):
+    load(*options)
+    assert [warning in record.message for record in caplog.records] == [True]
+
+
+def test_a_token_that_tasks_use_is_a_mistake(refused):
+    callbacks = "--callbacks=[{type: EvalTasks, tasks: [mmlu]}]"
+    assert "must be below vocab_size 96" in refused(f"--{MODEL}.bos_token_id=96", callbacks)

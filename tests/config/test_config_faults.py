@@ -1,13 +1,16 @@
 """Every mistake names the file and line (or the option), the key, the value, and what to write instead."""
 
+import difflib
+
 import pytest
 
 from mindllm.config import load_config
-from mindllm.errors import UserError
+from mindllm.config.reading.load import read_file
+from mindllm.errors import MOST_SHOWN, UserError, few
 
 # One mistake in a file whose first line it is: what stands there, the key and the value, and words of what the error says.
 FILE_FAULTS = [
-    ("parallel_config: {data_paralel: 4}", "parallel_config.data_paralel", 4, ["did you mean 'data_parallel'?"]),
+    ("parallel_config: {data_paralel: 1}", "parallel_config.data_paralel", 1, ["did you mean 'data_parallel'?"]),
     ("sed: 4", "sed", 4, ["did you mean 'seed'?"]),
     ("model: {preference: 4}", "model.preference", 4, ["did you mean 'preference' at the top level?"]),
     (
@@ -16,7 +19,7 @@ FILE_FAULTS = [
         4,
         ["did you mean 'lr_schedule.learning_rate'?"],
     ),
-    ("zzz: 4", "zzz", 4, ["unknown key", "valid:", "runner_config"]),
+    ("zzz: 4", "zzz", 4, ["unknown key", "valid: ", " and 41 more"]),
     ("seed: a", "seed", "a", ["an integer"]),
     ("seed: '4'", "seed", "4", ["an integer"]),
     ("seed: 1.0", "seed", 1.0, ["an integer"]),
@@ -211,15 +214,23 @@ def test_both_names_of_one_key(refused):
         ("3", "must be a mapping of keys to values, not int"),
         ("seed: !!python/object/apply:os.getcwd []", "not valid YAML"),
         ("seed: !!python/name:os.getcwd ''", "not valid YAML"),
-        ("seed: &a [*a]", "aliases make the file endless"),
+        ("seed: &a [*a]", "an alias stands inside of the value it names"),
         ("? [1, 2]\n: 3", "a key must be a word"),
+        ("output_dir: !!timestamp 99999-99-99", "the tag !!timestamp is not allowed"),
+        ("output_dir: !!binary aGFsbG8=", "the tag !!binary is not allowed"),
+        ("seed: !!int ''", "'' is no integer a machine computes with"),
+        ("seed: 0x" + "f" * 900, "is no integer a machine computes with"),
+        ("seed: 1" + ":1" * 40_000, "is no integer a machine computes with"),
+        ("a: &a {<<: *a}", "an alias stands inside of the value it names"),
+        ("a: {<<: 1}", "a merge key (<<) takes a mapping"),
+        ("a: [" + "1," * 50_000 + "1]", "the file has more than 50,000 keys and values"),
         (
             "a: &a [1,1,1,1,1,1,1,1,1]\n"
             + "".join(
                 f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
                 for old, new in zip("abcdefgh", "bcdefghi", strict=True)
             ),
-            "aliases make the file endless",
+            "aliases (*name) describe more than 50,000 values",
         ),
         ("", "holds no keys; write at least `base:`"),
         ("# to do", "holds no keys; write at least `base:`"),
@@ -314,3 +325,70 @@ def test_a_mistake_in_the_base_names_the_base(write, minimal):
     with pytest.raises(UserError) as caught:
         load_config(write("base: base.yaml\n"))
     assert str(caught.value).startswith(f"{base}:")
+
+
+def test_merge_keys_are_bounded_by_the_values_they_describe(refused):
+    pairs, sources = ", ".join(f"k{number}: 1" for number in range(300)), ", ".join(["*x"] * 300)
+    assert "aliases (*name) describe more than 50,000 values" in refused(
+        text=f"x: &x {{{pairs}}}\ny: {{<<: [{sources}]}}"
+    )
+
+
+def test_the_first_merged_mapping_wins_and_own_keys_win_over_both(write):
+    text = "a: &a {k: 1, l: 1}\nb: &b {k: 2, m: 2}\nc: {m: 3, <<: [*a, *b]}\nd: {<<: *a, k: 4}\ne: [<<, =]"
+    data = read_file(write(text)).data
+    assert (data["c"], data["d"], data["e"]) == ({"k": 1, "l": 1, "m": 3}, {"k": 4, "l": 1}, ["<<", "="])
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["ours", "of MindFormers"])
+def test_suggestions_are_sought_for_the_mistakes_that_are_shown(refused, monkeypatch, theirs):
+    start = "use_parallel: true\nauto_tune: 1\nsrc_strategy_path_or_dir: ''\nrunner_config: {sink_mode: true}\n"
+    searched = []
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *given, **options: searched.append(given) or [])
+    message = refused(text=start * theirs + "".join(f"k{number}: 1\n" for number in range(2000)))
+    assert "more mistakes" in message
+    assert len(message.splitlines()) == MOST_SHOWN + 1
+    assert len(searched) <= 3 * MOST_SHOWN  # each of two, and a key that was meant
+
+
+def test_at_most_five_keys_are_suggested_nearest_first(refused):
+    message = refused("--parallel_confg.zzzzz=1", "--trainer.qqqq=1")
+    assert "did you mean 'parallel_config'?" in message
+    assert all(line.count(", ") <= 4 for line in message.splitlines())
+    assert few(["a", "b", "word", "d", "e", "words", "g"], "words").startswith("words, word, ")
+    assert few(["a", "b"], "b") == "a, b"
+
+
+def test_all_mistakes_of_a_file_come_together(refused):
+    text = (
+        "sed: 4\noutput_dir: 3\nparallel_config: {data_paralel: 2}\nrun_mode: predict\n"
+        "model: {model_config: {vocab_size: 96, hidden_size: 64, num_layers: 8, num_heads: 8, seq_length: 32,"
+        " eos_token_id: 97, expert_num: 4, n_group: 3, head_dim: 9}}\n"
+    )
+    lines = refused(text=text).splitlines()
+    expected = {"sed": 1, "output_dir": 2, "parallel_config.data_paralel": 3}
+    expected |= {f"model.model_config.{key}": 5 for key in ("eos_token_id", "n_group", "head_dim")}
+    for key, line in expected.items():
+        assert any(f"run.yaml:{line}: {key}: " in shown for shown in lines), (key, lines)
+
+
+def test_a_wrong_value_brings_no_mistakes_of_what_follows_from_it(refused):
+    lines = refused("--lr_schedule.learning_rate=fast", "--lr_schedule.lr_end=1").splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["--lr_schedule.learning_rate=fast"]
+
+
+def test_unknown_keys_can_be_ignored_and_are_named(write, minimal, caplog):
+    write(minimal, "base.yaml")
+    path = write("base: base.yaml\nsed: 4\nparallel_config: {enable_fa_var_len: true}\nfuture: {a: 1, b: [2]}\n")
+    config = load_config(path, ["--ignore-unknown-keys", "--seed=7"])
+    assert config == load_config(write(minimal, "minimal.yaml"), ["--seed=7"])
+    named = [record.message for record in caplog.records]
+    assert sorted(message.partition(": unknown")[0] for message in named) == [
+        f"{path}:2: sed",
+        f"{path}:3: parallel_config.enable_fa_var_len",
+        f"{path}:4: future",
+    ]
+    assert load_config(path, {"ignore_unknown_keys": True}).seed == 42
+    for overrides in ([], ["--ignore-unknown-keys=false"], ["--ignore-unknown-keys", "--sed=7"]):
+        with pytest.raises(UserError, match="sed: unknown key"):
+            load_config(path, overrides)

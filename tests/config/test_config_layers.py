@@ -64,7 +64,7 @@ def test_a_model_is_of_the_first_family_that_has_it(changes, name):
         ({"attn_proj_has_bias": True}, "no family has this combination; the nearest, "),
         ({"normalization": "LayerNorm"}, "has not normalization LayerNorm"),
         ({"model_type": "llama", "qk_layernorm": True}, "no llama model has qk_layernorm True"),
-        ({"model_type": "lama"}, "unknown (value lama); known: llama, "),
+        ({"model_type": "lama"}, "unknown (value lama); did you mean 'llama'?"),
         ({"position_embedding_type": "alibi", "sliding_window": 8}, "no family has this combination"),
     ],
 )

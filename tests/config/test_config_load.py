@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindllm.config import RunConfig, load_config, override_config
+from mindllm.config import RunConfig, load_config, override_config, render_config
 from mindllm.config.reading.overrides import SHORTHANDS
 from mindllm.errors import UserError
 
@@ -226,3 +226,40 @@ def test_a_base_with_a_schedule_needs_its_rate_only_to_train(write, minimal):
     for mode in ("train", "finetune"):
         with pytest.raises(UserError, match=rf"base.yaml:\d+: lr_schedule.learning_rate: .* run_mode {mode} needs"):
             load_config(write("base: base.yaml\n"), [f"--run_mode={mode}", "--load_checkpoint=x"])
+
+
+COMMENTED = """# about the file
+base: base.yaml
+seed: 3  # a lucky number
+# why the output
+# is elsewhere
+output_dir: 'a # b'
+runner_config:  # how long
+  epochs: 2 # twice
+
+  # not about the next key
+
+  batch_size: 4
+input_data: ["a # b", c]   # two prompts
+generation: {top_k: 3, top_p: 0.5}  # of both
+trainer: {
+  model_name: x}
+"""
+
+
+def test_the_resolved_yaml_can_keep_comments(write, minimal):
+    write(minimal, "base.yaml")
+    config = load_config(write(COMMENTED), ["--runner_config.epochs=5"])
+    text = render_config(config, commented=True)
+    for line in (
+        "seed: 3  # a lucky number",
+        "# why the output is elsewhere",
+        "# how long",
+        "# two prompts",
+        "# of both",
+    ):
+        assert line in text
+    assert "  epochs: 5\n" in text  # given by an option, not for the reason in the file
+    assert "about" not in text
+    assert load_config(write(text)) == config
+    assert render_config(config) == render_config(load_config(write(render_config(config))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -36,14 +37,59 @@ def test_it_loads_where_the_working_directory_has_such_a_file_too(tmp_path, monk
     assert load_config(tmp_path / "run.yaml") == load_config(LLAMA)
 
 
-def test_a_run_over_a_file_of_the_user_names_it_in_full(tmp_path):
-    own = tmp_path / "own.yaml"
+@pytest.fixture
+def project(tmp_path):
+    """A directory with a run of the user's, and that run with changes."""
+    own = tmp_path / "project" / "runs" / "own.yaml"
+    own.parent.mkdir(parents=True)
     own.write_text("base: configs/llama2/pretrain_llama2_7b.yaml\nseed: 3\n", encoding="utf-8")
-    config = override_config(load_config(own), {"model.model_config.offset": [1, -1, 0, 0], **CHANGES})
-    text = write_short(config, tmp_path / "new.yaml", own_bases(config))
-    assert text.splitlines()[0] == f"base: {own}"
+    changes = {"model.model_config.offset": [1, -1, 0, 0], **CHANGES}
+    return tmp_path / "project", override_config(load_config(own), changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("runs/new.yaml", "own.yaml"), ("new.yaml", "runs/own.yaml"), ("a/b/new.yaml", "../../runs/own.yaml")],
+)
+def test_a_run_over_a_file_of_the_user_moves_with_its_project(project, tmp_path, name, base):
+    directory, config = project
+    text = write_short(config, directory / name, own_bases(config))
+    assert text.splitlines()[0] == f"base: {base}"
     assert "offset: [1, -1, 0, 0]" in text
     assert "seed" not in text
+    shutil.move(directory, tmp_path / "moved")
+    assert load_config(tmp_path / "moved" / name) == config
+
+
+def test_a_base_behind_a_symbolic_link_is_found_by_both_names(project, tmp_path):
+    directory, config = project
+    (tmp_path / "far" / "away" / "deep").mkdir(parents=True)
+    (directory / "link").symlink_to(tmp_path / "far" / "away" / "deep")
+    text = write_short(config, directory / "link" / "new.yaml", own_bases(config))
+    line = f"base: {directory.resolve()}/runs/own.yaml  # absolute: no relative path lasts from here"
+    assert text.splitlines()[0] == line
+    assert load_config(directory / "link" / "new.yaml") == load_config(tmp_path / "far/away/deep/new.yaml") == config
+    (tmp_path / "other").symlink_to(directory)  # the link is around both
+    text = write_short(config, tmp_path / "other" / "new.yaml", own_bases(config))
+    assert text.splitlines()[0] == "base: runs/own.yaml"
+
+
+def test_a_base_with_nothing_but_the_root_in_common_is_absolute(project, monkeypatch):
+    directory, config = project
+    monkeypatch.setattr(os.path, "commonpath", lambda paths: "/")
+    text = write_short(config, directory / "new.yaml", own_bases(config))
+    assert text.startswith(f"base: {directory.resolve()}/runs/own.yaml  # absolute")
+    assert load_config(directory / "new.yaml") == config
+
+
+def test_a_file_whose_unknown_keys_were_ignored_is_no_base(project):
+    directory, _ = project
+    newer = directory / "newer.yaml"
+    newer.write_text("base: runs/own.yaml\nfuture: 1\n", encoding="utf-8")
+    config = override_config(load_config(newer, ["--ignore-unknown-keys"]), CHANGES)
+    text = write_short(config, directory / "new.yaml", own_bases(config))
+    assert text.splitlines()[0] == "base: configs/llama2/pretrain_llama2_7b.yaml"
+    assert load_config(directory / "new.yaml") == config
 
 
 def test_a_base_beside_the_file_comes_first(tmp_path):

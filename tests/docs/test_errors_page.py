@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from markdown_pages import ROOT, blocks
@@ -12,8 +13,9 @@ from mindllm import UserError, load_config
 from mindllm.command import run_command
 from mindllm.main import main
 
+LLAMA = "configs/llama2/pretrain_llama2_7b.yaml"
 PAGE = ROOT / "docs" / "errors.md"
-WRONG, SHOWN = blocks(PAGE)
+WRONG, SHOWN, IGNORED = blocks(PAGE)
 CALLS = re.findall(r"^\$ (.*)\n((?:[^$].*\n)+)", SHOWN.text, re.MULTILINE)
 
 
@@ -40,3 +42,11 @@ def test_a_problem_has_the_fields_of_the_table(here):
     assert re.findall(r"\w+", " ".join(rows)) == ["file", "line", "option", "key", "value", "reason", "advice"]
     assert (first.file, first.line, first.key, first.value) == ("wrong.yaml", 5, "runner_config.batch_size", "many")
     assert (first.option, first.reason, first.advice) == ("", "must be an integer", "")
+
+
+def test_an_unknown_key_is_ignored_as_the_page_shows(here, caplog):
+    command, shown = IGNORED.text.splitlines()
+    _, _, _, name, option = shlex.split(command)
+    Path(name).write_text(f"base: {LLAMA}\nparallel_config:\n  enable_fa_var_len: true\n", encoding="utf-8")
+    assert load_config(name, [option]) == load_config(LLAMA)
+    assert [record.message for record in caplog.records] == [shown]

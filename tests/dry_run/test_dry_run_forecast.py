@@ -1,5 +1,6 @@
 """Extrapolation: exact where memory is linear, checked, shared by stages that are alike; and the advice it gives."""
 
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -398,11 +399,15 @@ def test_advice_names_the_shortage_and_what_closes_it():
     assert f"stage 0 (rank 0) needs {gb(peak)} GB, {gb.at_least(peak - limit)} GB more than the limit" in text
     full = -(-short // 160)  # 4 micro-batches of 50 - 10 MB each
     assert f"full recompute of {full} more layers of stage 0" in text
-    assert f"recompute_config.recompute: [{full}, 0, 0, 0]" in text
+    assert f"--recompute_config.recompute='[{full}, 0, 0, 0]'" in text
     select = -(-short // 80)
     assert f"select recompute of {select} more layers of stage 0" in text
     assert "2 layers of stage 0 given to stage 3" in text
-    assert "model.model_config.offset: [-2, 0, 0, 2]" in text
+    assert "--model.model_config.offset='[-2, 0, 0, 2]'" in text
+    for line in text.splitlines():
+        if "recompute of" in line:  # an option of a shell, as it is printed
+            options = [word for word in shlex.split(line) if word.startswith("--")]
+            assert override_config(config, options) != config
 
 
 def test_advice_admits_that_nothing_helps():
@@ -461,9 +466,9 @@ def test_advice_says_what_communication_that_is_not_repeated_costs():
     short = [memory for memory in memories if memory.actual_peak > limit]
     first = shortage(short[:1], config, limit, simulations)
     assert "results of tensor-parallel communication not kept in recomputed layers (at most " in first
-    assert "saves 0.469 GB of stage 0): recompute_config.mp_comm_recompute: true" in first
+    assert "saves 0.469 GB of stage 0): --recompute_config.mp_comm_recompute=true" in first
     tight = shortage(short[:1], config, 100 * MIB, simulations)
-    assert "recompute_config.mp_comm_recompute: true saves 0.469 GB of stage 0 and leaves stage 0 " in tight
+    assert "--recompute_config.mp_comm_recompute=true saves 0.469 GB of stage 0 and leaves stage 0 " in tight
     repeated = pipeline(4, 32, 16, tp=2, recompute_config={"recompute": [8, 0, 0, 0]})
     memories = simulate_stages(repeated, stages_of(repeated), simulations)
     assert "mp_comm_recompute" not in shortage(memories[:1], repeated, 100 * MIB, simulations)
@@ -480,7 +485,7 @@ def test_a_short_last_stage_is_advised_to_slice_its_loss():
     memories = forecast_stages(config, stages_of(config), simulations)
     last = memories[-1]
     text = shortage([last], config, last.actual_peak - 40 * MIB, simulations)
-    assert f"saves 0.044 GB of stage {last.stage.number}): model.model_config.loss_chunks: 4" in text
+    assert f"saves 0.044 GB of stage {last.stage.number}): --model.model_config.loss_chunks=4" in text
     assert "loss_chunks" not in shortage(memories[:1], config, memories[0].actual_peak - MIB, simulations)
 
 

@@ -1,11 +1,14 @@
 """The command line of toolkit.convert_config, and run_llm.py and the tools on a YAML of MindFormers as it is."""
 
+import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from mindllm.cli import run as run_llm
 from mindllm.cli.prepare.convert import main
@@ -14,6 +17,7 @@ from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
 from mindllm.mindformers.convert import convert
 from mindllm.mindformers.recognise import is_mindformers
+from mindllm.mindformers.report import account
 from tests.mindformers.mindformers_files import LEGACY, MCORE, writer
 from toolkit.benchmark.mindformers_yamls import convert_all
 from toolkit.benchmark.mindformers_yamls import main as count
@@ -156,3 +160,20 @@ def test_none_of_python_is_read_as_nothing(theirs, capsys):
     (said,) = [warning for warning in conversion.warnings if "None" in warning]
     assert said.startswith("None is a text in YAML, and read as null here: ")
     assert {*said.rpartition(": ")[2].split(", ")} == {"load_checkpoint", "model.model_config.checkpoint_name_or_path"}
+
+
+@pytest.mark.parametrize("width", [80, 40, 240])
+def test_the_account_fits_the_terminal(tmp_path, width):
+    path = writer(tmp_path)(MCORE, {"run_mode_of_a_later_release": "x " * 100, "swap_config.swap": True})
+    conversion = convert(read_file(path), ["--ignore-unknown-keys"])
+    console = Console(width=width, file=io.StringIO())
+    for part in account(Path("theirs.yaml"), conversion):
+        console.print(part)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    counts = {outcome.value: count for outcome, count in conversion.counts().items()}
+    if width == 240:
+        assert lines[1].split() == ["line", "key", "value", "here", "why"]
+    else:
+        assert f"used: {counts['used']}" in lines
+        assert any(line.startswith(" 139  model.model_config.num_hidden_l") for line in lines)

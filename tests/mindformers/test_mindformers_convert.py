@@ -433,3 +433,60 @@ def test_tokens_are_taken_in_parts_where_layers_can_be_cut(account, load, change
     assert (entry.outcome, said in entry.reason) == (outcome, True)
     parts = load(LEGACY, changes).model.config.fine_grain_interleave
     assert parts == (1 if outcome is Outcome.WITHOUT_EFFECT else 2)
+
+
+UNKNOWN = {"parallel_config.enable_fa_var_len": True, "resume_by_last_timestamp_ckpt": False, "future.section.key": 1}
+
+
+def test_unknown_keys_are_ignored_by_an_option_and_named(load, account, caplog):
+    with pytest.raises(UserError, match="resume_by_last_timestamp_ckpt: unknown key of MindFormers"):
+        load(MCORE, UNKNOWN)
+    assert load(MCORE, UNKNOWN, "--ignore-unknown-keys") == load(MCORE)
+    named = [record.message for record in caplog.records if "unknown key of MindFormers, ignored" in record.message]
+    assert [message.split(": ")[2] for message in named] == [
+        "parallel_config.enable_fa_var_len",
+        "resume_by_last_timestamp_ckpt",
+        "future",
+    ]
+    entry = account(MCORE, UNKNOWN, "--ignore-unknown-keys")["future"]
+    assert (entry.outcome, "--ignore-unknown-keys" in entry.reason) == (Outcome.WITHOUT_EFFECT, True)
+
+
+def test_mistakes_of_all_kinds_come_together(load):
+    changes = {
+        "resume_by_last_timestamp_ckpt": True,
+        "context.mode": 1,
+        f"{MODEL}.num_heads": 7,
+        "run_mode": "predict",
+        f"{MODEL}.pad_token_id": 99999999,
+    }
+    with pytest.raises(UserError) as caught:
+        load(LEGACY, changes)
+    keys = {problem.key for problem in caught.value.problems}
+    assert {"resume_by_last_timestamp_ckpt", f"{MODEL}.num_heads", f"{MODEL}.pad_token_id"} <= keys, keys
+    assert not any("required" in problem.message for problem in caught.value.problems)
+
+
+def test_columns_follow_replicas_that_an_option_changes(load, account, caplog):
+    config = load(MCORE, {}, "--parallel_config.data_parallel=4")
+    assert config.parallel_config.data_parallel == 4
+    assert (
+        "dataset_strategy [[2, 1], [2, 1], [2, 1], [2, 1]] is read as [[4, 1], [4, 1], [4, 1], [4, 1]]" in caplog.text
+    )
+    assert account(MCORE, {}, "--parallel_config.data_parallel=4")["parallel.dataset_strategy"].value == [[4, 1]] * 4
+
+
+def test_columns_that_do_not_fit_say_what_to_write(load):
+    with pytest.raises(UserError) as caught:
+        load(MCORE, {"parallel_config.data_parallel": 4})
+    written = "write parallel.dataset_strategy: [[4, 1], [4, 1], [4, 1], [4, 1]], or parallel.full_batch: true"
+    assert written in str(caught.value)
+    assert load(MCORE, {"parallel_config.data_parallel": 4}, "--parallel.dataset_strategy=[[4, 1]]")
+    assert load(MCORE, {"parallel_config.data_parallel": 4}, "--parallel.full_batch=true")
+
+
+@pytest.mark.parametrize("value", [float("inf"), 10**300, float("nan")])
+@pytest.mark.parametrize("key", ["expand_ratio", "ffn_dim_multiplier", "hidden_size"])
+def test_numbers_beyond_any_model_are_mistakes(load, key, value):
+    with pytest.raises(UserError):
+        load(LEGACY, {f"{MODEL}.{key}": value, f"{MODEL}.intermediate_size": ...})

@@ -304,3 +304,17 @@ def test_offsets_that_leave_out_layers_ahead_have_them_on_the_last_stage(tmp_pat
     ahead = {**DEEPSEEK_V3, "num_nextn_predict_layers": 1, "offset": offset, "pp_interleave_num": chunks}
     changes = {**mcore(ahead), "parallel": {"pipeline_config": {"pipeline_interleave": chunks > 1}}}
     assert make_plan(load_config(writer(tmp_path)(MCORE, changes))).counts == placed
+
+
+def test_groups_that_experts_cannot_form_are_left_out_with_a_warning(tmp_path, caplog):
+    path = writer(tmp_path)(MCORE, mcore({**DEEPSEEK_V3, "n_routed_experts": 4, "num_experts_per_tok": 2}))
+    model = load_config(path).model.config
+    assert (model.expert_num, model.n_group, model.topk_group) == (4, 1, 1)
+    assert "2 of 4 experts cannot be chosen from 4 of 8 groups" in caplog.text
+
+
+@pytest.mark.parametrize(("method", "groups"), [(..., 1), ("greedy", 1), ("group_limited_greedy", 4)])
+def test_legacy_groups_count_where_the_method_uses_them(tmp_path, method, groups):
+    moe = {f"moe_config.{key}": value for key, value in {"n_group": 4, "topk_group": 2, "topk_method": method}.items()}
+    entries = convert(read_file(writer(tmp_path)(LEGACY, {**MIXTRAL, **moe})), ())
+    assert entries.document.data["model"]["model_config"].get("n_group", 1) == groups

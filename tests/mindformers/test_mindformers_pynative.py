@@ -336,3 +336,10 @@ VALUES = st.one_of(
 def test_any_value_under_any_key_is_a_run_or_a_user_error(theirs, key, value):
     with suppress(UserError):
         load_config(theirs(PYNATIVE_RUN, {key: value}))
+
+
+def test_unknown_keys_are_ignored_by_an_option(theirs, load):
+    key = "parallelism.future_key"
+    with pytest.raises(UserError, match="future_key: unknown key of MindFormers"):
+        load({key: 2})
+    assert load_config(theirs(PYNATIVE_RUN, {key: 2}), ["--ignore-unknown-keys"]) == load({})

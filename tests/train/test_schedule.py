@@ -160,11 +160,13 @@ def test_a_ratio_counts_steps_as_people_do():
     assert learning_rates(schedule("ConstantWarmUpLR", warmup_ratio=0.29), 100)(29) == PEAK
 
 
+@pytest.mark.parametrize("kind", ["ConstantWarmUpLR", "CosineWithWarmUpLR", "PolynomialWithWarmUpLR"])
+def test_a_warmup_longer_than_the_run_rises_to_its_end(kind):
+    rates = learning_rates(schedule(kind, warmup_steps=2000), 1000)
+    assert [rates(step) for step in (0, 500, 999)] == pytest.approx([0.0, PEAK / 4, PEAK * 999 / 2000])
+
+
 def test_what_does_not_fit_into_the_steps_is_an_error():
-    with pytest.raises(
-        UserError, match=r"lr_schedule\.warmup_steps=2000 is longer than the schedule of 1000 steps; write at most"
-    ):
-        learning_rates(schedule("CosineWithWarmUpLR", warmup_steps=2000), 1000)
     with pytest.raises(
         UserError, match=r"a warm-up of 95 steps and a decay of 10 \(decay_ratio=0\.1\) do not fit into 100 steps"
     ):

@@ -87,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = _written(config, options.source, options.output) if config else None
     if text is not None and options.output and (said := say_forgotten(options.output, forget_spares(options.output))):
         error_console.print(said)
+    for warning in conversion.warnings:
+        error_console.print(f"{options.source}: {warning}")
     if options.json:
         print_json(as_json(options.source, conversion, problem, text))
     else:

@@ -209,12 +209,11 @@ def _schedule(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[
         yield (*path, "decay_ratio"), message
     if schedule.total_steps == 0:
         yield (*path, "total_steps"), "must be -1 (the length of the run) or at least 1 (value 0)"
-    total = schedule.total_steps if schedule.total_steps > 0 else config.runner_config.train_steps
-    if total is not None and schedule.warmup_steps is not None and schedule.warmup_steps > total:
-        message = (
-            f"longer than the schedule of {total} steps (value {schedule.warmup_steps}); write warmup_ratio instead"
-        )
-        yield (*path, "warmup_steps"), message
+    is_long = any(_long_warmup(path, schedule, config))
+    if isinstance(schedule, StableDecaySchedule) and is_long:
+        total = schedule.total_steps if schedule.total_steps > 0 else config.runner_config.train_steps
+        message = f"leaves none of the {total} steps to the decay (value {schedule.warmup_steps})"
+        yield (*path, "warmup_steps"), f"{message}; write warmup_ratio instead"
 
 
 def check_optimizer(config: RunConfig) -> Iterator[Finding]:
@@ -392,10 +391,38 @@ def check_sequence(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_tokens(config: RunConfig) -> Iterator[Finding]:
-    """Special tokens are rows of the embedding table."""
+    """Check that special tokens are rows of the embedding table, where the run writes texts."""
+    if _generates(config):
+        yield from _tokens_outside(config)
+
+
+def _tokens_outside(config: RunConfig) -> Iterator[Finding]:
     model = config.model.config
     tokens = {"bos_token_id": (model.bos_token_id,), "pad_token_id": (model.pad_token_id,)}
     for key, ids in {**tokens, "eos_token_id": model.eos_token_ids}.items():
         for token in ids:
             if token is not None and token >= model.vocab_size:
                 yield (*MODEL, key), f"must be below vocab_size {model.vocab_size} (value {token})"
+
+
+def _generates(config: RunConfig) -> bool:
+    on_tasks = bool(config.eval_tasks) or any(callback.type == "EvalTasks" for callback in config.callbacks)
+    return config.run_mode in ("predict", "chat") or on_tasks
+
+
+def check_unused(config: RunConfig) -> Iterator[Finding]:
+    """Yield warnings: values that could not be used, in keys that this run does not use."""
+    if not _generates(config):
+        for path, message in _tokens_outside(config):
+            yield path, f"{message}; not used by run_mode {config.run_mode}"
+    if config.lr_schedule is not None:
+        yield from _long_warmup(("lr_schedule",), config.lr_schedule, config)
+    for number, group in enumerate(config.grouped_lr_schedule.grouped):
+        yield from _long_warmup((*GROUPS, number), group, config)
+
+
+def _long_warmup(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[Finding]:
+    total = schedule.total_steps if schedule.total_steps > 0 else config.runner_config.train_steps
+    if total is not None and schedule.warmup_steps is not None and schedule.warmup_steps > total:
+        message = f"longer than the schedule of {total} steps, which ends below learning_rate"
+        yield (*path, "warmup_steps"), f"{message} (value {schedule.warmup_steps}); warmup_ratio fits any length"

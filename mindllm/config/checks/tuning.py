@@ -22,7 +22,7 @@ from mindllm.config.decoder.adapter_targets import Files, names, targets
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 from mindllm.config.tuning import ALL, PetConfig
-from mindllm.errors import nearest
+from mindllm.errors import few, nearest
 
 SECTION: KeyPath = (*MODEL, "pet_config")
 ROUTER_BIAS = "feed_forward.router.bias"
@@ -185,7 +185,7 @@ def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) 
     if not any(True in found for found in matched.values()):
         names_in = wanted.split(",") if isinstance(wanted, str) else []
         listed = f"write a list, [{', '.join(map(str.strip, names_in))}]; " if len(names_in) > 1 else ""
-        yield key, f"matches no projection (value {wanted}); {listed}projections: {', '.join(modules)}"
+        yield key, f"matches no projection (value {wanted}); {listed}projections: {few(list(modules))}"
     for module, found in matched.items():
         if len(found) > 1:
             yield key, f"must name {module} in all layers or in none (value {wanted})"

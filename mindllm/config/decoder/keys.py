@@ -59,17 +59,20 @@ def _default_head_dim(data: dict[str, Any]) -> int:
     return max(1, data.get("hidden_size", 1) // data.get("num_heads", 1))
 
 
+LARGEST_WIDTH = 2**53  # of integers that floating point counts; any model is narrower (checks/limits.py)
+
+
 def _default_intermediate_size(data: dict[str, Any]) -> int:
     multiple_of, multiplier = data.get("multiple_of", 1), data.get("ffn_dim_multiplier")
     return llama_intermediate_size(data.get("hidden_size", 1), multiple_of, multiplier)
 
 
 def llama_intermediate_size(hidden_size: int, multiple_of: int, ffn_dim_multiplier: float | None) -> int:
-    """Width of Llama's feed-forward: 2/3 of four times ``hidden_size``, multiplied, rounded up to ``multiple_of``."""
-    width = int(2 * 4 * hidden_size / 3)
+    """Return the width of Llama's feed-forward: 2/3 of four times ``hidden_size``, multiplied, rounded up to ``multiple_of``."""
+    width = 2 * 4 * hidden_size // 3
     if ffn_dim_multiplier is not None:
-        width = int(ffn_dim_multiplier * width)
-    return multiple_of * ((width + multiple_of - 1) // multiple_of)
+        width = int(min(ffn_dim_multiplier * min(width, LARGEST_WIDTH), float(LARGEST_WIDTH)))
+    return multiple_of * max(1, (width + multiple_of - 1) // multiple_of)
 
 
 def _default_expert_width(data: dict[str, Any]) -> int:

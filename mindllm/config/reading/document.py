@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mindllm.errors import KeyPath, Origin, Problem, dotted
 
-__all__ = ["Document", "KeyPath", "Origin", "Problem", "at", "child", "closest_origin", "dotted", "merge"]
+__all__ = [
+    "Document",
+    "KeyPath",
+    "Origin",
+    "Problem",
+    "at",
+    "child",
+    "closest_origin",
+    "dotted",
+    "merge",
+    "remove",
+    "without_related",
+]
 
 
 @dataclass
@@ -35,6 +47,24 @@ def at(data: Any, path: KeyPath) -> Any:
     for key in path:
         data = child(data, key)
     return data
+
+
+def remove(data: Any, path: KeyPath) -> Any:
+    """Remove the value at ``path`` of nested mappings, and return it; None where there is none."""
+    section = at(data, path[:-1]) if path else None
+    return section.pop(path[-1], None) if isinstance(section, dict) else None
+
+
+def without_related(problems: Iterable[Problem], others: Iterable[Problem]) -> list[Problem]:
+    """Return the ``problems`` of keys that none of the ``others`` is about, nor about a section around or inside of them."""
+    paths = {other.path for other in others}
+    around = {path[:length] for path in paths for length in range(1, len(path))}
+    return [
+        problem
+        for problem in problems
+        if problem.path not in around
+        and not any(problem.path[:end] in paths for end in range(1, len(problem.path) + 1))
+    ]
 
 
 def closest_origin(origins: Mapping[KeyPath, Origin], path: KeyPath, source: Path | None = None) -> Origin | None:
@@ -65,8 +95,7 @@ def _merge_mapping(base: dict, change: dict, path: KeyPath, origins: dict[KeyPat
         if isinstance(former, dict) and isinstance(value, dict) and not _changes_type(former, value):
             result[key] = _merge_mapping(former, value, (*path, key), origins)
         else:
-            if key in base:
-                _forget(origins, (*path, key))
+            _drop_origins(origins, (*path, key), former)
             result[key] = value
     return result
 
@@ -75,6 +104,9 @@ def _changes_type(former: dict, value: dict) -> bool:
     return "type" in value and "type" in former and value["type"] != former["type"]
 
 
-def _forget(origins: dict[KeyPath, Origin], path: KeyPath) -> None:
-    for known in [known for known in origins if known[: len(path)] == path]:
-        del origins[known]
+def _drop_origins(origins: dict[KeyPath, Origin], path: KeyPath, value: Any) -> None:
+    """Remove the origins of ``path`` and of every path inside its former ``value``."""
+    origins.pop(path, None)
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        _drop_origins(origins, (*path, key), entry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,23 +16,36 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.config.checks.all import check_run
+from mindllm.config.checks.all import check_run, check_unused
 from mindllm.config.checks.limits import check_limits
 from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.model import ModelConfig
-from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, at, child, closest_origin, dotted, merge
-from mindllm.config.reading.overrides import Overrides, override_document
+from mindllm.config.reading.document import (
+    Document,
+    KeyPath,
+    Origin,
+    Problem,
+    at,
+    child,
+    closest_origin,
+    dotted,
+    merge,
+    remove,
+    without_related,
+)
+from mindllm.config.reading.overrides import Overrides, ignores_unknown, override_document
 from mindllm.config.reading.pretrained import fill_from_pretrained, without_what_follows
-from mindllm.config.reading.problems import none_texts, schema_problems
+from mindllm.config.reading.problems import meant_path, none_texts, schema_problems, unknown_paths
 from mindllm.config.reading.shipped import NAME, shipped_as, shipped_configs, shipped_or_own
-from mindllm.config.reading.yaml_tree import read_yaml, unusable_text, write_yaml
+from mindllm.config.reading.yaml_tree import read_yaml, unusable_value, write_commented, write_yaml
 from mindllm.config.run import Provenance, RunConfig
-from mindllm.errors import UserError, nearest
+from mindllm.errors import MOST_SHOWN, UserError, nearest
 from mindllm.families import with_file_names
 from mindllm.families.hugging_face import is_hugging_face
 from mindllm.mindformers.convert import Conversion, convert
 from mindllm.mindformers.recognise import is_mindformers
 from mindllm.outside import LARGEST_YAML, read_text
+from mindllm.shorthands import IGNORE_UNKNOWN_KEYS
 
 # Section -> key of Hugging Face -> key of mindllm.
 SYNONYMS: dict[KeyPath, dict[str, str]] = {
@@ -59,7 +72,6 @@ HUGGING_FACE_BASE = "base/pretrain.yaml"  # below configs/
 FINETUNING_RATE = 1e-5  # of a Hugging Face directory, as the fine-tuning runs below configs/ have it
 IN_MEMORY = "the dictionary"  # where errors of one stand
 MOST_BASES = 20
-MOST_SHOWN = 40  # mistakes of one configuration
 MOST_NAMED = 8  # files of a directory
 RESOLVED = "config.yaml"  # in the directory of a run: all keys it ran with
 STARTS = "mindllm configure and mindllm finetune write such a YAML"
@@ -124,7 +136,7 @@ def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:
             ``configs/base``; or a dictionary as a YAML has it, whose ``base`` is relative to the working directory. A path below
             ``configs/`` that is not there is looked for among those that come with mindllm.
         overrides: options as on a command line (``--a.b.c=value``, ``--a.b.c value``, ``--flag``) or a mapping of dotted keys
-            to values.
+            to values. ``--ignore-unknown-keys`` (``ignore_unknown_keys``) logs unknown keys of the YAML and goes on without them.
     """
     if isinstance(source, Mapping):
         return _load(_from_mapping(source), overrides, None)
@@ -138,17 +150,23 @@ def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:
 
 
 def _load(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
-    """Build what was read as it is: a run of ours, or one of MindFormers, of which the log says what became of its keys."""
-    if not is_mindformers(document):
-        return _build(_with_base(document, source or Path(IN_MEMORY), ()), overrides, source)
-    conversion = convert(document, overrides)
-    config = build_config(conversion, source)
+    """Build a run from a YAML of ours or of MindFormers. Log what became of MindFormers' keys, and keys without use."""
     name = source or IN_MEMORY
-    numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
-    message = "%s is a YAML of MindFormers: of its keys %s; every one: mindllm convert %s"
-    logger.warning(message, name, numbers, name)
-    for warning in conversion.warnings:
-        logger.warning("%s: %s", name, warning)
+    if is_mindformers(document):
+        conversion = convert(document, overrides)
+        config = build_config(conversion, source)
+        numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
+        message = "%s is a YAML of MindFormers: of its keys %s; every one: mindllm convert %s"
+        logger.warning(message, name, numbers, name)
+        for warning in conversion.warnings:
+            logger.warning("%s: %s", name, warning)
+    else:
+        ignore_unknown = ignores_unknown(overrides)
+        document = _with_base(document, source or Path(IN_MEMORY), (), ignore_unknown)
+        config = _build(document, overrides, source, ignore_unknown)
+    if source is not None:
+        for path, message in check_unused(config):
+            logger.warning("%s", config.problem(path, message))
     return config
 
 
@@ -157,7 +175,7 @@ def _from_mapping(values: Mapping[str, Any]) -> Document:
     tree = plain(copy.deepcopy(dict(values)))
     if isinstance(base := tree.get(BASE), str | os.PathLike):
         tree[BASE] = str(Path.cwd() / shipped_or_own(Path(base)))
-    if problem := unusable_text(tree):
+    if problem := unusable_value(tree):
         raise UserError(f"{IN_MEMORY}: {problem}")
     if unnamed := [key for key in _keys(tree) if not isinstance(key, str)]:
         raise UserError(f"{IN_MEMORY}: {unnamed[0]!r}: a key must be a word")
@@ -192,11 +210,18 @@ def _over_directory(directory: Path) -> Document:
 
 
 def build_config(conversion: Conversion, source: Path | None) -> RunConfig:
-    """Returns what a YAML of MindFormers was converted to; a ``UserError`` names all that is refused."""
-    _refuse(conversion.document.problems)
-    config = _build(conversion.document, conversion.overrides, source)
+    """Return the run that a YAML of MindFormers was converted to; a ``UserError`` names all mistakes."""
+    refused, document = conversion.document.problems, replace(conversion.document, problems=[])
+    try:
+        config = _build(document, conversion.overrides, source)
+    except UserError as error:
+        # what is missing here may be what was refused there
+        written = [one for one in error.problems if one.option or one.path in document.origins]
+        _refuse([*refused, *without_related(written, refused)])
+        raise
+    _refuse(refused)
     theirs = {entry.key: entry.value for entry in conversion.entries if entry.origin is not None}
-    config._provenance = replace(config._provenance, theirs=theirs)
+    config._provenance = replace(config._provenance, theirs=theirs, ignored=conversion.has_ignored_keys)
     return config
 
 
@@ -208,7 +233,9 @@ def read_file(path: Path) -> Document:
 def override_config(config: RunConfig, overrides: Overrides) -> RunConfig:
     """Returns ``config`` with some keys changed; what follows from them (default widths, ...) is worked out again."""
     document = Document(plain(config.given()), dict(config._provenance.origins))
-    return _build(document, overrides, config.source)
+    changed = _build(document, overrides, config.source)
+    changed._provenance = replace(changed._provenance, ignored=config.has_ignored_keys)
+    return changed
 
 
 def with_model(config: RunConfig, model: ModelConfig) -> RunConfig:
@@ -220,9 +247,25 @@ def with_model(config: RunConfig, model: ModelConfig) -> RunConfig:
     return override_config(config, of_model if {*changed} <= {"pet_config"} else {**nowhere, **of_model})
 
 
-def render_config(config: RunConfig) -> str:
-    """Returns the resolved YAML, every key with its value; loading it gives an equal configuration."""
-    return write_yaml(tree_of(config))
+def with_comments(config: RunConfig, comments: Mapping[KeyPath, str]) -> RunConfig:
+    """Return ``config`` with a comment for each of some keys, which :func:`render_config` may show."""
+    changed, origins = config.model_copy(), dict(config._provenance.origins)
+    for path, comment in comments.items():
+        origins[path] = replace(origins.get(path, Origin()), comment=comment)
+    changed._provenance = replace(config._provenance, origins=origins)
+    return changed
+
+
+def render_config(config: RunConfig, commented: bool = False) -> str:
+    """Return the resolved YAML, every key with its value; loading it gives an equal configuration.
+
+    Args:
+        commented: with the comments of the files it was read from, and the reasons of what was chosen.
+    """
+    if not commented:
+        return write_yaml(tree_of(config))
+    comments = {path: origin.comment for path, origin in config._provenance.origins.items() if origin.comment}
+    return write_commented(tree_of(config), comments)
 
 
 def tree_of(config: RunConfig) -> dict[str, Any]:
@@ -230,23 +273,71 @@ def tree_of(config: RunConfig) -> dict[str, Any]:
     return plain(config.model_dump(by_alias=True))
 
 
-def _build(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
+def _build(document: Document, overrides: Overrides, source: Path | None, ignore_unknown: bool = False) -> RunConfig:
     changes = override_document(overrides, document, RunConfig)
     rename(changes)
     document = merge(document, changes)
     document.problems.extend(none_texts(document, RunConfig))
     fill_from_pretrained(document)
     try:
-        config = RunConfig.model_validate(document.data)
+        config, ignored = _validate(document, changes if ignore_unknown else None)
     except ValidationError as error:
         wrong = schema_problems(error, document, RunConfig, source)
-        _refuse(document.problems + without_what_follows(document.problems, wrong), document.data)
-    config._provenance = Provenance(source, document.origins)
-    if beyond := [config.problem(path, message) for path, message in check_limits(config)]:
-        _refuse(document.problems + beyond)  # before anything is made of so many layers
-    with_file_names(config.model.config)
-    _refuse(document.problems + [config.problem(path, message) for path, message in check_run(config)])
+        problems = [*document.problems, *without_what_follows(document.problems, wrong)]
+        _refuse([*problems, *_further_problems(document, problems, source)], document.data)
+        raise  # never: a validation error has problems
+    config._provenance = Provenance(source, document.origins, ignored=ignored)
+    _refuse([*document.problems, *_cross_problems(config)])
     return config
+
+
+def _validate(document: Document, changes: Document | None) -> tuple[RunConfig, bool]:
+    """Return the run, and whether unknown keys were ignored: with ``changes`` all that these do not add."""
+    ignored = False
+    while True:
+        try:
+            return RunConfig.model_validate(document.data), ignored
+        except ValidationError as error:
+            unknown = [] if changes is None else unknown_paths(error, document.data, changes.origins)
+            for path in unknown:
+                place = closest_origin(document.origins, path)
+                logger.warning("%s: %s: unknown key, ignored (%s)", place, dotted(path), IGNORE_UNKNOWN_KEYS)
+                remove(document.data, path)
+            if not unknown:
+                raise
+            ignored = True
+
+
+def _cross_problems(config: RunConfig) -> list[Problem]:
+    """Return the mistakes of keys that do not fit together."""
+    if beyond := [config.problem(path, message) for path, message in check_limits(config)]:
+        return beyond  # before anything is made of so many layers
+    with_file_names(config.model.config)
+    return [config.problem(path, message) for path, message in check_run(config)]
+
+
+def _further_problems(document: Document, problems: Sequence[Problem], source: Path | None) -> list[Problem]:
+    """Return mistakes of other keys: those found once the values that are wrong by themselves are replaced or left out."""
+    data = copy.deepcopy(document.data)
+    for number, problem in enumerate(problems):
+        path = _outside_lists(problem.path)
+        meant = meant_path(path, data, RunConfig) if number < MOST_SHOWN and at(data, path) is not None else None
+        value = remove(data, path)
+        section = at(data, meant[:-1]) if meant else None
+        if meant and path == problem.path and isinstance(section, dict):
+            section.setdefault(meant[-1], value)
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError:
+        return []
+    config._provenance = Provenance(source, document.origins)
+    return without_related(_cross_problems(config), problems)
+
+
+def _outside_lists(path: KeyPath) -> KeyPath:
+    """Return ``path``, or that of the list around it: an entry that is removed would renumber the others."""
+    number = next((place for place, key in enumerate(path) if isinstance(key, int)), len(path))
+    return path[:number]
 
 
 def _refuse(problems: Iterable[Problem], data: Mapping[str, Any] | None = None) -> None:
@@ -268,9 +359,9 @@ def read_document(path: Path) -> Document:
     return _with_base(read_file(path), path, ())
 
 
-def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Document:
+def _with_base(document: Document, path: Path, readers: tuple[Path, ...], ignore_unknown: bool = False) -> Document:
     if is_mindformers(document):
-        return convert(document).document
+        return convert(document, {"ignore_unknown_keys": ignore_unknown}).document
     rename(document)
     if BASE not in document.data:
         return document
@@ -287,7 +378,7 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Doc
         found = read_file(base_path)
     except UserError as error:
         raise UserError.of(wrong(str(error))) from None
-    return merge(_with_type(_with_base(found, base_path, (*readers, path))), document)
+    return merge(_with_type(_with_base(found, base_path, (*readers, path), ignore_unknown)), document)
 
 
 def _base_path(path: Path, base: str) -> Path:

@@ -13,11 +13,11 @@ from typing import Any
 from mindllm.arguments import Overrides as Overrides
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, child
 from mindllm.config.reading.schema import default_list, fields_at, scalar_types
-from mindllm.config.reading.yaml_tree import DEEPEST, read_value, unusable_text
+from mindllm.config.reading.yaml_tree import DEEPEST, read_value, unusable_value
 from mindllm.config.section import Section
-from mindllm.errors import LONGEST_PART, UserError, bounded
+from mindllm.errors import LONGEST_PART, UserError, bounded, few
 from mindllm.outside import half_surrogate
-from mindllm.shorthands import SHORTHANDS
+from mindllm.shorthands import IGNORE_UNKNOWN_KEYS, SHORTHANDS
 
 
 def override_document(overrides: Overrides, base: Document, root: type[Section]) -> Document:
@@ -37,11 +37,28 @@ def override_document(overrides: Overrides, base: Document, root: type[Section])
             continue
         if isinstance(value, str) and option.startswith("--"):
             value = _parse(value, path, base, root, option)
-        if unusable := unusable_text(value):
+        if unusable := unusable_value(value):
             document.problems.append(Problem(origin, path, unusable))
             continue
         _place(document, path, value, origin, base)
     return document
+
+
+def ignores_unknown(overrides: Overrides) -> bool:
+    """Return True if ``--ignore-unknown-keys`` (``ignore_unknown_keys`` of a mapping) is set."""
+    if isinstance(overrides, Mapping):
+        values = [value for key, value in overrides.items() if _is_ignore_unknown(key)]
+    else:
+        values = [word.partition("=")[2] or True for word in overrides if _is_ignore_unknown(word)]
+    value = str(values[-1] if values else False).lower()
+    if value not in ("true", "false"):
+        raise UserError(f"{IGNORE_UNKNOWN_KEYS}: must be true or false (value {values[-1]})")
+    return value == "true"
+
+
+def _is_ignore_unknown(word: Any) -> bool:
+    name = str(word).partition("=")[0].removeprefix("--")
+    return f"--{name.replace('_', '-')}" == IGNORE_UNKNOWN_KEYS
 
 
 def split_overrides(overrides: Overrides, belongs: Callable[[str], bool]) -> tuple[Overrides, Overrides]:
@@ -58,9 +75,11 @@ def split_overrides(overrides: Overrides, belongs: Callable[[str], bool]) -> tup
 def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:
     """Key, value (text as written; ``True`` for a bare flag), and how the option reads in an error."""
     if isinstance(overrides, Mapping):
-        return [(key, value, f"override {key}={value}") for key, value in overrides.items()]
+        return [
+            (key, value, f"override {key}={value}") for key, value in overrides.items() if not _is_ignore_unknown(key)
+        ]
     pairs: list[tuple[str, Any, str]] = []
-    waiting = list(overrides)
+    waiting = [word for word in overrides if not _is_ignore_unknown(word)]
     while waiting:
         option = waiting.pop(0)
         if any(map(half_surrogate, [option, *waiting[:1]])):
@@ -89,7 +108,7 @@ def _resolve(key: str, data: Any, origin: Origin) -> tuple[KeyPath, Problem | No
             indices = [*range(len(data))] if not part.isdigit() else [int(part)]
             matches = [index for index in indices if index < len(data) and (part.isdigit() or types[index] == part)]
             if not matches:
-                message = f"the list has no entry '{part}'; it has {len(data)}: {', '.join(types)}"
+                message = f"the list has no entry '{part}'; it has {len(data)}: {few(types, part)}"
                 return path, Problem(origin, (*path, part), message)
             step = matches[0]
             data = data[step]

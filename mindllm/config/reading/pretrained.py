@@ -9,7 +9,7 @@ from typing import Any
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem
 from mindllm.config.reading.problems import REQUIRED
 from mindllm.config.run import RunConfig
-from mindllm.errors import UserError
+from mindllm.errors import UserError, shortened
 from mindllm.families import family_of
 from mindllm.families.family import TRAINING_KEYS
 from mindllm.families.hugging_face import (
@@ -46,10 +46,27 @@ def fill_from_pretrained(document: Document) -> None:
         named = document.data.get(key)
         if not isinstance(named, str) or not named:
             continue
+        if reason := _why_no_path(named):
+            document.problems.append(
+                Problem(document.origins.get((key,)), (key,), f"{reason} (value {shortened(named)})")
+            )
+            document.data[key] = ""  # nothing else is said of it
+            continue
         if is_hugging_face(directory := _base_of_adapter(named) or named):
             _fill(document, Path(directory))
         elif problem := _why_nothing_is_filled(document, key, Path(named)):
             document.problems.append(Problem(document.origins.get((key,)), (key,), f"{problem} (value {named})"))
+
+
+def _why_no_path(name: str) -> str:
+    """Return why the system has no file of this name, whatever is on the disk; empty where it may have one."""
+    try:
+        Path(name).stat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return ""
+    except (OSError, ValueError) as error:
+        return f"is no path: {error.strerror if isinstance(error, OSError) else error}"
+    return ""
 
 
 def _fill(document: Document, directory: Path) -> None:

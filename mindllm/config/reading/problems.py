@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import difflib
+import itertools
+import re
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -22,10 +25,10 @@ from mindllm.config.reading.schema import (
     sections_at,
 )
 from mindllm.config.reading.syntax import line_advice
-from mindllm.config.reading.yaml_tree import LONGEST_VALUE, without_quotes
+from mindllm.config.reading.yaml_tree import LONGEST_VALUE, inline_yaml, without_quotes
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.section import Section
-from mindllm.errors import nearest
+from mindllm.errors import CLOSE, LONGEST_PART, MOST_SHOWN, MOST_SUGGESTIONS, few, nearest
 from mindllm.files import SIZE_PATTERN
 from mindllm.mindformers.keys.tables import instead_of
 from mindllm.shorthands import OF_OTHERS
@@ -75,26 +78,30 @@ FOLLOWS_FROM_ANOTHER = "default_factory_not_called"
 def schema_problems(
     error: ValidationError, document: Document, root: type[Section], source: Path | None
 ) -> list[Problem]:
-    """Returns one problem per key, in the order of the file."""
+    """Return one problem per key, in the order of the file. Those beyond :data:`MOST_SHOWN` have no suggestions."""
     grouped: dict[KeyPath, list[Any]] = {}
     for detail in error.errors(include_url=False):
         if detail["type"] != FOLLOWS_FROM_ANOTHER:
             grouped.setdefault(_key_path(detail, document.data), []).append(detail)
-    problems = []
+    # an alternative of this value's type was entered: what is wrong inside of it says more
+    entered = {path[:length] for path in grouped for length in range(len(path))}
+    problems: list[Problem] = []
     for path, details in grouped.items():
-        if any(other[: len(path)] == path and len(other) > len(path) for other in grouped):
-            continue  # an alternative of this value's type was entered: what is wrong inside it says more
-        message = _message(path, details, document.data, root)
+        if path in entered:
+            continue
+        message = (
+            _message(path, details, document.data, root) if len(problems) < MOST_SHOWN else plain_message(details[0])
+        )
         problems.append(Problem(closest_origin(document.origins, path, source), path, message))
     return problems
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: as YAML writes it, texts that look like something else in quotes, and not long."""
-    words = {True: "true", False: "false", None: "null"}
-    text = words[value] if value is None or isinstance(value, bool) else str(value)
-    if isinstance(value, str) and not isinstance(without_quotes(value), str):
-        text = f"'{text}'"
+    """Return a value as YAML writes it, on one line and not long. Texts that look like something else are in quotes."""
+    if isinstance(value, dict | list | tuple):
+        entries = itertools.islice(value.items() if isinstance(value, dict) else value, LONGEST_VALUE)
+        value = dict(entries) if isinstance(value, dict) else list(entries)  # the rest would not be seen
+    text = value if isinstance(value, str) and isinstance(without_quotes(value), str) else inline_yaml(value)
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
 
 
@@ -147,7 +154,15 @@ def _expected(detail: Any) -> str:
     context = dict(detail.get("ctx", {}))
     if pattern := context.get("pattern"):
         context["form"] = FORMS.get(pattern, f"text of the form {pattern}")
+    if detail["type"] == "literal_error":
+        context["expected"] = _few_words(str(context["expected"]), detail["input"])
     return EXPECTED[detail["type"]].format(**context)
+
+
+def _few_words(expected: str, value: Any) -> str:
+    """Return pydantic's list of words as it is, or where it is long the words nearest to ``value``."""
+    words = re.findall(r"'[^']*'|[^\s,']+(?=,|$| or )", expected)
+    return expected if len(words) <= MOST_SUGGESTIONS else f"one of {few(words, repr(str(value)))}"
 
 
 def _form_of_text(detail: Any, path: KeyPath, data: Any, root: type[Section]) -> str:
@@ -218,24 +233,49 @@ def _wrong_type(path: KeyPath, detail: Any, root: type[Section]) -> str:
     kinds = [kind_of(section) for section in sections_at(root, around)]
     if detail["type"] == "union_tag_not_found":
         if not isinstance(detail["input"], dict):
-            return f"must be a section with a type (value {shown(detail['input'])}); valid types: {', '.join(kinds)}"
-        return f"this key is required; valid: {', '.join(kinds)}"
+            return f"must be a section with a type (value {shown(detail['input'])}); valid types: {few(kinds)}"
+        return f"this key is required; valid: {few(kinds)}"
     tag = detail["input"].get("type") if isinstance(detail["input"], dict) else detail["input"]
     return f"unknown type (value {shown(tag)}){nearest(str(tag), kinds)}"
 
 
 def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> str:
-    """Says where a misplaced key lives, or which key was meant."""
+    """Return the message about an unknown key: where it belongs, or which key was meant."""
     key = str(path[-1])
     alternatives = kinds_with(root, path[:-1], key)
     if alternatives:
-        return f"not used by this type (value {shown(value)}); it is a key of {', '.join(alternatives)}"
+        return f"not used by this type (value {shown(value)}); it is a key of {few(alternatives)}"
     elsewhere = instead_of(path) or (OF_OTHERS.get(key, "") if len(path) == 1 else "")
     if elsewhere:
         return f"not a key here (value {shown(value)}); {elsewhere}"
-    places = [place for place in places_of(root, key) if key != "type"]
-    if places:
+    if places := _places(root, key):
         outermost = " at the top level" if places == [key] else ""
-        return f"unknown key (value {shown(value)}); did you mean '{' or '.join(places)}'{outermost}?"
-    valid = [name for section in sections_at(root, path[:-1], data) for name in fields_of(section)]
-    return f"unknown key (value {shown(value)}){nearest(key, valid)}"
+        named = " or ".join(places[:MOST_SUGGESTIONS])
+        return f"unknown key (value {shown(value)}); did you mean '{named}'{outermost}?"
+    return f"unknown key (value {shown(value)}){nearest(key, _siblings(path, data, root))}"
+
+
+def meant_path(path: KeyPath, data: Any, root: type[Section]) -> KeyPath | None:
+    """Return the path of the key that an unknown one was meant to be; None where there is none, or there are several."""
+    key = str(path[-1]) if path else ""
+    if not key or fields_at(root, path, data):
+        return None
+    if places := _places(root, key):
+        return tuple(places[0].split(".")) if len(places) == 1 else None
+    close = difflib.get_close_matches(key[:LONGEST_PART], _siblings(path, data, root), n=1, cutoff=CLOSE)
+    return (*path[:-1], close[0]) if close else None
+
+
+def unknown_paths(error: ValidationError, data: Any, others: Container[KeyPath]) -> list[KeyPath]:
+    """Return the paths of all keys that the schema does not have, without ``others``."""
+    details = [detail for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
+    paths = dict.fromkeys(_key_path(detail, data) for detail in details)
+    return [path for path in paths if path not in others]
+
+
+def _places(root: type[Section], key: str) -> list[str]:
+    return [] if key == "type" else places_of(root, key)
+
+
+def _siblings(path: KeyPath, data: Any, root: type[Section]) -> list[str]:
+    return [name for section in sections_at(root, path[:-1], data) for name in fields_of(section)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -15,8 +16,9 @@ from mindllm.config.section import Section
 Fields = dict[str, FieldInfo]
 
 
+@cache
 def fields_of(section: type[Section]) -> Fields:
-    """The keys of a section under their YAML names."""
+    """Return the fields of a section by their YAML names."""
     return {info.alias or name: info for name, info in section.model_fields.items()}
 
 
@@ -92,13 +94,21 @@ def fields_at(root: type[Section], path: KeyPath, data: Any = None) -> list[Fiel
 
 
 def places_of(root: type[Section], key: str) -> list[str]:
-    """Dotted paths of all sections' keys that are called ``key``; those of lists where there are no others."""
-    paths = {path for path, _, _ in walk(root) if path[-1] == key}
+    """Return the dotted paths of all keys called ``key``. Keys inside lists count only where there are no others."""
+    return _places(root).get(key, [])
+
+
+@cache
+def _places(root: type[Section]) -> dict[str, list[str]]:
+    """Return the dotted paths of every key by its last part."""
     lists = {
         path for path, info, _ in walk(root) if get_origin(info.annotation) is tuple and sections_in(info.annotation)
     }
-    outside = {path for path in paths if not any(path[: len(one)] == one for one in lists)}
-    return sorted(".".join(path) for path in outside or paths)
+    places: dict[str, tuple[set[str], set[str]]] = {}
+    for path, _, _ in walk(root):
+        is_inside = any(path[:length] in lists for length in range(1, len(path) + 1))
+        places.setdefault(path[-1], (set(), set()))[is_inside].add(".".join(path))
+    return {key: sorted(outside or inside) for key, (outside, inside) in places.items()}
 
 
 def walk(root: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo, type[Section]]]:

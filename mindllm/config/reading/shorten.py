@@ -19,16 +19,17 @@ from mindllm.files import atomic_path
 SAME_NETWORK = ("hidden_size", "num_layers", "num_heads", "vocab_size", "intermediate_size")
 
 
-def short_yaml(config: RunConfig, bases: Iterable[Path], comment: str = "") -> str:
+def short_yaml(config: RunConfig, bases: Iterable[Path], comment: str = "", directory: Path | None = None) -> str:
     """Return the shortest YAML of ``config`` over one of ``bases``, or over none.
 
-    Bases with another network are passed over. Loading the text gives an equal configuration, in whatever directory it is.
+    Bases with another network are passed over. Loading the text gives an equal configuration from a file in ``directory``,
+    or, without one, from anywhere.
     """
     choices = [(over_base(config, base), base) for base in (None, *bases)]
     difference, base = min((choice for choice in choices if choice[0] is not None), key=_length)
     if base is not None:
         difference = over_base(config, base, resolved=True)
-    first_line = f"{BASE}: {lasting_name(base)}\n" if base else ""
+    first_line = _base_line(base, directory) if base else ""
     text = write_yaml(difference) if difference else ""
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     return lines + first_line + text
@@ -39,27 +40,58 @@ def _length(choice: tuple[Any, Path | None]) -> int:
     return (write_yaml(difference).count("\n") if difference else 0) + (base is not None)
 
 
-def lasting_name(base: Path) -> str:
-    """Return the name of a base that holds wherever the file over it is moved: below ``configs/``, or absolute."""
+def _base_line(base: Path, directory: Path | None) -> str:
+    """Return the line that names a base: below ``configs/``, relative to the directory of the file over it, or absolute."""
     path, shipped = base.resolve(), shipped_configs().resolve()
-    return str(Path(NAME) / path.relative_to(shipped)) if path.is_relative_to(shipped) else str(path)
+    if path.is_relative_to(shipped):
+        name, reason = (Path(NAME) / path.relative_to(shipped)).as_posix(), ""
+    else:
+        name = relative_name(path, directory) if directory else ""
+        reason = "" if name or not directory else "  # absolute: no relative path lasts from here"
+    return write_yaml({BASE: name or str(path)}).rstrip("\n") + f"{reason}\n"
+
+
+def relative_name(base: Path, directory: Path) -> str:
+    """Return the path of ``base`` relative to ``directory``, which holds after a directory around both is moved.
+
+    Empty where there is none: only the root is around both, they are on different file systems, or a symbolic link leads to
+    another place through one name of the directory than through the other.
+    """
+    real, given = directory.resolve(), directory.absolute()
+    around = os.path.commonpath([real, base])
+    if around == os.path.sep or real.stat().st_dev != base.stat().st_dev:
+        return ""
+    for start in (real, given):
+        name = os.path.relpath(base, start)
+        # names are joined as texts when the file is read
+        places = [Path(os.path.normpath(place / name)) for place in (real, given)]
+        if all(place.exists() and place.samefile(base) for place in places):
+            return name
+    return ""
 
 
 def own_bases(config: RunConfig) -> list[Path]:
-    """Return the bases that a changed run is written over: the file it was read from, or where there is none what is shipped."""
-    return [config.source] if config.source and config.source.is_file() else sorted(shipped_configs().rglob("*.yaml"))
+    """Return the bases that a changed run is written over: the file it was read from, or else what is shipped.
+
+    A file of which unknown keys were ignored is no base: loading it again takes the option that ignored them.
+    """
+    if config.source and config.source.is_file() and not config.has_ignored_keys:
+        return [config.source]
+    return sorted(shipped_configs().rglob("*.yaml"))
 
 
 def write_short(config: RunConfig, path: Path, bases: Iterable[Path], comment: str = "") -> str:
-    """Write :func:`short_yaml` to ``path``, whole or not at all, and returns it.
+    """Write :func:`short_yaml` to ``path``, whole or not at all, and return it.
 
     A base that is the file at ``path``, or is based on it, would be lost: what that file is based on is taken instead.
 
     Raises:
         UserError: the file cannot be written.
     """
-    text = short_yaml(config, dict.fromkeys(kept for base in bases for kept in _kept_base(base, path)), comment)
+    kept = dict.fromkeys(one for base in bases for one in _kept_base(base, path))
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = short_yaml(config, kept, comment, path.parent)
         with atomic_path(path) as written:
             written.write_text(text, encoding="utf-8")
             if load_config(written) != config:

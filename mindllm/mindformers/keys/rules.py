@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from mindllm.config.reading.document import KeyPath
@@ -87,18 +88,27 @@ def rule_for(table: Table, path: KeyPath) -> Rule | None:
 
 
 def is_section(table: Table, path: KeyPath) -> bool:
-    """Whether the table has keys below ``path``."""
-    start = f"{pattern_of(path)}."
-    return any(known.startswith(start) for known in table)
+    """Return True if the table has keys below ``path``."""
+    return f"{pattern_of(path)}." in _sections(tuple(table))
 
 
 def siblings(table: Table, path: KeyPath) -> list[str]:
-    """The names that may stand beside the last key of ``path``."""
+    """Return the names that may stand next to the last key of ``path``."""
     start = "".join(f"{part}." for part in pattern_of(path).split(".")[:-1]) if len(path) > 1 else ""
-    names = {known[len(start) :].split(".")[0] for known in table if known.startswith(start)}
-    return sorted(names - {"*", LIST_ENTRY})
+    return _sections(tuple(table)).get(start, [])
 
 
 def places(table: Table, name: str) -> list[str]:
-    """Every dotted key of the table whose last part is ``name``."""
+    """Return every dotted key of the table whose last part is ``name``."""
     return [known for known in table if known.rpartition(".")[2] == name]
+
+
+@cache
+def _sections(keys: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the names of the keys in every section, by the section's dotted name with a dot at its end."""
+    names: dict[str, set[str]] = {}
+    for key in keys:
+        parts = key.split(".")
+        for length in range(len(parts)):
+            names.setdefault("".join(f"{part}." for part in parts[:length]), set()).add(parts[length])
+    return {section: sorted(inside - {"*", LIST_ENTRY}) for section, inside in names.items()}

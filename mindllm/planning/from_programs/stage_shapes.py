@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.config.reading.yaml_tree import inline_yaml
 from mindllm.errors import UserError
 from mindllm.parallel.stages import FIRST, LAST, MIDDLE
 from mindllm.timing.stage_graph import ALL_RECOMPUTED, NONE, SELECT
@@ -188,7 +189,9 @@ def _recomputation(kind: str, counts: Sequence[int]) -> str:
         for key in dict.fromkeys((KEYS[ALL_RECOMPUTED], KEYS.get(kind)))
     }
     return (
-        ", ".join(f"{key}: {value}" for key, value in written.items() if key) if kind != NONE else "nothing recomputed"
+        ", ".join(f"{key}: {inline_yaml(value)}" for key, value in written.items() if key)
+        if kind != NONE
+        else "nothing recomputed"
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mindllm.config.reading.yaml_tree import inline_yaml
 from mindllm.planning.costs.formula import NAME, compared, gain
 from mindllm.planning.costs.measured import Fit
 from mindllm.planning.plan import Evaluation, comparable_steps
@@ -80,9 +81,9 @@ def solution_parts(solution: Solution, before: Evaluation | None = None) -> Iter
         yield f"kinds {', '.join(best.problem.kind_names)} have no YAML form: see the layers of --json"
         return
     for key in ("offset", *KEYS):
-        yield f"{key}: {getattr(written, key)}"
+        yield f"{key}: {inline_yaml(getattr(written, key))}"
     if written.swap_config:
-        yield f"swap_config: {written.swap_config}"
+        yield f"swap_config: {inline_yaml(written.swap_config)}"
 
 
 def _change(before: Evaluation, best: Evaluation, unit: str) -> str:

@@ -47,13 +47,13 @@ def learning_rates(
 
     The schedule ends after ``schedule.total_steps``, or ``total_steps`` (those of the run) when that is -1; from there on the
     rate stays at ``lr_end`` (constant: at the peak). The last update of the schedule, ``total_steps - 1``, is one short of it.
-    ``key`` is where the schedule stands.
+    A warm-up that is longer than the schedule goes on. ``key`` is where the schedule stands.
 
     Raises:
-        UserError: the warm-up, or the warm-up and the decay of the stable schedule, do not fit into the steps.
+        UserError: the warm-up and the decay of the stable schedule do not fit into the steps.
     """
     length = schedule.total_steps if schedule.total_steps > 0 else total_steps
-    warmup = _warmup_steps(schedule, length, key)
+    warmup = _warmup_steps(schedule, length)
     decay = _decay(schedule, warmup, length, key)
     peak, start = schedule.learning_rate, schedule.warmup_lr_init
     assert peak is not None  # or loading had refused it
@@ -69,16 +69,10 @@ def learning_rates(
     return rate
 
 
-def _warmup_steps(schedule: LrSchedule | LrGroup, length: int, key: str) -> int:
+def _warmup_steps(schedule: LrSchedule | LrGroup, length: int) -> int:
     if schedule.warmup_ratio is not None:
         return _share(schedule.warmup_ratio, length)
-    warmup = schedule.warmup_steps or 0
-    if warmup > length:
-        raise UserError(
-            f"{key}.warmup_steps={warmup} is longer than the schedule of {length} steps; "
-            f"write at most {length}, or {key}.warmup_ratio"
-        )
-    return warmup
+    return schedule.warmup_steps or 0
 
 
 def _share(ratio: float, length: int) -> int:

@@ -179,5 +179,7 @@ def test_the_resolved_run_is_printed_and_nothing_written(models, chats, tmp_path
     assert (
         main(["finetune", str(models / "tiny"), str(chats), "--output", str(tmp_path / "out"), "--print_config"]) == 0
     )
-    assert "lora_rank: 8" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "lora_rank: 8" in printed
+    assert "  # " in printed.partition("lr_schedule:")[2].partition("runner_wrapper:")[0]  # why this rate
     assert not (tmp_path / "out").exists()
