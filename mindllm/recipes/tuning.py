@@ -33,6 +33,13 @@ FILL = 0.95  # part of a pack that is full, about
 PROBED_STEPS = 1000  # of a run that is only asked for its memory
 
 
+def chat_keys(overrides: Overrides) -> dict[str, Any]:
+    """Return the keys that a person gives for how conversations are written."""
+    asked = at(asked_keys(BASE, overrides), (*DATA.split("."), "config"))
+    keys = ("chat_template", "chat_template_kwargs", "allowed_special_tokens")
+    return {key: asked[key] for key in keys if key in asked} if isinstance(asked, dict) else {}
+
+
 def method_for(model: ModelSource, loader: str, asked: str, labelled: bool = False) -> str:
     """Return the method of tuning: what is asked for, or what model and data suggest. ``labelled``: rows have one answer each,
     which is desirable or not.

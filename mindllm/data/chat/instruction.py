@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -56,8 +57,10 @@ class InstructionRows(ConversationRows):
         *,
         handler: str = "auto",
         chat_template: str = "",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        allowed_special_tokens: Sequence[str] = (),
     ) -> None:
-        super().__init__(paths, tokenizer, seq_length, chat_template)
+        super().__init__(paths, tokenizer, seq_length, chat_template, chat_template_kwargs, allowed_special_tokens)
         self.handler = handler
 
     def chat(self, number: int) -> RenderedChat:

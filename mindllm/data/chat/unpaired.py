@@ -11,14 +11,24 @@ end with the answer, beside ``label`` (ms-swift) or ``kto_tag`` (LLaMA-Factory).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from mindllm.data.chat.conversations import HANDLERS, Conversation, Message, detect, messages_of, tools_of, turns_of
+from mindllm.data.chat.conversations import (
+    HANDLERS,
+    Conversation,
+    Message,
+    detect,
+    messages_of,
+    tools_of,
+    turns_of,
+    variables_of,
+)
+from mindllm.data.chat.messages import is_learned
 from mindllm.data.chat.pairs import Arrays, PairRows, before_answer, is_pair, pair_of, pair_sample
 from mindllm.data.records import Record
 from mindllm.data.rows import Row
@@ -41,15 +51,16 @@ class Answer:
     answer: tuple[Message, ...]
     desirable: bool
     tools: list[Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def answered_by(self, other: Answer) -> Answer:
-        """The same question with the answer of another row."""
-        return Answer(self.asked, other.answer, self.desirable, self.tools)
+        """Return the question with the answer of another row."""
+        return replace(self, answer=other.answer)
 
     @property
     def conversation(self) -> Conversation:
         """All that was said."""
-        return Conversation((*self.asked, *self.answer), self.tools)
+        return Conversation((*self.asked, *self.answer), self.tools, self.variables)
 
 
 def has_label(record: Record) -> bool:
@@ -62,13 +73,13 @@ def answer_in(record: Record, place: str, side: int = 0) -> Answer:
 
     Raises UserError where keys are missing, nobody asks or answers, or the label is neither true nor false.
     """
-    tools = tools_of(record, place)
+    context = tools_of(record, place), variables_of(record, place)
     if is_pair(record):
         pair = pair_of(record, place)
         chosen, rejected = pair.chosen.messages, pair.rejected.messages
         shared = len(list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))))
         said = rejected if side else chosen
-        return Answer(said[:shared], said[shared:], not side, tools)
+        return Answer(said[:shared], said[shared:], not side, *context)
     key = next((key for key in LABELS if key in record), None)
     if key is None:
         raise UserError(f"{place}: no label (keys: {', '.join(record)}); a row has {FORMS}")
@@ -82,11 +93,11 @@ def answer_in(record: Record, place: str, side: int = 0) -> Answer:
     else:
         *before, last = messages_of(record, HANDLERS[detect(record, place)], READER, place)
         asked, answer = tuple(before), (last,)
-    if not any(message["role"] == "assistant" for message in answer):
+    if not any(map(is_learned, answer)):
         raise UserError(f"{place}: ends with the {answer[-1]['role'] if answer else 'question'}, not with an answer")
     if not asked:
         raise UserError(f"{place}: begins with an answer; give the question in prompt")
-    return Answer(asked, answer, desirable, tools)
+    return Answer(asked, answer, desirable, *context)
 
 
 @dataclass(frozen=True)
@@ -121,9 +132,9 @@ class AnswerRows(PairRows):
     """
 
     def __init__(
-        self, paths: Sequence[str], tokenizer: Tokenizer, seq_length: int, chat_template: str = "", alone: bool = False
+        self, paths: Sequence[str], tokenizer: Tokenizer, seq_length: int, *, alone: bool = False, **chat: Any
     ) -> None:
-        super().__init__(paths, tokenizer, seq_length, chat_template)
+        super().__init__(paths, tokenizer, seq_length, **chat)
         self.alone = alone
         self.sides = SIDES if len(self.table) and is_pair(self.table[0]) else 1
         if not alone and len(self.table) == 1:

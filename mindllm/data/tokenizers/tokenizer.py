@@ -8,20 +8,21 @@ The tokenizer of a run is checked against its model.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data.tokenizers.byte_level_files import content_of_tiktoken, content_of_vocabulary, is_tiktoken, spelled
 from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf, content_of_gguf, special_tokens_of_gguf
 from mindllm.data.tokenizers.known import known_tokenizer
-from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens
+from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens, without_allowed
 from mindllm.errors import UserError, shortened
 from mindllm.gguf.header import gguf_file
 from mindllm.outside import parse_json, read_text
@@ -40,7 +41,8 @@ class Tokenizer(Protocol):
     vocab_size is the largest id plus one. adds_bos: a text to be continued begins with bos_id; prefix_ids: all that it begins
     with. end_ids end an answer beside eos_id. chat_template is what the code of its class writes, or nothing. fingerprint is
     equal for two files that give the same ids to every text.
-    special_tokens are those with a purpose by its name ("bos_token": "<s>"), special_names the names of all.
+    special_tokens are the variables of chat templates by their names ("bos_token": "<s>"), special_names the names of all.
+    allowed_special_tokens: names in a text that mean the token.
     """
 
     path: Path
@@ -52,14 +54,18 @@ class Tokenizer(Protocol):
     prefix_ids: tuple[int, ...]
     end_ids: tuple[int, ...]
     chat_template: str
-    special_tokens: Mapping[str, str]
+    special_tokens: Mapping[str, Any]
     special_names: Sequence[str]
+    allowed_special_tokens: tuple[str, ...]
 
     @property
     def fingerprint(self) -> str: ...
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone: nothing is put before or after it."""
+
+    def allowing(self, names: Sequence[str]) -> Self:
+        """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are."""
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of ``text``, in which names of special tokens mean them, and each id's place in it (from, to)."""
@@ -110,6 +116,8 @@ def _tokenizer_file(path: Path) -> Path:
 class JsonTokenizer:
     """A ``tokenizer.json`` of Hugging Face's ``tokenizers``, or ``content`` of one that was made of other files at ``path``."""
 
+    allowed_special_tokens: tuple[str, ...] = ()
+
     def __init__(
         self, path: Path, special: SpecialTokens, content: dict[str, Any] | None = None, chat_template: str = ""
     ) -> None:
@@ -139,10 +147,10 @@ class JsonTokenizer:
         self.end_ids = tuple(id for id in ends if id is not None)
         self.chat_template = chat_template or known.template
         self.special_names: Sequence[str] = [token["content"] for token in added if token["special"]]
-        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
-        self.special_tokens: Mapping[str, str] = {
-            key: str(self._tokenizer.id_to_token(id)) for key, id in ids.items() if id is not None
-        }
+        ids = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
+        self.special_tokens: Mapping[str, Any] = special.template_variables(
+            lambda id: str(self._tokenizer.id_to_token(id)), ids
+        )
 
     @contextmanager
     def _refusing(self, said: str, *kinds: type[Exception]) -> Iterator[None]:
@@ -175,6 +183,25 @@ class JsonTokenizer:
         with self._refusing("cannot encode a text", Exception):
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
+    def allowing(self, names: Sequence[str]) -> Self:
+        """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are.
+
+        The library finds added tokens that are not special in every text, so these are made such.
+        """
+        from tokenizers import Tokenizer as FastTokenizer
+
+        without_allowed(self, names)
+        content = json.loads(self.content)
+        for token in content.get("added_tokens") or []:
+            token["special"] = token["special"] and token["content"] not in names
+        changed = copy.copy(self)
+        changed._tokenizer = FastTokenizer.from_str(json.dumps(content))
+        changed._tokenizer.encode_special_tokens = True
+        changed._tokenizer.no_truncation()
+        changed._tokenizer.no_padding()
+        changed.allowed_special_tokens = tuple(names)
+        return changed
+
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of ``text`` with its special tokens, and their places."""
         with self._refusing("cannot encode a text", Exception):
@@ -204,8 +231,17 @@ class JsonTokenizer:
 
 
 def is_cuttable(tokenizer: Tokenizer) -> bool:
-    """Tells whether text may be encoded in pieces: not where the tokenizer puts something before every text."""
-    return tokenizer.encode("x\ny") == tokenizer.encode("x\n") + tokenizer.encode("y")
+    """Return True if a text may be encoded in pieces that end with a line.
+
+    That is not so where the tokenizer puts something before every text, or an allowed token takes the line break beside it.
+    """
+    pieces = [
+        ("x\n", "y"),
+        *(pair for name in tokenizer.allowed_special_tokens for pair in ((f"{name}\n", "y"), ("x\n", name))),
+    ]
+    if any("\n" in name for name in tokenizer.allowed_special_tokens):
+        return False
+    return all(tokenizer.encode(one + two) == tokenizer.encode(one) + tokenizer.encode(two) for one, two in pieces)
 
 
 def _fingerprint_of_json(content: dict[str, Any]) -> str:
