@@ -147,16 +147,42 @@ class Tuning:
     @cached_property
     def packing(self) -> tuple[bool, str]:
         """Whether several conversations share a sample, and why."""
-        length, _ = self.length
-        mean = self.data.mean(length)
-        padding = 1 - mean / length
-        packs = math.ceil(self.trained_rows * mean / (length * FILL))
-        steps = packs // self.global_batch * self.figure("epochs")
+        padding, steps = self.padding, self._packed_steps
         if padding <= self.figure("padding"):
             return False, f"{padding:.0%} of a batch is padding, which is little"
         if steps < self.figure("least steps"):
             return False, f"{padding:.0%} of a batch is padding, and packs would make {steps} steps only"
         return True, f"without it {padding:.0%} of a batch is padding"
+
+    @property
+    def padding(self) -> float:
+        """The part of a batch that is padding without packing."""
+        length, _ = self.length
+        return 1 - self.data.mean(length) / length
+
+    @property
+    def _packed_steps(self) -> int:
+        """Steps of the usual epochs, about, with packing."""
+        length, _ = self.length
+        packs = math.ceil(self.trained_rows * self.data.mean(length) / (length * FILL))
+        return packs // self.global_batch * self.figure("epochs")
+
+    def notes(self) -> Iterator[str]:
+        """Yield what to know of the choices before the run begins."""
+        asked = self.given(f"{DATA}.config.packing") is not None
+        if (
+            self.data.loader == CONVERSATIONS
+            and not asked
+            and not self.packing[0]
+            and self.padding > self.figure("padding")
+        ):
+            length, _ = self.length
+            yield (
+                f"{self.padding:.0%} of every batch is padding: rows have {self.data.mean(length):.0f} of {length} places on "
+                f"average, and packing them would leave {self._packed_steps} steps, fewer than {self.figure('least steps')}. For "
+                f"less padding: --{DATA}.config.packing=true with more --epochs or a smaller --batch_size, a shorter "
+                "--seq_length (it cuts long rows), or more rows"
+            )
 
     @property
     def samples(self) -> int:

@@ -178,6 +178,8 @@ def _finetune(options: Namespace, overrides: list[str], command: str) -> MadeRun
     output = options.output or _asked_output(overrides) or OUTPUT / f"{model.name}-{method}"
     options.output = output
     tuning = Tuning(model, found, method, output, tuple(overrides), options.epochs, options.skip_bad_rows)
+    for note in tuning.notes():
+        error_console.print(note)
     return finetune_recipe(tuning, command).made(overrides)
 
 

@@ -110,7 +110,7 @@ def instructed(record: Record) -> str:
     return f"{record['instruction']}\n{record['input']}" if record.get("input") else record["instruction"]
 
 
-def prompt(record: Record) -> Iterable[Message]:
+def prompt(record: Record) -> Iterable[Mapping[str, Any]]:
     """One of ASKED and one of ANSWERED: texts, messages or lists of them; perhaps ``system`` and ``history``."""
     yield from earlier(record)
     yield from turns_of(first_of(record, ASKED), "user")

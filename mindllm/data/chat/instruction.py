@@ -24,6 +24,7 @@ class RowCounts:
     """What rows become. ``places``: int32 [rows], what each takes in a sample; 0 where nothing would be learnt from it.
 
     ``truncated`` rows lost their end, ``without_loss`` ones (some of them truncated) have no token of the assistant left.
+    ``spelled_out``: names of special tokens in messages that are encoded as words.
     """
 
     places: np.ndarray
@@ -31,6 +32,7 @@ class RowCounts:
     without_loss: int
     tokens: int
     trained_tokens: int
+    spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
         """One line for people."""
@@ -40,6 +42,8 @@ class RowCounts:
             text += f"; {self.truncated} rows are longer than {seq_length + 1} tokens and cut there"
         if self.without_loss:
             text += f"; {self.without_loss} rows have no answer in what remains"
+        if self.spelled_out:
+            text += f"; {self.spelled_out} names of special tokens in messages are encoded as words (allowed_special_tokens)"
         return text
 
 
@@ -74,7 +78,9 @@ class InstructionRows(ConversationRows):
 
     def whole_row(self, number: int) -> Row:
         """Returns row ``number`` in its full length."""
-        chat = self.chat(number)
+        return self._encoded(self.chat(number))
+
+    def _encoded(self, chat: RenderedChat) -> Row:
         ids, places = encode_chat(chat, self.tokenizer)
         return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans))
 
@@ -99,18 +105,20 @@ class InstructionRows(ConversationRows):
     def count(self, numbers: Iterable[int]) -> RowCounts:
         """Tokenizes all rows of ``numbers`` once, keeping only what they come to."""
         places: list[int] = []
-        truncated = without_loss = tokens = trained = 0
+        truncated = without_loss = tokens = trained = spelled_out = 0
         self._truncation_is_told = True  # this tells all of it
         for number in numbers:
-            whole = self.whole_row(number)
+            chat = self.chat(number)
+            whole = self._encoded(chat)
             row = self._cut(whole, number)
+            spelled_out += len(chat.seams)
             learnt = int(row.trained[1:].sum())
             truncated += len(whole.tokens) > len(row.tokens)
             without_loss += not learnt
             tokens += len(row.tokens)
             trained += learnt
             places.append(row.places if learnt else 0)
-        return RowCounts(np.array(places, dtype=np.int32), truncated, without_loss, tokens, trained)
+        return RowCounts(np.array(places, dtype=np.int32), truncated, without_loss, tokens, trained, spelled_out)
 
 
 def encode_chat(chat: RenderedChat, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:

@@ -355,14 +355,12 @@ def _text(file: Path) -> str:
 def _sources_in(path: Path) -> dict[str, tuple[str, str]]:
     """Return the templates of a ``tokenizer_config.json``: one, or a list of names and texts that has a default."""
     entries = read_json(path).get("chat_template")
-    is_list = isinstance(entries, list)
-    named = (
-        {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)} if is_list else {}
-    )
-    if is_list and "default" not in named:
-        names = ", ".join(map(str, named)) or "none by name"
+    named: dict[str, Any] = {"default": entries}
+    if isinstance(entries, list):
+        named = {str(entry.get("name")): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    if "default" not in named:
+        names = ", ".join(map(shortened, named)) or "none by name"
         raise UserError(f"{path}: chat_template: has {names} and no default; name a file in chat_template")
-    named = named if is_list else {"default": entries}
     for source in map(named.get, ("default", TOOL_USE)):
         if source is not None and not isinstance(source, str):
             wanted = "must be a text, or a list of names and texts"

@@ -94,8 +94,9 @@ def call_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     Arguments are objects for most templates and JSON text for some. A content that is null marks a call for some templates;
     others write it as ``None``, and expect no content or an empty one.
     """
+    contents: tuple[Message, ...] = ({"content": None}, {}, {"content": ""})
     tried: list[list[Message]] = []
-    for as_text, content in product((False, True), ({"content": None}, {}, {"content": ""})):
+    for as_text, content in product((False, True), contents):
         form = [_with_form(message, as_text, content) for message in messages]
         if form not in tried:
             tried.append(form)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from mindllm.data.tokenizers.known import KnownTokenizer, known_tokenizer
 from mindllm.data.tokenizers.special_tokens import SpecialTokens, without_allowed
@@ -92,7 +92,7 @@ class SentencePieceTokenizer:
             return self._processor.encode(text, out_type=int, add_bos=False, add_eos=False)
         return self._encode(text, self._spoken)[0]
 
-    def allowing(self, names: Sequence[str]) -> Self:
+    def allowing(self, names: Sequence[str]) -> SentencePieceTokenizer:
         """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are."""
         without_allowed(self, names)
         changed = copy.copy(self)

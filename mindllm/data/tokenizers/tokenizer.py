@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data.tokenizers.byte_level_files import content_of_tiktoken, content_of_vocabulary, is_tiktoken, spelled
 from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf, content_of_gguf, special_tokens_of_gguf
 from mindllm.data.tokenizers.known import known_tokenizer
+from mindllm.data.tokenizers.limits import LONGEST_TEXT, check_bounds
 from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens, without_allowed
 from mindllm.errors import UserError, shortened
 from mindllm.gguf.header import gguf_file
@@ -64,7 +65,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone: nothing is put before or after it."""
 
-    def allowing(self, names: Sequence[str]) -> Self:
+    def allowing(self, names: Sequence[str]) -> Tokenizer:
         """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are."""
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -77,11 +78,19 @@ class Tokenizer(Protocol):
         """Returns the name of a token."""
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Loads the file of a tokenizer, that in a GGUF file, or the first of ``TOKENIZER_FILES`` in a directory.
+def load_tokenizer(path: Path | str, allowed_special_tokens: Sequence[str] = ()) -> Tokenizer:
+    """Load the file of a tokenizer, that in a GGUF file, or the first of ``TOKENIZER_FILES`` in a directory.
 
-    Raises UserError when the file is missing or is not a tokenizer.
+    The names ``allowed_special_tokens`` in a text mean the tokens.
+
+    Raises:
+        UserError: the file is missing or is not a tokenizer, or a name is not that of a special token.
     """
+    tokenizer = _load(path)
+    return tokenizer.allowing(allowed_special_tokens) if allowed_special_tokens else tokenizer
+
+
+def _load(path: Path | str) -> Tokenizer:
     if gguf := gguf_file(path):
         return JsonTokenizer(gguf, special_tokens_of_gguf(gguf), content_of_gguf(gguf), chat_template_of_gguf(gguf))
     file = _tokenizer_file(Path(path))
@@ -127,8 +136,10 @@ class JsonTokenizer:
         self.is_made = content is not None
         with self._refusing("not a tokenizer.json", Exception):  # the library raises plain Exception
             self.content = read_text(path) if content is None else spelled(content)
-            self._tokenizer: FastTokenizer = FastTokenizer.from_str(self.content)
             parsed = parse_json(self.content)
+        self._growth = 1.0 if self.is_made else check_bounds(parsed, path)
+        with self._refusing("not a tokenizer.json", Exception):
+            self._tokenizer: FastTokenizer = FastTokenizer.from_str(self.content)
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -174,16 +185,25 @@ class JsonTokenizer:
                     f"{self.path}: the files beside it give {name} the id {token['id']}, which has to be {found}"
                 )
 
+    def _refuse_long(self, text: str) -> None:
+        if len(text) * self._growth > LONGEST_TEXT:
+            raise UserError(
+                f"{self.path}: may make {len(text) * self._growth:,.0f} characters of a text of {len(text):,}; at most "
+                f"{LONGEST_TEXT:,} are encoded at once, divide the text"
+            )
+
     def _template_adds_bos(self) -> bool:
         """Whether the file's own template puts the token that begins a text before one."""
-        return self.bos_id is not None and self._tokenizer.encode("a").ids[:1] == [self.bos_id]
+        with self._refusing("cannot encode a text", Exception):
+            return self.bos_id is not None and self._tokenizer.encode("a").ids[:1] == [self.bos_id]
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
+        self._refuse_long(text)
         with self._refusing("cannot encode a text", Exception):
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    def allowing(self, names: Sequence[str]) -> Self:
+    def allowing(self, names: Sequence[str]) -> JsonTokenizer:
         """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are.
 
         The library finds added tokens that are not special in every text, so these are made such.
@@ -195,7 +215,8 @@ class JsonTokenizer:
         for token in content.get("added_tokens") or []:
             token["special"] = token["special"] and token["content"] not in names
         changed = copy.copy(self)
-        changed._tokenizer = FastTokenizer.from_str(json.dumps(content))
+        with self._refusing("not a tokenizer.json", Exception):
+            changed._tokenizer = FastTokenizer.from_str(json.dumps(content))
         changed._tokenizer.encode_special_tokens = True
         changed._tokenizer.no_truncation()
         changed._tokenizer.no_padding()
@@ -204,6 +225,7 @@ class JsonTokenizer:
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of ``text`` with its special tokens, and their places."""
+        self._refuse_long(text)
         with self._refusing("cannot encode a text", Exception):
             encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
@@ -219,11 +241,13 @@ class JsonTokenizer:
         from tokenizers import Tokenizer as FastTokenizer
 
         plain = {**json.loads(self.content), "post_processor": None, "truncation": None, "padding": None}
-        return FastTokenizer.from_str(json.dumps(plain))
+        with self._refusing("not a tokenizer.json", Exception):
+            return FastTokenizer.from_str(json.dumps(plain))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        with self._refusing("cannot decode tokens"):
+            return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def token(self, id: int) -> str:
         """Returns the name of a token."""
