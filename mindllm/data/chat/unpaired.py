@@ -91,8 +91,8 @@ def answer_in(record: Record, place: str, side: int = 0) -> Answer:
             for read in (before_answer, lambda row: turns_of(row["completion"], "assistant"))
         )
     else:
-        *before, last = messages_of(record, HANDLERS[detect(record, place)], READER, place)
-        asked, answer = tuple(before), (last,)
+        said = messages_of(record, HANDLERS[detect(record, place)], READER, place)
+        asked, answer = said[:-1], said[-1:]
     if not any(map(is_learned, answer)):
         raise UserError(f"{place}: ends with the {answer[-1]['role'] if answer else 'question'}, not with an answer")
     if not asked:

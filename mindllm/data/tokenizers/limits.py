@@ -52,8 +52,9 @@ def check_bounds(content: Any, path: Path) -> float:
             f"{path}: normalizer, pre_tokenizer and decoder have {count:,} steps; at most {MOST_STEPS} are run"
         )
     growth, *_ = [_growth(section, steps[section], path) for section in SECTIONS]
-    added = content.get("added_tokens") or []
-    length = sum(len(str(token.get("content"))) for token in added if isinstance(token, dict)) * growth
+    added = content.get("added_tokens")
+    tokens = (token for token in added if isinstance(token, dict)) if isinstance(added, list) else ()
+    length = sum(len(str(token.get("content"))) for token in tokens) * growth
     if length > LONGEST_TEXT:
         raise UserError(f"{path}: added_tokens: may have {length:,.0f} characters; at most {LONGEST_TEXT:,} are read")
     word = content["model"].get("max_input_chars_per_word") if isinstance(content.get("model"), dict) else None

@@ -25,7 +25,7 @@ def difficult_texts(patterns: list[str]) -> Iterator[str]:
     yield from SHORT
     literals = sorted({character for pattern in patterns for character in pattern if character.isprintable()})
     for unit in dict.fromkeys([*UNITS, *literals[:MOST_LITERALS]]):
-        for end in ENDS:
+        for end in (*ENDS, "\n".join(["", *patterns])):  # an engine may look for words of the pattern first
             yield unit * (LENGTH // len(unit)) + end
 
 
