@@ -81,6 +81,18 @@ def test_rows_are_packed_where_padding_is_much_and_steps_stay_enough(model):
     assert made(model, data(1030, 60)).config.train_dataset.data_loader.config.packing is False
 
 
+def test_much_padding_is_told_with_what_makes_it_less(model):
+    few = Tuning(model, data(30, lengths=[20] * 27 + [64] * 3), "lora", tuning.Path("out"))
+    (note,) = few.notes()
+    assert note.startswith(
+        "62% of every batch is padding: rows have 24 of 64 places on average, and packing them would leave"
+    )
+    assert "--train_dataset.data_loader.config.packing=true with more --epochs or a smaller --batch_size" in note
+    asked = Tuning(model, few.data, "lora", few.output, ("--train_dataset.data_loader.config.packing=false",))
+    packed = Tuning(model, data(1030, lengths=[20] * 1000 + [64] * 30), "lora", few.output)
+    assert [list(one.notes()) for one in (asked, packed, Tuning(model, data(), "lora", few.output))] == [[]] * 3
+
+
 def test_what_a_person_asks_for_decides_what_follows_from_it(model):
     overrides = (
         "--batch_size=1",
