@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from chats import CHATML, CHATML_MARKED, chat_tokenizer
+from chats import CHATML, CHATML_MARKED, chat_tokenizer, template_of
 
 from mindllm.data.chat.conversations import Conversation, conversation_of
 from mindllm.data.chat.instruction import InstructionRows
 from mindllm.data.chat.messages import is_learned, read_message, read_tools
 from mindllm.data.chat.pairs import PairRows, pair_of
-from mindllm.data.chat.template import ChatTemplate, find_chat_template
+from mindllm.data.chat.template import ChatTemplate
 from mindllm.data.chat.unpaired import AnswerRows, answer_in
 from mindllm.data.records import read_records
 from mindllm.errors import UserError
@@ -268,7 +268,7 @@ def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path, caplog):
     )
 
     def written():
-        template = find_chat_template(tmp_path, {}, [])
+        template = template_of(tmp_path)
         return [template.render(row, "row").text[:12] for row in rows] + [
             template.render_prompt(rows[1], "row").text[:5]
         ]

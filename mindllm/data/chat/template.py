@@ -21,6 +21,7 @@ from mindllm.data.chat.messages import is_learned
 from mindllm.data.chat.template_process import TemplateFailed, names_read, render_apart, render_here
 from mindllm.data.chat.template_program import BEGIN, END, MARKS, SEAM
 from mindllm.data.chat.traces import Tracer, call_forms, is_python_text
+from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf
 from mindllm.data.tokenizers.known import OWN_TEMPLATES
 from mindllm.data.tokenizers.special_tokens import without_allowed
 from mindllm.data.tokenizers.tokenizer import Tokenizer
@@ -129,18 +130,18 @@ class ChatTemplate:
             )
         return _without_marks(marked)
 
-    def render_prompt(self, conversation: Conversation, place: str) -> RenderedChat:
-        """Return the text of ``conversation`` up to where the next answer of the assistant begins, at the date of today.
+    def render_prompt(self, conversation: Conversation, place: str, *, to_answer: bool = True) -> RenderedChat:
+        """Return the text of ``conversation`` at the date of today; ``to_answer``: up to where the next answer begins.
 
         Raises:
             UserError: the template refuses the conversation.
         """
         if self.for_tools is not None and conversation.tools:
-            return self.for_tools.render_prompt(conversation, place)
+            return self.for_tools.render_prompt(conversation, place, to_answer=to_answer)
         self._warn(conversation)
         now = datetime.now().isoformat()
         chat = self._chosen_form(self._spelled_conversation(conversation, place), place, now)
-        return _without_marks(self._fill([self._values(chat, prompt=True)], place, now)[0])
+        return _without_marks(self._fill([self._values(chat, prompt=to_answer)], place, now)[0])
 
     def _warn(self, conversation: Conversation) -> None:
         """Log once each that the template cannot show tools, and that it writes a date."""
@@ -285,51 +286,33 @@ def _named(parts: Sequence[str]) -> str:
     return ", ".join(parts[:MOST_NAMED]) + more
 
 
-def find_chat_template(
-    directory: Path,
-    special_tokens: Mapping[str, Any],
-    special_names: Sequence[str],
-    given: str = "",
-    own: str = "",
-    variables: Mapping[str, Any] | None = None,
-) -> ChatTemplate:
-    """Return the template in file ``given``, else that of the tokenizer's ``directory``, its ``own``, else a plain one.
-
-    A directory has a ``chat_template.jinja``, with others in ``additional_chat_templates``, or one or several by name in its
-    ``tokenizer_config.json``. Of several, conversations with tools take "tool_use" and all others "default".
-    """
-    sources = _sources(directory, given)
-    if not sources:
-        sources = {"default": (own or PLAIN, "the chat template of its class" if own else "the plain chat template")}
-    made: ChatTemplate | None = None
-    for name in (TOOL_USE, "default"):
-        if name in sources:
-            made = ChatTemplate(*sources[name], special_tokens, special_names, variables, made)
-    assert made is not None
-    return made
-
-
 def chat_template_of(
     tokenizer: Tokenizer,
     given: str = "",
     variables: Mapping[str, Any] | None = None,
     allowed_special_tokens: Sequence[str] = (),
 ) -> ChatTemplate:
-    """Return the template in file ``given``, else that of the tokenizer; ``allowed_special_tokens`` in messages stay tokens.
+    """Return the template in file ``given``, else that of the tokenizer, else that of its class, else a plain one.
 
-    A GGUF file has its own: what lies beside it belongs to others.
+    A directory has a ``chat_template.jinja``, with others in ``additional_chat_templates``, or one or several by name in its
+    ``tokenizer_config.json``. A GGUF file has its own: what lies beside it belongs to others. Of several, conversations with
+    tools take "tool_use" and all others "default". ``allowed_special_tokens`` in messages stay tokens.
 
     Raises:
         UserError: as :class:`ChatTemplate`, or a token that is allowed is not a special one.
     """
-    special_names = without_allowed(tokenizer, allowed_special_tokens)
+    names = tokenizer.special_tokens, without_allowed(tokenizer, allowed_special_tokens)
     if not given and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
-        origin = f"tokenizer.chat_template of {gguf}"
-        return ChatTemplate(tokenizer.chat_template, origin, tokenizer.special_tokens, special_names, variables)
-    directory = Path(tokenizer.path).parent
-    return find_chat_template(
-        directory, tokenizer.special_tokens, special_names, given, tokenizer.chat_template, variables
-    )
+        texts = {"default": tokenizer.chat_template, TOOL_USE: chat_template_of_gguf(gguf, TOOL_USE)}
+        sources = {name: (text, f"tokenizer.chat_template of {gguf}") for name, text in texts.items() if text}
+    else:
+        sources = _sources(Path(tokenizer.path).parent, given)
+    if "default" not in sources:
+        own = tokenizer.chat_template
+        origin = "the chat template of its class" if own else "the plain chat template"
+        sources = {"default": (own or PLAIN, origin)}
+    for_tools = ChatTemplate(*sources[TOOL_USE], *names, variables) if TOOL_USE in sources else None
+    return ChatTemplate(*sources["default"], *names, variables, for_tools)
 
 
 def _sources(directory: Path, given: str) -> dict[str, tuple[str, str]]:

@@ -59,9 +59,16 @@ class Tracer:
             marked = self._mark(reasoning, f"{REASONING[0]} of {place}")
             copy |= {key: marked for key in REASONING if message.get(key) == reasoning}
         if message.get("tool_calls"):
-            copy["tool_calls"] = [
-                self._tool(call, f"call of {tool_name(call)} in {place}") for call in copy["tool_calls"]
-            ]
+            calls = message["tool_calls"]
+            copy["tool_calls"] = [self._call(call, f"call of {tool_name(call)} in {place}") for call in calls]
+        return copy
+
+    def _call(self, call: Message, name: str) -> Message:
+        """Return a call with marks; an id that holds its name has the mark, too, as some templates write the id alone."""
+        number, copy = len(self.parts), self._tool(call, name)
+        called = str(call.get("id", ""))
+        if tool_name(call) in called:
+            copy["id"] = f"{called[:-1]}{TRACE}{number}{TRACE}{called[-1:]}"
         return copy
 
     def _tool(self, tool: Any, name: str) -> Any:

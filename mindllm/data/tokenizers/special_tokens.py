@@ -100,13 +100,11 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
             ids[role] = told
     more = [name for path, source in sources for name in _names(path, source)]
     roles = {
-        key: _name(path, key, value)
-        for path, source in reversed(sources)
+        key: name
+        for _, source in reversed(sources)
         for key, value in source.items()
-        if key.endswith("_token")
-        and isinstance(value, str | dict)
-        and value
-        and key.removesuffix("_token") not in USUAL_NAMES
+        if key.endswith("_token") and key.removesuffix("_token") not in USUAL_NAMES
+        if isinstance(name := value.get("content") if isinstance(value, dict) else value, str) and name
     }
     return SpecialTokens(
         names=names,
