@@ -226,6 +226,40 @@ def test_a_turn_that_is_not_learned_may_be_written_differently():
     assert [chat.text[begin:end] for begin, end in chat.spans] == ["42<|im_end|>\n"]
 
 
+THINKING = (  # an empty thought before the last answer alone
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think></think>\n{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}CALL {{ c.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LATE_TOOLS = (  # tools before the last question, and no header of the assistant
+    "{% for m in messages %}{% if m.role == 'user' %}{% if tools and loop.index0 >= messages | length - 2 %}{{ tools | tojson }}"
+    "{% endif %}[INST]{{ m.content }}[/INST]{% else %}{% for c in m.tool_calls or [] %}[CALL]{{ c.function | tojson }}"
+    "{% endfor %}{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "learned"),
+    [
+        (THINKING, ['3 "degrees"<|im_end|>\n', 'CALL {"name": "weather", "arguments": {"city": "Oslo"}}<|im_end|>\n']),
+        (LATE_TOOLS, ['3 "degrees"</s>', '[CALL]{"name": "weather", "arguments": {"city": "Oslo"}}</s>']),
+    ],
+)
+def test_turns_that_are_written_differently_have_exact_borders(template, learned):
+    answers = [
+        {"role": "assistant", "content": '3 "degrees"'},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "4"},
+    ]
+    asked = {"role": "user", "content": "weather? "}
+    row = Conversation(
+        tuple(message for answer in answers for message in (asked, answer)), TOOLS if "tools" in template else None
+    )
+    chat = ChatTemplate(template, "t", {}, []).render(row, "row")
+    last = "4</s>" if "INST" in template else "<think></think>\n4<|im_end|>\n"
+    assert [chat.text[begin:end] for begin, end in chat.spans] == [*learned, last]
+
+
 def test_shared_turns_of_pairs_are_not_learned(tmp_path):
     history = [ASKED, {"role": "assistant", "content": "earlier"}, ASKED]
     path = tmp_path / "pairs.jsonl"

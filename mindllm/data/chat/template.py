@@ -20,7 +20,7 @@ from mindllm.data.chat.conversations import Conversation
 from mindllm.data.chat.messages import is_learned
 from mindllm.data.chat.template_process import TemplateFailed, names_read, render_apart, render_here
 from mindllm.data.chat.template_program import BEGIN, END, MARKS, SEAM
-from mindllm.data.chat.traces import Tracer, call_forms, is_python_text
+from mindllm.data.chat.traces import Tracer, border, call_forms, is_python_text, without_traces
 from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf
 from mindllm.data.tokenizers.known import OWN_TEMPLATES
 from mindllm.data.tokenizers.special_tokens import without_allowed
@@ -202,7 +202,7 @@ class ChatTemplate:
         return before
 
     def _by_turns(self, chat: Conversation, place: str) -> str:
-        """Render up to each learned turn and through it; both must be how the whole begins, or the borders are not exact."""
+        """Render up to each learned turn and through it, which is how the whole begins where turns are written alike."""
         messages = chat.messages
         turns = [index for index, message in enumerate(messages) if is_learned(message)]
         before = [self._values(replace(chat, messages=messages[:index]), prompt=True) for index in turns if index]
@@ -211,17 +211,46 @@ class ChatTemplate:
         begins, ends = parts[: len(before)], parts[len(before) :]
         if len(begins) < len(ends):
             begins.insert(0, self._greeting_header(chat, ends[0], place))
+        borders = [(len(begin), len(end)) for begin, end in zip(begins, ends, strict=True)]
+        if not all(whole.startswith(end) and end.startswith(begin) for begin, end in zip(begins, ends, strict=True)):
+            borders = self._traced_borders(chat, turns, whole, place)
         marked, done = "", 0
-        for index, begin, end in zip(turns, begins, ends, strict=True):
-            if not (end.startswith(begin) and whole.startswith(end) and len(begin) >= done):
-                raise UserError(
-                    f"{place}: {self.origin} writes turn {index} differently inside the conversation than at its end, so the "
-                    "assistant's words cannot be told apart exactly. Mark them in the template with {% generation %} and "
-                    f"{{% endgeneration %}}, and name that file in {LOADER}.chat_template; or give the turn the weight 0"
-                )
-            marked += whole[done : len(begin)] + BEGIN + whole[len(begin) : len(end)] + END
-            done = len(end)
+        for index, (begin, end) in zip(turns, borders, strict=True):
+            if not done <= begin <= end:
+                raise self._inexact(index, place)
+            marked += whole[done:begin] + BEGIN + whole[begin:end] + END
+            done = end
         return marked + whole[done:]
+
+    def _traced_borders(self, chat: Conversation, turns: Sequence[int], whole: str, place: str) -> list[Span]:
+        """Return where turns begin and end in ``whole``, in which the template writes them differently than at the end.
+
+        A turn begins after what the template writes between the message before it and an answer, and ends with what it writes
+        after the turn's own last words. Both have to stand in ``whole`` after the same words.
+        """
+        tracer = Tracer(chat.messages, chat.tools)
+        traced = replace(chat, messages=tuple(tracer.messages), tools=tracer.tools)
+        cuts = [(index, True) for index in turns] + [(index + 1, False) for index in turns]
+        values = [self._values(replace(traced, messages=traced.messages[:cut]), prompt) for cut, prompt in cuts if cut]
+        try:
+            traced_whole, *texts = self._fill([self._values(traced), *values], place, TRAINING_DATE)
+        except UserError:
+            raise self._inexact(turns[0], place) from None
+        borders = [border(text, traced_whole) for text in texts]
+        if turns[0] == 0:
+            borders.insert(0, len(self._greeting_header(chat, whole, place)))
+        spans = list(zip(borders[: len(turns)], borders[len(turns) :], strict=True))
+        for index, (begin, end) in zip(turns, spans, strict=True):
+            if begin is None or end is None or without_traces(traced_whole) != whole:
+                raise self._inexact(index, place)
+        return [(begin or 0, end or 0) for begin, end in spans]
+
+    def _inexact(self, index: int, place: str) -> UserError:
+        return UserError(
+            f"{place}: {self.origin} writes turn {index} differently inside the conversation than at its end, so the "
+            "assistant's words cannot be told apart exactly. Mark them in the template with {% generation %} and "
+            f"{{% endgeneration %}}, and name that file in {LOADER}.chat_template; or give the turn the weight 0"
+        )
 
     def _greeting_header(self, chat: Conversation, greeting: str, place: str) -> str:
         """Return how ``greeting``, the text of a first turn of the assistant, begins up to its words.

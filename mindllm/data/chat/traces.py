@@ -7,6 +7,7 @@ conversation is rendered once more, and the numbers that are missing name the pa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,6 +15,8 @@ from typing import Any
 
 from mindllm.data.chat.messages import REASONING, Message, is_learned, tool_name
 from mindllm.data.chat.template_program import SEAM, TRACE
+
+TRACED = re.compile(f"{TRACE}\\d+{TRACE}")
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,27 @@ class Tracer:
             if isinstance(value, str) and value.strip()
             else (self._mark(key, name), value)
         )
+
+
+def without_traces(text: str) -> str:
+    """Return a text without the marks of a tracer."""
+    return TRACED.sub("", text)
+
+
+def border(text: str, whole: str) -> int | None:
+    """Return where in ``whole`` the end of ``text`` is, in characters without marks; None where it is not found exactly.
+
+    ``text`` is the traced conversation up to a message. What stands after its last mark has to stand after that mark in the
+    traced ``whole``, too.
+    """
+    marks = list(TRACED.finditer(text))
+    if not marks:
+        return None
+    found = [mark.end() for mark in TRACED.finditer(whole) if mark.group() == marks[-1].group()]
+    tail = text[marks[-1].end() :]
+    if len(found) != sum(mark.group() == marks[-1].group() for mark in marks) or not whole.startswith(tail, found[-1]):
+        return None
+    return len(without_traces(whole[: found[-1]])) + len(tail)
 
 
 def call_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
