@@ -72,10 +72,8 @@ def conversation_encoder(config: RunConfig, tokenizer: Tokenizer) -> Encoder:
     words. Raises UserError for a template that is none; the function, for a conversation that the template refuses.
     """
     data = config.train_dataset.data_loader.config
-    given, variables = (
-        (data.chat_template, data.chat_template_kwargs) if isinstance(data, ConversationDataConfig) else ("", None)
-    )
-    template = chat_template_of(tokenizer, given, variables)
+    chat = data.chat if isinstance(data, ConversationDataConfig) else {}
+    template = chat_template_of(tokenizer, **chat)
 
     def encode(conversation: Conversation) -> list[int]:
         ids, _ = encode_chat(template.render_prompt(conversation, "the conversation"), tokenizer)

@@ -159,11 +159,11 @@ def test_rows_with_calls_are_learned_whole(both, name):
 
 def test_variables_of_the_run_and_of_the_row(tmp_path):
     tokenizer = chat_tokenizer(tmp_path, TEMPLATES["variables"])
-    template = chat_template_of(tokenizer, variables={"enable_thinking": False, "style": "run"})
+    template = chat_template_of(tokenizer, chat_template_kwargs={"enable_thinking": False, "style": "run"})
     row = conversation_of({"messages": [ASKED, ANSWER], "chat_template_kwargs": {"style": "row"}}, "auto", "row")
     assert template.render(row, "row").text.startswith("/nothink\nrow<|im_start|>user")
     with pytest.raises(UserError, match=r"chat_template_kwargs\.messages: is a variable of the row itself"):
-        chat_template_of(tokenizer, variables={"messages": []})
+        chat_template_of(tokenizer, chat_template_kwargs={"messages": []})
     with pytest.raises(UserError, match=r"row: chat_template_kwargs: not an object"):
         conversation_of({"messages": [ASKED, ANSWER], "chat_template_kwargs": [1]}, "auto", "row")
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindllm.data.chat.messages import ROLES, Message, is_learned, read_message, read_tools
+from mindllm.data.chat.messages import Message, is_learned, read_message, read_tools
 from mindllm.data.records import Record
 from mindllm.errors import UserError, nearest
 from mindllm.outside import parse_json
 
-__all__ = ["ROLES", "Message"]
 Reader = Callable[[Record], Iterable[Mapping[str, Any]]]
 ASKED = ("prompt", "query", "question", "input")
 ANSWERED = ("completion", "response", "answer", "output")

@@ -317,29 +317,31 @@ def _named(parts: Sequence[str]) -> str:
 
 def chat_template_of(
     tokenizer: Tokenizer,
-    given: str = "",
-    variables: Mapping[str, Any] | None = None,
+    chat_template: str = "",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     allowed_special_tokens: Sequence[str] = (),
 ) -> ChatTemplate:
-    """Return the template in file ``given``, else that of the tokenizer, else that of its class, else a plain one.
+    """Return the template in file ``chat_template``, else that of the tokenizer, else that of its class, else a plain one.
 
     A directory has a ``chat_template.jinja``, with others in ``additional_chat_templates``, or one or several by name in its
     ``tokenizer_config.json``. A GGUF file has its own: what lies beside it belongs to others. Of several, conversations with
-    tools take "tool_use" and all others "default". ``allowed_special_tokens`` in messages stay tokens.
+    tools take "tool_use" and all others "default". ``chat_template_kwargs`` are further variables, and ``allowed_special_tokens``
+    in messages stay tokens.
 
     Raises:
         UserError: as :class:`ChatTemplate`, or a token that is allowed is not a special one.
     """
     names = tokenizer.special_tokens, without_allowed(tokenizer, allowed_special_tokens)
-    if not given and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
+    if not chat_template and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
         texts = {"default": tokenizer.chat_template, TOOL_USE: chat_template_of_gguf(gguf, TOOL_USE)}
         sources = {name: (text, f"tokenizer.chat_template of {gguf}") for name, text in texts.items() if text}
     else:
-        sources = _sources(Path(tokenizer.path).parent, given)
+        sources = _sources(Path(tokenizer.path).parent, chat_template)
     if "default" not in sources:
         own = tokenizer.chat_template
         origin = "the chat template of its class" if own else "the plain chat template"
         sources = {"default": (own or PLAIN, origin)}
+    variables = chat_template_kwargs
     for_tools = ChatTemplate(*sources[TOOL_USE], *names, variables) if TOOL_USE in sources else None
     return ChatTemplate(*sources["default"], *names, variables, for_tools)
 
