@@ -12,6 +12,8 @@ from mindllm.data.chat.pairs import PairRows, pair_of
 from mindllm.data.chat.template import ChatTemplate
 from mindllm.data.chat.unpaired import AnswerRows, answer_in
 from mindllm.data.records import read_records
+from mindllm.data.tokenizers.files import copy_tokenizer
+from mindllm.data.tokenizers.tokenizer import load_tokenizer
 from mindllm.errors import UserError
 
 ASKED = {"role": "user", "content": "weather in Oslo"}
@@ -271,6 +273,23 @@ def test_shared_turns_of_pairs_are_not_learned(tmp_path):
     assert len(alone) == 2
 
 
+def test_names_of_special_tokens_are_counted_or_kept(tmp_path):
+    answer = "a <|im_start|> b <|im_end|>"
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [ASKED, {"role": "assistant", "content": answer}]}))
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "q", "chosen": answer, "rejected": "no"}))
+    tokenizer = chat_tokenizer(tmp_path / "model", CHATML)
+    start = tokenizer.encode_marked("<|im_start|>")[0][0]
+    for make, name in ((InstructionRows, "rows"), (PairRows, "pairs"), (AnswerRows, "pairs")):
+        path, options = [str(tmp_path / f"{name}.jsonl")], {"alone": True} if make is AnswerRows else {}
+        words = make(path, tokenizer, 200, **options)
+        assert words.count([0]).spelled_out == words.count([0]).spelled_out == 2
+        assert "2 names of special tokens in messages are encoded as words" in words.count([0]).describe(200)
+        kept = make(path, tokenizer, 200, allowed_special_tokens=["<|im_start|>"], **options)
+        assert kept.count([0]).spelled_out == 1
+        row, same = (rows.rows([0])[0] if make is not AnswerRows else rows.whole_rows(0)[0] for rows in (kept, words))
+        assert (row.tokens == start).sum() == (same.tokens == start).sum() + 1
+
+
 GREETING = [{"role": "assistant", "content": "Hello."}, ASKED, {"role": "assistant", "content": "3"}]
 FIRST = "{% if messages[0]['role'] == 'system' %}S{% endif %}"
 
@@ -313,6 +332,9 @@ def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path, caplog):
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("TOOLS {{ tools | tojson }}\n" + CHATML)
     assert written() == ["<|im_start|>", 'TOOLS [{"typ', "TOOLS"]
     assert not caplog.records
+    (tmp_path / "copy").mkdir()
+    copy_tokenizer(load_tokenizer(tmp_path), tmp_path / "copy")
+    assert template_of(tmp_path / "copy").for_tools.source.startswith("TOOLS")
 
 
 def test_a_template_that_cannot_show_tools_is_told_once(caplog):

@@ -34,6 +34,7 @@ class ConversationRows(ABC):
             tokenizer, chat_template, chat_template_kwargs, allowed_special_tokens
         )
         self._truncation_is_told = False
+        self._spelled_out = 0  # names of special tokens in rows that were read so far
 
     def __len__(self) -> int:
         return len(self.table)

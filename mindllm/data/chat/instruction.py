@@ -78,9 +78,8 @@ class InstructionRows(ConversationRows):
 
     def whole_row(self, number: int) -> Row:
         """Returns row ``number`` in its full length."""
-        return self._encoded(self.chat(number))
-
-    def _encoded(self, chat: RenderedChat) -> Row:
+        chat = self.chat(number)
+        self._spelled_out += len(chat.seams)
         ids, places = encode_chat(chat, self.tokenizer)
         return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans))
 
@@ -105,20 +104,18 @@ class InstructionRows(ConversationRows):
     def count(self, numbers: Iterable[int]) -> RowCounts:
         """Tokenizes all rows of ``numbers`` once, keeping only what they come to."""
         places: list[int] = []
-        truncated = without_loss = tokens = trained = spelled_out = 0
+        truncated = without_loss = tokens = trained = self._spelled_out = 0
         self._truncation_is_told = True  # this tells all of it
         for number in numbers:
-            chat = self.chat(number)
-            whole = self._encoded(chat)
+            whole = self.whole_row(number)
             row = self._cut(whole, number)
-            spelled_out += len(chat.seams)
             learnt = int(row.trained[1:].sum())
             truncated += len(whole.tokens) > len(row.tokens)
             without_loss += not learnt
             tokens += len(row.tokens)
             trained += learnt
             places.append(row.places if learnt else 0)
-        return RowCounts(np.array(places, dtype=np.int32), truncated, without_loss, tokens, trained, spelled_out)
+        return RowCounts(np.array(places, dtype=np.int32), truncated, without_loss, tokens, trained, self._spelled_out)
 
 
 def encode_chat(chat: RenderedChat, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:

@@ -124,6 +124,7 @@ class PairCounts:
     trained_tokens: int
     truncated: int
     without_answer: int
+    spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
         """One line for people."""
@@ -132,6 +133,8 @@ class PairCounts:
             text += f"; {self.truncated} pairs are longer than the {seq_length} places of a row and cut"
         if self.without_answer:
             text += f"; {self.without_answer} pairs have an answer of which nothing remains"
+        if self.spelled_out:
+            text += f"; {self.spelled_out} names of special tokens in messages are encoded as words (allowed_special_tokens)"
         return text
 
 
@@ -146,6 +149,7 @@ class PairRows(ConversationRows):
 
     def _row(self, conversation: Conversation, shared: int, place: str) -> Row:
         chat = self.template.render(_with_shared_turns(conversation, shared), place)
+        self._spelled_out += len(chat.seams)
         ids, places = encode_chat(chat, self.tokenizer)
         return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans))
 
@@ -188,7 +192,7 @@ class PairRows(ConversationRows):
 
     def count(self, numbers: Iterable[int]) -> PairCounts:
         """Tokenizes these pairs once, keeping only what they come to."""
-        pairs = tokens = trained = truncated = without = 0
+        pairs = tokens = trained = truncated = without = self._spelled_out = 0
         self._truncation_is_told = True  # this tells all of it
         for number in numbers:
             whole = self.whole_rows(number)
@@ -199,7 +203,7 @@ class PairRows(ConversationRows):
             trained += sum(learnt)
             truncated += [row.places for row in rows] != [row.places for row in whole]
             without += 0 in learnt
-        return PairCounts(pairs, tokens, trained, truncated, without)
+        return PairCounts(pairs, tokens, trained, truncated, without, self._spelled_out)
 
 
 def shared_out(places: Sequence[int], room: int) -> list[int]:

@@ -110,6 +110,7 @@ class AnswerCounts:
     trained_tokens: int
     truncated: int
     without_answer: int
+    spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
         """One line for people."""
@@ -119,6 +120,8 @@ class AnswerCounts:
             text += f"; {self.truncated} rows are longer than the {seq_length} places of a row and cut"
         if self.without_answer:
             text += f"; of {self.without_answer} answers nothing remains"
+        if self.spelled_out:
+            text += f"; {self.spelled_out} names of special tokens in messages are encoded as words (allowed_special_tokens)"
         return text
 
 
@@ -196,7 +199,7 @@ class AnswerRows(PairRows):
 
     def count(self, numbers: Iterable[int]) -> AnswerCounts:  # type: ignore[override]
         """Tokenizes these answers once, keeping only what they come to."""
-        answers = desirable = tokens = trained = truncated = without = 0
+        answers = desirable = tokens = trained = truncated = without = self._spelled_out = 0
         self._truncation_is_told = True  # this tells all of it
         for number in numbers:
             whole = self.whole_rows(number)
@@ -208,4 +211,4 @@ class AnswerRows(PairRows):
             trained += learnt
             truncated += [row.places for row in rows] != [row.places for row in whole]
             without += not learnt
-        return AnswerCounts(answers, desirable, tokens, trained, truncated, without)
+        return AnswerCounts(answers, desirable, tokens, trained, truncated, without, self._spelled_out)
