@@ -1,4 +1,4 @@
-"""The one reader of messages. Every form of row passes its turns through it, so that no form drops what another keeps."""
+"""Read messages of a conversation. All forms of rows use this reader, so that no form drops a key that another one has."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _with_object(call: Message) -> Message:
 
 
 def _text(content: Any, role: str, may_be_null: bool) -> str | None:
-    """Return the text of a content, of which a list has it in parts."""
+    """Return the text of a content; a list holds the text in parts."""
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         kinds = {str(part["type"]) for part in content} - {"text"}
         if kinds:

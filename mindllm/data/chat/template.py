@@ -46,7 +46,7 @@ OWN = {PLAIN, *OWN_TEMPLATES}  # the templates that need no other process
 LONGEST_SOURCE = 1 << 20  # characters; the longest public templates have some ten thousand
 PLACES = re.compile(f"([{SEAM}{BEGIN}{END}])")
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-TRAINING_DATE = "2024-07-26"  # what strftime_now says in rows: templates of Llama 3 write it where they have no clock
+TRAINING_DATE = "2024-07-26"  # date of strftime_now in training rows: the default of Llama 3's templates
 OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 TOOL_USE = "tool_use"  # the template of several that transformers takes where there are tools
 LOADER = "train_dataset.data_loader.config"
@@ -185,7 +185,7 @@ class ChatTemplate:
         traced = replace(chat, messages=tuple(tracer.messages), tools=tracer.tools)
         try:
             return tracer.lost(self._fill([self._values(traced)], place, now)[0])
-        except UserError:  # a template that checks what is written, such as the names of its own tools
+        except UserError:  # the template checks names or values of the row
             return tracer.absent(PLACES.sub("", text))
 
     def _by_marks(self, chat: Conversation, place: str) -> str:
@@ -223,10 +223,10 @@ class ChatTemplate:
         return marked + whole[done:]
 
     def _traced_borders(self, chat: Conversation, turns: Sequence[int], whole: str, place: str) -> list[Span]:
-        """Return where turns begin and end in ``whole``, in which the template writes them differently than at the end.
+        """Return the borders of turns in ``whole``, where the template writes them differently than at the end of a conversation.
 
-        A turn begins after what the template writes between the message before it and an answer, and ends with what it writes
-        after the turn's own last words. Both have to stand in ``whole`` after the same words.
+        A turn begins after the text that the template puts between the previous message and an answer. It ends with the text that
+        the template puts after the last words of the turn. Both have to follow the same words in ``whole``.
         """
         tracer = Tracer(chat.messages, chat.tools)
         traced = replace(chat, messages=tuple(tracer.messages), tools=tracer.tools)
@@ -253,9 +253,9 @@ class ChatTemplate:
         )
 
     def _greeting_header(self, chat: Conversation, greeting: str, place: str) -> str:
-        """Return how ``greeting``, the text of a first turn of the assistant, begins up to its words.
+        """Return the beginning of ``greeting``, which opens with a turn of the assistant, up to the words of that turn.
 
-        There is no conversation before it to render, so its header is the one that the template puts behind a question.
+        There is no earlier message to render, so the header of the turn is the one that the template writes after a question.
         """
         question = replace(chat, messages=({"role": "user", "content": "?"},))
         values = [self._values(question), self._values(question, prompt=True)]
@@ -354,8 +354,8 @@ def _sources(directory: Path, given: str) -> dict[str, tuple[str, str]]:
     config = directory / "tokenizer_config.json"
     if not file.is_file():
         return _sources_in(config) if config.is_file() else {}
-    further = directory / "additional_chat_templates" / f"{TOOL_USE}.jinja"
-    files = {"default": file, **({TOOL_USE: further} if not given and further.is_file() else {})}
+    for_tools = directory / "additional_chat_templates" / f"{TOOL_USE}.jinja"
+    files = {"default": file, **({TOOL_USE: for_tools} if not given and for_tools.is_file() else {})}
     return {name: (_text(path), str(path)) for name, path in files.items()}
 
 

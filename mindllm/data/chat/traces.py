@@ -1,7 +1,7 @@
-"""What of a conversation reaches the text of a template: parts are traced through it, and forms of calls are tried in turn.
+"""Trace the parts of a conversation through a chat template, and choose the form of tool calls that it expects.
 
-A template that does not know a key ignores it without an error. So each part that has to appear gets a mark with a number, the
-conversation is rendered once more, and the numbers that are missing name the parts that are lost.
+A template ignores a key that it does not know, without an error. So each part that has to appear gets a numbered mark and the
+conversation is rendered again. The numbers that are missing identify the parts that are lost.
 """
 
 from __future__ import annotations
@@ -103,20 +103,21 @@ def without_traces(text: str) -> str:
     return TRACED.sub("", text)
 
 
-def border(text: str, whole: str) -> int | None:
-    """Return where in ``whole`` the end of ``text`` is, in characters without marks; None where it is not found exactly.
+def border(prefix: str, text: str) -> int | None:
+    """Return the position in ``text`` where ``prefix`` ends, not counting marks; None if it cannot be determined exactly.
 
-    ``text`` is the traced conversation up to a message. What stands after its last mark has to stand after that mark in the
-    traced ``whole``, too.
+    Both are traced renderings: ``text`` of a conversation, ``prefix`` of its first messages. The template may write them
+    differently, but what follows the last mark of ``prefix`` has to follow the same mark in ``text``.
     """
-    marks = list(TRACED.finditer(text))
+    marks = list(TRACED.finditer(prefix))
     if not marks:
         return None
-    found = [mark.end() for mark in TRACED.finditer(whole) if mark.group() == marks[-1].group()]
-    tail = text[marks[-1].end() :]
-    if len(found) != sum(mark.group() == marks[-1].group() for mark in marks) or not whole.startswith(tail, found[-1]):
+    last = marks[-1]
+    ends = [mark.end() for mark in TRACED.finditer(text) if mark.group() == last.group()]
+    tail = prefix[last.end() :]
+    if len(ends) != sum(mark.group() == last.group() for mark in marks) or not text.startswith(tail, ends[-1]):
         return None
-    return len(without_traces(whole[: found[-1]])) + len(tail)
+    return len(without_traces(text[: ends[-1]])) + len(tail)
 
 
 def call_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:

@@ -1,7 +1,7 @@
-"""Bounds of a ``tokenizer.json``: it is a program, which may make any text of one character, or search it without end.
+"""Bounds of a ``tokenizer.json``. It is a program that may expand one character to any length, or search a text forever.
 
-How much a text can grow is computed from the steps that replace text. Regular expressions that are not those of a known family
-are tried in a process of their own, with bounded time and memory, before this process uses them.
+The growth of a text is computed from the steps that replace text. Regular expressions of unknown families first run in a separate
+process with bounded time and memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ START = "import sys, runpy; sys.path[:] = {paths}; runpy.run_path({file!r}, run_
 
 
 def check_bounds(content: Any, path: Path) -> float:
-    """Return how many characters a tokenizer makes of one at most.
+    """Return the largest number of characters that a tokenizer makes of one.
 
     Raises:
         UserError: a text may grow without bound, a step has no bound, or a regular expression fails or takes too long.
@@ -81,24 +81,24 @@ def _steps(section: Any) -> Iterator[dict[str, Any]]:
 
 def _pattern(step: dict[str, Any], kind: str) -> str | None:
     pattern = step.get("pattern")
-    found = pattern.get(kind) if isinstance(pattern, dict) else None
-    return found if isinstance(found, str) else None
+    value = pattern.get(kind) if isinstance(pattern, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def _growth(section: str, steps: list[dict[str, Any]], path: Path) -> float:
-    """Return how many characters of one the steps of a section make; raises UserError where it is too many."""
+    """Return the largest number of characters that a section makes of one; raises UserError if it is too large."""
     growth, added = 1.0, 0.0
     for step in steps:
         factor = _factor(step)
         growth, added = growth * factor, added * factor + len(str(step.get("prepend") or ""))
         if growth > MOST_GROWTH or added > MOST_ADDED:
-            what = (
+            size = (
                 f"{growth:.3g} characters of one"
                 if growth > MOST_GROWTH
-                else f"a text of {added:.3g} characters of none"
+                else f"{added:.3g} characters of an empty text"
             )
             raise UserError(
-                f"{path}: {section}: its steps may make {what}; at most {MOST_GROWTH} and {MOST_ADDED} are run"
+                f"{path}: {section}: its steps may make {size}; the limits are {MOST_GROWTH} and {MOST_ADDED}"
             )
     return growth
 
@@ -131,11 +131,11 @@ def _longest_character(charsmap: Any) -> int:
 
 
 def _try_apart(sections: dict[str, Any], patterns: list[str], path: Path) -> None:
-    """Run sections of a tokenizer on difficult texts in another process; raises UserError where they do not end well."""
+    """Run sections of a tokenizer on difficult texts in a separate process; raises UserError if they fail."""
     start = START.format(paths=json.dumps(sys.path), file=probe_program.__file__)
     request = {**sections, "patterns": patterns, "memory": MEMORY, "seconds": CPU_SECONDS}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-I", "-c", start],
             input=json.dumps(request).encode(),
             stdout=subprocess.PIPE,
@@ -146,10 +146,10 @@ def _try_apart(sections: dict[str, Any], patterns: list[str], path: Path) -> Non
     except subprocess.TimeoutExpired:
         reason = f"they take over {SECONDS} seconds"
     else:
-        answer = done.stdout.decode(errors="replace").strip()
+        answer = result.stdout.decode(errors="replace").strip()
         if answer == probe_program.GOOD:
             return
-        reason = answer or f"they take over {CPU_SECONDS} seconds or {MEMORY >> 20} MiB (exit code {done.returncode})"
+        reason = answer or f"they take over {CPU_SECONDS} seconds or {MEMORY >> 20} MiB (exit code {result.returncode})"
     shown = ", ".join(map(shortened, patterns[:3]))
     raise UserError(
         f"{path}: not a tokenizer.json that can be run: on a short text its steps fail ({reason}); patterns: {shown}"

@@ -1,4 +1,4 @@
-"""The program that tries steps of a tokenizer on difficult texts, within limits: ``limits`` starts it and gives it the steps.
+"""Program that runs the steps of a tokenizer on difficult texts, within limits. ``limits`` starts it and passes the steps.
 
 The file imports nothing of the project, so that it starts in a moment.
 """
@@ -21,7 +21,7 @@ LONGEST_REASON = 200
 
 
 def difficult_texts(patterns: list[str]) -> Iterator[str]:
-    """Yield short texts, and long runs of what a pattern may repeat with an end that it may not match."""
+    """Yield short texts, and long runs of characters that a pattern may repeat, with an end that it may not match."""
     yield from SHORT
     literals = sorted({character for pattern in patterns for character in pattern if character.isprintable()})
     for unit in dict.fromkeys([*UNITS, *literals[:MOST_LITERALS]]):
@@ -54,7 +54,7 @@ def main() -> None:
         pass  # a system without such limits keeps that of time
     try:
         run(request, patterns)
-    except BaseException as error:  # of the library: panics are no Exception
+    except BaseException as error:  # panics of the library are not an Exception
         print(" ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__)
         return
     print(GOOD)
