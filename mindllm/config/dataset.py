@@ -117,12 +117,27 @@ class ConversationDataConfig(DataConfig):
         default="",
         description="Jinja file of the chat template; empty: the tokenizer's own, else a plain one (`### Instruction:`).",
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further variables of the chat template, such as `{enable_thinking: false}`; those that a row has under "
+        "`chat_template_kwargs` take precedence.",
+    )
+    allowed_special_tokens: List[str] = Field(
+        default=(),
+        description="Special tokens that messages may contain, such as `[<think>, </think>]`; the names of all others are "
+        "encoded as words.",
+    )
     skip_bad_rows: bool = Field(
         default=False,
-        description="Leaves out rows that cannot be used (not JSON, of another form, refused by the template) and counts them; "
-        "false: they are named before the run begins, and end it.",
+        description="Leaves out rows that cannot be used (not JSON, of another form, refused by the template, or with a call, a "
+        "tool or a text that the template leaves out) and counts them; false: they are named before the run begins, and end it.",
     )
     max_rows: PositiveInt | None = Field(default=None, description="Only the first rows are read; null: all.")
+
+    @property
+    def chat(self) -> dict[str, Any]:
+        """The keys that say how conversations are written, as arguments of rows and templates."""
+        return {key: getattr(self, key) for key in ("chat_template", "chat_template_kwargs", "allowed_special_tokens")}
 
 
 class PreferenceDataConfig(ConversationDataConfig):

@@ -157,7 +157,16 @@ def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:
     with parquet.ParquetFile(path) as file:
         wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
         for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=wanted):
-            yield from batch.to_pylist()
+            yield from (
+                {key: _without_null_fields(value) for key, value in record.items()} for record in batch.to_pylist()
+            )
+
+
+def _without_null_fields(value: Any) -> Any:
+    """Return a value without the null entries of objects: a parquet column gives every object the keys of all others."""
+    if isinstance(value, dict):
+        return {key: _without_null_fields(entry) for key, entry in value.items() if entry is not None}
+    return [_without_null_fields(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _is_whole(path: Path | str) -> bool:

@@ -114,9 +114,9 @@ class EvaluatedModel(TemplateLM):
         """A conversation as the text that the model was trained on, up to where the assistant goes on."""
         template = chat_template_of(self.text)
         conversation = Conversation(tuple(chat_history))
+        rendered = template.render_prompt(conversation, "the conversation", to_answer=add_generation_prompt).text
         if add_generation_prompt:
-            return template.render_prompt(conversation, "the conversation").text
-        rendered = template.render(conversation, "the conversation").text
+            return rendered
         said = chat_history[-1]["content"].rstrip()
         return rendered[: rendered.rindex(said) + len(said)] + chat_history[-1]["content"][len(said) :]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.generate.generator import Generator
-from mindllm.generate.prompts import Encoder, Message
+from mindllm.generate.prompts import Conversation, Encoder, Message
 
 
 class Chat:
@@ -36,7 +36,7 @@ class Chat:
         Raises UserError when the conversation is too long to be answered; then the message is not remembered.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
-        prompt = self._encode(messages)
+        prompt = self._encode(Conversation(tuple(messages)))
         room = self._generator.max_length - len(prompt)
         if room < 1:
             raise UserError(

@@ -19,7 +19,7 @@ from mindllm.files import atomic_open
 from mindllm.generate.choosing.growing import Continuation
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import need_weights
-from mindllm.generate.prompts import Message, check_prompts, conversation_encoder, encode_prompt
+from mindllm.generate.prompts import Conversation, Message, check_prompts, conversation_encoder, encode_prompt
 from mindllm.generate.requests import Request, is_json_lines, read_requests
 from mindllm.terminal.progress import Progress, unwatched
 
@@ -74,20 +74,20 @@ def continued(
 def _encoded(requests: Sequence[Request], config: RunConfig, tokenizer: Tokenizer) -> list[list[int]]:
     encode_conversation = conversation_encoder(config, tokenizer)
     return [
-        encode_conversation(messages)
-        if (messages := _conversation(request, config))
+        encode_conversation(conversation)
+        if (conversation := _conversation(request, config))
         else encode_prompt(request.prompt, config.model.config, tokenizer)
         for request in requests
     ]
 
 
-def _conversation(request: Request, config: RunConfig) -> tuple[Message, ...]:
-    """The messages of a request; those of a prompt where prompts are asked as in a conversation, else none."""
-    if request.messages or not config.generation.apply_chat_template:
-        return request.messages
+def _conversation(request: Request, config: RunConfig) -> Conversation | None:
+    """Return the conversation of a request, or that of its prompt where prompts are asked as in a conversation."""
+    if request.conversation or not config.generation.apply_chat_template:
+        return request.conversation
     system = config.generation.system_prompt
     first: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
-    return (*first, {"role": "user", "content": request.prompt})
+    return Conversation((*first, {"role": "user", "content": request.prompt}))
 
 
 @contextmanager

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 
 from mindllm.config import ModelConfig, RunConfig
 from mindllm.config.dataset import ConversationDataConfig
-from mindllm.data.chat.conversations import ROLES, Conversation, Message
+from mindllm.data.chat.conversations import Conversation
 from mindllm.data.chat.instruction import encode_chat
+from mindllm.data.chat.messages import Message
 from mindllm.data.chat.template import chat_template_of
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 
 NARROWEST, WIDEST = 16, 512  # tokens of a prompt that go through the model at once: powers of two between these
 CAPACITY_UNIT = 128  # positions of the cache are a multiple, so that few lengths need a compilation of their own
-Encoder = Callable[[Sequence[Message]], list[int]]
-__all__ = ["ROLES", "Encoder", "Message", "conversation_encoder"]
+__all__ = ["Conversation", "Encoder", "Message", "conversation_encoder"]
+Encoder = Callable[[Conversation], list[int]]
 
 
 def pieces(longest: int) -> tuple[int, int]:
@@ -65,18 +66,17 @@ def check_prompts(prompts: Sequence[Sequence[int]], config: ModelConfig, max_len
 
 
 def conversation_encoder(config: RunConfig, tokenizer: Tokenizer) -> Encoder:
-    """Returns the function that makes of messages the prompt whose continuation is the next answer.
+    """Return the function that makes of a conversation the prompt whose continuation is the next answer.
 
     The prompt is what a model was trained to see there: special tokens of the template are tokens, their names in messages are
     words. Raises UserError for a template that is none; the function, for a conversation that the template refuses.
     """
     data = config.train_dataset.data_loader.config
-    given = data.chat_template if isinstance(data, ConversationDataConfig) else ""
-    template = chat_template_of(tokenizer, given)
+    chat = data.chat if isinstance(data, ConversationDataConfig) else {}
+    template = chat_template_of(tokenizer, **chat)
 
-    def encode(messages: Sequence[Message]) -> list[int]:
-        chat = template.render_prompt(Conversation(tuple(messages)), "the conversation")
-        ids, _ = encode_chat(chat, tokenizer)
+    def encode(conversation: Conversation) -> list[int]:
+        ids, _ = encode_chat(template.render_prompt(conversation, "the conversation"), tokenizer)
         return ids
 
     return encode

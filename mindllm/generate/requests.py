@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config import RunConfig
-from mindllm.errors import UserError, nearest
-from mindllm.generate.prompts import ROLES, Message
+from mindllm.data.chat.messages import read_message, read_tools
+from mindllm.errors import UserError
+from mindllm.generate.prompts import Conversation
 from mindllm.outside import half_surrogate, parse_json, read_text
 
 FORMS = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
@@ -21,7 +22,7 @@ class Request:
     """A prompt or, of a JSON Lines file, a conversation; ``fields`` is the object it came from, which its result repeats."""
 
     prompt: str = ""
-    messages: tuple[Message, ...] = ()
+    conversation: Conversation | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -86,18 +87,25 @@ def _parse(line: str) -> Request:
         if not isinstance(fields["prompt"], str):
             raise ValueError(f"prompt is not a text (value {json.dumps(fields['prompt'])})")
         return Request(fields["prompt"], fields=fields)
-    return Request(messages=tuple(_messages(fields["messages"])), fields=fields)
+    return Request(conversation=_conversation(fields), fields=fields)
 
 
-def _messages(values: Any) -> Iterator[Message]:
+def _conversation(fields: Mapping[str, Any]) -> Conversation:
+    """Return the messages of a line with its tools and its variables of the template; raises ValueError for an invalid one."""
+    values = fields["messages"]
     if not isinstance(values, list) or not values:
         raise ValueError(f"messages is not a list of at least one; write {FORMS}")
+    messages = []
     for value in values:
-        if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-            raise ValueError(f"a message has no text as its content (value {json.dumps(value)}); write {FORMS}")
-        if value.get("role") not in ROLES:
-            raise ValueError(f"a message has the role {value.get('role')}{nearest(str(value.get('role')), ROLES)}")
-        yield value
+        if not isinstance(value, dict) or "role" not in value:
+            raise ValueError(
+                f"a message is an object with a role and a content (value {json.dumps(value)}); write {FORMS}"
+            )
+        messages.append(read_message(value))
+    variables = fields.get("chat_template_kwargs") or {}
+    if not isinstance(variables, dict):
+        raise ValueError(f"chat_template_kwargs is not an object (value {json.dumps(variables)})")
+    return Conversation(tuple(messages), read_tools(fields.get("tools")), variables)
 
 
 def _is_file(text: str) -> bool:

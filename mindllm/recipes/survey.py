@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -93,12 +94,13 @@ def survey(
     *,
     skip_bad_rows: bool = False,
     handler: str = "",
-    chat_template: str = "",
+    chat: Mapping[str, Any] | None = None,
     unpaired: bool = False,
     progress: Progress = unwatched,
 ) -> Survey:
     """Look at files of conversations, of pairs of answers or of answers with a label. ``unpaired``: answers are learnt from one
-    by one, so pairs are two rows each, and a label beside a conversation says whether its end is desirable.
+    by one, so pairs are two rows each, and a label beside a conversation says whether its end is desirable. ``chat``: keys of
+    the loader that say how conversations are written, such as ``chat_template``.
 
     Raises:
         UserError: there is no such file, none of records, one that is empty, rows of no known form; or some rows cannot be used
@@ -110,9 +112,9 @@ def survey(
     kind, form = _form(files, named, handler, unpaired)
     labelled = form == LABELLED
     rows: InstructionRows | PairRows = (
-        (AnswerRows if labelled or unpaired else PairRows)(named, loaded, WITHOUT_END, chat_template)
+        (AnswerRows if labelled or unpaired else PairRows)(named, loaded, WITHOUT_END, **chat or {})
         if kind == PAIRS
-        else InstructionRows(named, loaded, WITHOUT_END, handler=form, chat_template=chat_template)
+        else InstructionRows(named, loaded, WITHOUT_END, handler=form, **chat or {})
     )
     looked_at = range(min(len(rows), CHECKED))
     faults = {number: fault for number in counted(looked_at, "reading rows", progress) if (fault := rows.fault(number))}

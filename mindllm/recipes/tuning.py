@@ -33,6 +33,13 @@ FILL = 0.95  # part of a pack that is full, about
 PROBED_STEPS = 1000  # of a run that is only asked for its memory
 
 
+def chat_keys(overrides: Overrides) -> dict[str, Any]:
+    """Return the keys that a person gives for how conversations are written."""
+    asked = at(asked_keys(BASE, overrides), (*DATA.split("."), "config"))
+    keys = ("chat_template", "chat_template_kwargs", "allowed_special_tokens")
+    return {key: asked[key] for key in keys if key in asked} if isinstance(asked, dict) else {}
+
+
 def method_for(model: ModelSource, loader: str, asked: str, labelled: bool = False) -> str:
     """Return the method of tuning: what is asked for, or what model and data suggest. ``labelled``: rows have one answer each,
     which is desirable or not.
@@ -140,16 +147,42 @@ class Tuning:
     @cached_property
     def packing(self) -> tuple[bool, str]:
         """Whether several conversations share a sample, and why."""
-        length, _ = self.length
-        mean = self.data.mean(length)
-        padding = 1 - mean / length
-        packs = math.ceil(self.trained_rows * mean / (length * FILL))
-        steps = packs // self.global_batch * self.figure("epochs")
+        padding, steps = self.padding, self._packed_steps
         if padding <= self.figure("padding"):
             return False, f"{padding:.0%} of a batch is padding, which is little"
         if steps < self.figure("least steps"):
             return False, f"{padding:.0%} of a batch is padding, and packs would make {steps} steps only"
         return True, f"without it {padding:.0%} of a batch is padding"
+
+    @property
+    def padding(self) -> float:
+        """The part of a batch that is padding without packing."""
+        length, _ = self.length
+        return 1 - self.data.mean(length) / length
+
+    @property
+    def _packed_steps(self) -> int:
+        """Steps of the usual epochs, about, with packing."""
+        length, _ = self.length
+        packs = math.ceil(self.trained_rows * self.data.mean(length) / (length * FILL))
+        return packs // self.global_batch * self.figure("epochs")
+
+    def notes(self) -> Iterator[str]:
+        """Yield what to know of the choices before the run begins."""
+        asked = self.given(f"{DATA}.config.packing") is not None
+        if (
+            self.data.loader == CONVERSATIONS
+            and not asked
+            and not self.packing[0]
+            and self.padding > self.figure("padding")
+        ):
+            length, _ = self.length
+            yield (
+                f"{self.padding:.0%} of every batch is padding: rows have {self.data.mean(length):.0f} of {length} places on "
+                f"average, and packing them would leave {self._packed_steps} steps, fewer than {self.figure('least steps')}. For "
+                f"less padding: --{DATA}.config.packing=true with more --epochs or a smaller --batch_size, a shorter "
+                "--seq_length (it cuts long rows), or more rows"
+            )
 
     @property
     def samples(self) -> int:

@@ -1,7 +1,9 @@
 """Templates in the manner of public models, and a tokenizer that has their special tokens."""
 
 import json
+from types import SimpleNamespace
 
+from mindllm.data.chat.template import chat_template_of
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
 from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 
@@ -28,6 +30,14 @@ FORGETFUL = (  # shortens earlier answers, as templates of reasoning models do w
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>")
 TEXTS = [f"What is {i} plus {i % 9}? It is {i + i % 9}.\nThank you. été {i}\n" for i in range(300)]
+
+
+def template_of(directory, given="", own=""):
+    """The chat template of a directory whose tokenizer has no special tokens."""
+    tokenizer = SimpleNamespace(
+        path=directory / "tokenizer.json", special_tokens={}, special_names=[], chat_template=own
+    )
+    return chat_template_of(tokenizer, given)
 
 
 def chat_tokenizer(directory, template=None, vocab_size=400, **special):

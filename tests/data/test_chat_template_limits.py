@@ -5,11 +5,11 @@ import multiprocessing
 import os
 
 import pytest
-from chats import CHATML, chat_tokenizer
+from chats import CHATML, chat_tokenizer, template_of
 
 from mindllm.data.chat import template_process
 from mindllm.data.chat.conversations import Conversation
-from mindllm.data.chat.template import LONGEST_SOURCE, PLAIN, ChatTemplate, find_chat_template
+from mindllm.data.chat.template import LONGEST_SOURCE, PLAIN, ChatTemplate
 from mindllm.errors import UserError
 
 CHAT = Conversation(({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}))
@@ -127,10 +127,6 @@ def test_words_that_json_cannot_say_plainly(hurried):
     assert strange in ChatTemplate(CHATML, "t", {}, []).render_prompt(chat, "row").text
 
 
-def find(directory, given=""):
-    return find_chat_template(directory, {}, [], given)
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -148,19 +144,19 @@ def find(directory, given=""):
 def test_a_chat_template_of_another_type(tmp_path, value, says):
     chat_tokenizer(tmp_path, value)
     if says is None:
-        assert find(tmp_path).origin == "the plain chat template"
+        assert template_of(tmp_path).origin == "the plain chat template"
         return
     with pytest.raises(UserError, match=says) as error:
-        find(tmp_path)
+        template_of(tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'tokenizer_config.json'}: ")
     assert len(str(error.value)) < 400
 
 
 def test_named_templates_and_the_file_of_their_own(tmp_path):
     chat_tokenizer(tmp_path, [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "from the list"}])
-    assert find(tmp_path).render_prompt(CHAT, "row").text == "from the list"
+    assert template_of(tmp_path).render_prompt(CHAT, "row").text == "from the list"
     (tmp_path / "chat_template.jinja").write_text("from the file")
-    assert find(tmp_path).render_prompt(CHAT, "row").text == "from the file"
+    assert template_of(tmp_path).render_prompt(CHAT, "row").text == "from the file"
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", "{{ 'é' }}".encode("latin-1"), b"\x80"])
@@ -170,20 +166,20 @@ def test_a_template_that_is_not_utf_8(tmp_path, content):
     with pytest.raises(
         UserError, match=r"/chat_template\.jinja: no chat template: not a text file in UTF-8 \(line 1, byte 0x"
     ):
-        find(tmp_path)
+        template_of(tmp_path)
     with pytest.raises(UserError, match=r"no such chat template"):
-        find(tmp_path, given=str(tmp_path))
+        template_of(tmp_path, given=str(tmp_path))
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "{", "[]", '{"chat_template": ' + "1" * 5000 + "}", "\x00"])
 def test_a_configuration_that_is_none(tmp_path, content):
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(UserError, match=r"tokenizer_config\.json: ") as error:
-        find(tmp_path)
+        template_of(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_a_template_of_megabytes(tmp_path):
     chat_tokenizer(tmp_path, json.dumps("x" * (LONGEST_SOURCE + 1)))
     with pytest.raises(UserError, match=r"not a chat template, it has 1,048,5\d\d characters"):
-        find(tmp_path)
+        template_of(tmp_path)

@@ -63,6 +63,16 @@ def texts_of(prefix, tokenizer_path):
     return [tokenizer.decode(document[:-1].tolist()) for document in Corpus(prefix, tokenizer).dataset]
 
 
+def test_special_tokens_that_the_text_may_contain(tree, tokenizer_path, tmp_path):
+    made = ("--tokenizer", tokenizer_path, tree / "sub/c.txt", "--output-prefix")
+    said = run(*made, tmp_path / "words")
+    assert "1 name of special tokens in the text encoded as words: <|endoftext|> 1" in said
+    summary = json.loads(run(*made, tmp_path / "tokens", "--json", "--allowed-special-tokens", "<|endoftext|>"))
+    assert summary["spelled_out"] == {}
+    assert (Corpus(tmp_path / "tokens").dataset.tokens == 0).sum() == 2
+    assert "is not a special token" in run(*made, tmp_path / "none", "--allowed-special-tokens", "<eot>", expect=2)
+
+
 def test_tree_to_corpus_and_again(tree, tokenizer_path, tmp_path):
     made = (
         "--tokenizer",

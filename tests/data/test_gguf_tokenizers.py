@@ -161,6 +161,15 @@ def test_the_chat_of_an_exported_tokenizer_is_that_of_the_file(trained, tmp_path
     assert (theirs.bos_token_id, theirs.eos_token_id) == (1, 2)
 
 
+def test_the_template_for_tools_is_read_and_exported(trained, tmp_path):
+    _, made = trained
+    texts = {"default": TEMPLATE, "tool_use": "{{ tools }}" + TEMPLATE}
+    named = [{"name": name, "template": text} for name, text in texts.items()]
+    copy_tokenizer(load_tokenizer(made("smollm", eos_token_id=2, chat_template=named)), tmp_path)
+    template = chat_template_of(load_tokenizer(tmp_path))
+    assert (template.source, template.for_tools.source) == tuple(texts.values())
+
+
 def test_what_lies_beside_the_file_belongs_to_others(trained):
     _, made = trained
     path = made("smollm", chat_template=TEMPLATE, eos_token_id=2)

@@ -171,7 +171,6 @@ def test_a_template_that_writes_turns_differently_is_refused_and_one_turn_is_not
         ("{% for %}", "not a chat template, line 1"),
         ("{{ messages.__class__.__mro__ }}", "refuses this conversation"),
         ("{{ messages.append(1) }}", "refuses this conversation"),
-        ("{{ strftime_now('%Y') }}", "refuses this conversation"),
         ("{{ raise_exception('no') }}", r"refuses this conversation \(no\)"),
         ("{% generation %}x{% endgeneration %}", "marks 1 parts with generation, the assistant has 2 turns"),
     ],

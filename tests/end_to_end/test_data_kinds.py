@@ -104,6 +104,15 @@ def test_the_viewer_shows_what_is_trained(conversations, capsys):
     assert "·" in capsys.readouterr().out
     view(["--config", str(conversations), "--count", "--json"])
     assert json.loads(capsys.readouterr().out)["rows"] == 36
+    alone = ["--config", str(conversations), f"{LOADER}.config.packing=false"]
+    view(alone)
+    assert capsys.readouterr().out.count("places of padding") == 1
+    view([*alone, "--json"])
+    sample = json.loads(capsys.readouterr().out)
+    assert 0 < sample["padding"] < sample["places"]
+    assert sample["segments"][0]["parts"][-1]["trained"], "no padding behind the answer"
+    view([*alone, "--count"])
+    assert "of a batch is padding without train_dataset.data_loader.config.packing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.errors import UserError
 from mindllm.generate.chat import Chat
 from mindllm.generate.generator import Generator
-from mindllm.generate.prompts import conversation_encoder
+from mindllm.generate.prompts import Conversation, conversation_encoder
 
 
 class Characters:
@@ -71,7 +71,7 @@ def test_answers_continue_the_whole_conversation(generator):
         {"role": "user", "content": "And?"},
         {"role": "assistant", "content": second},
     ]
-    prompt = conversation_encoder(configured(generator), Characters())(talk.messages[:-1])
+    prompt = conversation_encoder(configured(generator), Characters())(Conversation(tuple(talk.messages[:-1])))
     assert generator.generate([prompt], options(20))[0].text == second
     talk.clear()
     assert talk.messages == [{"role": "system", "content": "Be kind."}]

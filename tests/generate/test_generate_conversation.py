@@ -9,7 +9,8 @@ from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
-from mindllm.generate.prompts import conversation_encoder
+from mindllm.generate.prompts import Conversation, conversation_encoder
+from mindllm.generate.requests import _parse
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -35,9 +36,9 @@ def directory(tmp_path):
     return tmp_path
 
 
-def encoded(directory, messages):
+def encoded(directory, messages, tools=None):
     config = RunConfig.model_construct(train_dataset=TrainDatasetConfig())
-    return conversation_encoder(config, load_tokenizer(directory))(messages)
+    return conversation_encoder(config, load_tokenizer(directory))(Conversation(tuple(messages), tools))
 
 
 def test_the_prompt_equals_that_of_transformers(directory):
@@ -52,6 +53,18 @@ def test_words_are_not_special_tokens(directory):
     prompt = encoded(directory, [{"role": "user", "content": "a<|im_end|>b<|im_start|>system"}])
     assert (prompt.count(start), prompt.count(end)) == (2, 1)
     assert load_tokenizer(directory).decode(prompt).count("<|im_end|>") == 2, "it is spelled out"
+
+
+def test_tools_of_a_request_are_in_its_prompt(directory):
+    transformers = pytest.importorskip("transformers")
+    config = {"chat_template": "{{ tools | tojson }}" + TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    request = _parse(json.dumps({"messages": TALK, "tools": tools}))
+    assert request.conversation == Conversation(tuple(TALK), tools)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(directory))
+    expected = theirs.apply_chat_template(TALK, tools, add_generation_prompt=True, return_dict=False)
+    assert encoded(directory, TALK, tools) == expected
 
 
 def test_a_template_may_refuse(directory):

@@ -152,8 +152,8 @@ def test_results_are_whole_or_absent(run, asked, tmp_path, monkeypatch):
         ('{"prompt": "a", "messages": []}', "neither a prompt nor"),
         ('{"prompt": 3}', r"prompt is not a text \(value 3\)"),
         ('{"messages": []}', "not a list of at least one"),
-        ('{"messages": [{"role": "user"}]}', "a message has no text as its content"),
-        ('{"messages": [{"role": "usr", "content": "a"}]}', "the role usr; did you mean 'user'"),
+        ('{"messages": [{"role": "user"}]}', "content of the user is not text but None"),
+        ('{"messages": [{"role": "usr", "content": "a"}]}', "unknown role 'usr'; did you mean 'user'"),
     ],
 )
 def test_lines_that_ask_nothing_are_told(run, tmp_path, line, message):

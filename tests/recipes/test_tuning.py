@@ -10,7 +10,7 @@ from mindllm.recipes import common, device, fit, tuning
 from mindllm.recipes.model_source import find_model
 from mindllm.recipes.rates import METHODS
 from mindllm.recipes.survey import CONVERSATIONS, PAIRS, Survey, survey
-from mindllm.recipes.tuning import Tuning, finetune_recipe, method_for
+from mindllm.recipes.tuning import Tuning, chat_keys, finetune_recipe, method_for
 
 GIB = 1 << 30
 
@@ -79,6 +79,33 @@ def test_rows_are_packed_where_padding_is_much_and_steps_stay_enough(model):
     assert made(model, data(1030, lengths=short)).config.train_dataset.data_loader.config.packing is True
     assert made(model, data(30, lengths=[20] * 27 + [64] * 3)).config.train_dataset.data_loader.config.packing is False
     assert made(model, data(1030, 60)).config.train_dataset.data_loader.config.packing is False
+
+
+def test_how_conversations_are_written_is_known_before_the_rows_are_read(tmp_path, model):
+    key = "--train_dataset.data_loader.config"
+    overrides = (f"{key}.chat_template=t.jinja", f"{key}.chat_template_kwargs.enable_thinking=false", "--seq_length=64")
+    assert chat_keys(overrides) == {"chat_template": "t.jinja", "chat_template_kwargs": {"enable_thinking": False}}
+    assert chat_keys(()) == {}
+    rows = write_rows(tmp_path / "rows.jsonl", [{**conversation(0), "tools": [{"function": {"name": "f"}}]}] * 3)
+    with pytest.raises(UserError, match="leaves out tool f"):
+        survey([rows], model.tokenizer)
+    (tmp_path / "t.jinja").write_text(
+        "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert survey([rows], model.tokenizer, chat={"chat_template": str(tmp_path / "t.jinja")}).rows == 3
+
+
+def test_much_padding_is_told_with_what_makes_it_less(model):
+    few = Tuning(model, data(30, lengths=[20] * 27 + [64] * 3), "lora", tuning.Path("out"))
+    (note,) = few.notes()
+    assert note.startswith(
+        "62% of every batch is padding: rows have 24 of 64 places on average, and packing them would leave"
+    )
+    assert "--train_dataset.data_loader.config.packing=true with more --epochs or a smaller --batch_size" in note
+    asked = Tuning(model, few.data, "lora", few.output, ("--train_dataset.data_loader.config.packing=false",))
+    packed = Tuning(model, data(1030, lengths=[20] * 1000 + [64] * 30), "lora", few.output)
+    assert [list(one.notes()) for one in (asked, packed, Tuning(model, data(), "lora", few.output))] == [[]] * 3
 
 
 def test_what_a_person_asks_for_decides_what_follows_from_it(model):

@@ -105,6 +105,13 @@ def add_output_options(group: argparse._ArgumentGroup) -> None:
         metavar="VOCAB_SIZE",
         help="first train FILE, if it is missing: a byte-level BPE (.json) or a sentencepiece BPE (.model)",
     )
+    group.add_argument(
+        "--allowed-special-tokens",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="special tokens that the text may contain, such as '<|fim_prefix|>'; all other names are encoded as words",
+    )
     group.add_argument("--output-prefix", type=output_file, metavar="PREFIX", help="of the files that are made")
     group.add_argument(
         "--append-eod",
@@ -158,6 +165,8 @@ def _make(options: argparse.Namespace, progress: Progress) -> Summary:
     sources = _find(options)
     documents = None if options.format == "text" else DocumentReader(tuple(options.json_keys), options.handler_name)
     tokenizer = prepare_tokenizer(options.tokenizer, options.train_tokenizer, sources, documents, progress)
+    if options.allowed_special_tokens:
+        tokenizer = tokenizer.allowing(options.allowed_special_tokens)
     return build(
         sources if options.keep_order else shuffled(sources, options.shuffle_seed),
         options.output_prefix,

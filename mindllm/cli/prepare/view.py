@@ -117,10 +117,13 @@ def _count(data: RunData, as_json: bool) -> int:
         raise UserError("--count is about conversations (train_dataset.data_loader.type: CommonDataLoader)")
     counts, length = data.text.counts, data.model.seq_length
     if as_json:
-        figures = ("truncated", "without_loss", "tokens", "trained_tokens")
+        figures = ("truncated", "without_loss", "tokens", "trained_tokens", "spelled_out")
         print_json({"rows": len(counts.places), **{name: getattr(counts, name) for name in figures}})
     else:
         output.print(counts.describe(length))
+        if not data.text.packing and len(counts.places):
+            padding = 1 - (counts.tokens - len(counts.places)) / (len(counts.places) * length)
+            output.print(f"{padding:.0%} of a batch is padding without train_dataset.data_loader.config.packing")
     return 0
 
 

@@ -155,7 +155,7 @@ def _finetune(options: Namespace, overrides: list[str], command: str) -> MadeRun
     from mindllm.recipes.model_source import find_model
     from mindllm.recipes.rates import UNPAIRED
     from mindllm.recipes.survey import survey
-    from mindllm.recipes.tuning import Tuning, finetune_recipe, method_for
+    from mindllm.recipes.tuning import Tuning, chat_keys, finetune_recipe, method_for
     from mindllm.terminal.console import error_console
     from mindllm.terminal.render import passing
 
@@ -167,12 +167,19 @@ def _finetune(options: Namespace, overrides: list[str], command: str) -> MadeRun
     with passing() as progress:
         unpaired = options.method == UNPAIRED
         found = survey(
-            options.data, model.tokenizer, skip_bad_rows=options.skip_bad_rows, unpaired=unpaired, progress=progress
+            options.data,
+            model.tokenizer,
+            skip_bad_rows=options.skip_bad_rows,
+            chat=chat_keys(overrides),
+            unpaired=unpaired,
+            progress=progress,
         )
     method = method_for(model, found.loader, options.method or "", found.labelled)
     output = options.output or _asked_output(overrides) or OUTPUT / f"{model.name}-{method}"
     options.output = output
     tuning = Tuning(model, found, method, output, tuple(overrides), options.epochs, options.skip_bad_rows)
+    for note in tuning.notes():
+        error_console.print(note)
     return finetune_recipe(tuning, command).made(overrides)
 
 

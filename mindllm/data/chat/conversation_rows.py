@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindllm.data.chat.template import ChatTemplate, chat_template_of
@@ -18,12 +18,23 @@ class ConversationRows(ABC):
     Of plain jsonl files only the places of lines are held.
     """
 
-    def __init__(self, paths: Sequence[str], tokenizer: Tokenizer, seq_length: int, chat_template: str = "") -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        tokenizer: Tokenizer,
+        seq_length: int,
+        chat_template: str = "",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        allowed_special_tokens: Sequence[str] = (),
+    ) -> None:
         self.table = RecordTable(record_files(paths))
         self.tokenizer = tokenizer
         self.seq_length = seq_length
-        self.template: ChatTemplate = chat_template_of(tokenizer, chat_template)
+        self.template: ChatTemplate = chat_template_of(
+            tokenizer, chat_template, chat_template_kwargs, allowed_special_tokens
+        )
         self._truncation_is_told = False
+        self._spelled_out = 0  # names of special tokens in rows that were read so far
 
     def __len__(self) -> int:
         return len(self.table)

@@ -7,28 +7,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from mindllm.data.chat.messages import Message, is_learned, read_message, read_tools
 from mindllm.data.records import Record
-from mindllm.errors import UserError, nearest, shortened
+from mindllm.errors import UserError, nearest
 from mindllm.outside import parse_json
 
-Message = dict[str, Any]
-Reader = Callable[[Record], Iterable[Message]]
-ROLES = ("system", "user", "assistant", "tool")
+Reader = Callable[[Record], Iterable[Mapping[str, Any]]]
 ASKED = ("prompt", "query", "question", "input")
 ANSWERED = ("completion", "response", "answer", "output")
 """Keys of a row that is one question and its answer, in the order in which they are looked for."""
+VARIABLES = "chat_template_kwargs"
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said: messages with a ``role`` of ROLES and a text ``content``, and the tools that were at hand."""
+    """Messages as :func:`read_message` returns them, the tools at hand, and ``variables`` of the row for its template."""
 
     messages: tuple[Message, ...]
     tools: list[Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def conversation_of(record: Record, handler: str, place: str) -> Conversation:
@@ -43,26 +44,37 @@ def conversation_of(record: Record, handler: str, place: str) -> Conversation:
     messages = messages_of(record, HANDLERS[handler], f"handler {handler}", place)
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError(f"{place}: the assistant says nothing, so there is nothing to learn; remove the row")
-    return Conversation(messages, tools_of(record, place))
+    if not any(map(is_learned, messages)):
+        raise UserError(f"{place}: weight or loss of every turn of the assistant is 0; remove the row")
+    return Conversation(messages, tools_of(record, place), variables_of(record, place))
 
 
 def tools_of(record: Record, place: str) -> list[Any] | None:
-    """The tools that are at hand in a record, as a list or as JSON of one; None where there are none."""
-    tools = record.get("tools") or None
-    if not isinstance(tools, str):
-        return tools
+    """Return the tools at hand in a record, None where there are none; raises UserError where they are no list of objects."""
     try:
-        return parse_json(tools) or None
+        return read_tools(record.get("tools"))
     except ValueError as error:
-        raise UserError(f"{place}: tools: not JSON ({error})") from None
+        raise UserError(f"{place}: tools: not JSON of a list of tools ({error})") from None
+
+
+def variables_of(record: Record, place: str) -> Mapping[str, Any]:
+    """Return the variables that a record has for the template (``chat_template_kwargs``); raises UserError for no object."""
+    variables = record.get(VARIABLES) or {}
+    try:
+        variables = parse_json(variables) if isinstance(variables, str) else variables
+    except ValueError as error:
+        raise UserError(f"{place}: {VARIABLES}: not JSON ({error})") from None
+    if not isinstance(variables, dict):
+        raise UserError(f"{place}: {VARIABLES}: not an object of names and values")
+    return variables
 
 
 def messages_of(record: Record, read: Reader, reader: str, place: str) -> tuple[Message, ...]:
-    """What ``read`` makes of a record, checked; ``reader`` names it in errors. Raises UserError as :func:`conversation_of`."""
+    """Return the messages that ``read`` yields of a record; ``reader`` names it in errors, as :func:`conversation_of`."""
     if media := next((key for key in MEDIA if record.get(key)), None):
         raise UserError(f"{place}: {media}: only text can be learnt; remove the row")
     try:
-        return tuple(_checked(message) for message in read(record))
+        return tuple(map(read_message, read(record)))
     except KeyError as error:
         raise UserError(f"{place}: has no key {error} that {reader} reads; its keys: {', '.join(record)}") from None
     except (TypeError, AttributeError, ValueError) as error:
@@ -97,7 +109,7 @@ def instructed(record: Record) -> str:
     return f"{record['instruction']}\n{record['input']}" if record.get("input") else record["instruction"]
 
 
-def prompt(record: Record) -> Iterable[Message]:
+def prompt(record: Record) -> Iterable[Mapping[str, Any]]:
     """One of ASKED and one of ANSWERED: texts, messages or lists of them; perhaps ``system`` and ``history``."""
     yield from earlier(record)
     yield from turns_of(first_of(record, ASKED), "user")
@@ -112,11 +124,19 @@ def first_of(record: Record, keys: Iterable[str]) -> Any:
     return record[found]
 
 
-def turns_of(value: Any, role: str) -> list[Message]:
-    """The messages of a value: a text is said by ``role``; a message, or a list of them, says who speaks."""
+def turns_of(value: Any, role: str) -> list[Mapping[str, Any]]:
+    """Return the turns of a value: a text is said by ``role``; a message, or a list of them, says who speaks."""
     if isinstance(value, str | None):
         return [{"role": role, "content": value}]
-    return [sharegpt_turn(turn) for turn in ([value] if isinstance(value, dict) else value)]
+    return [value] if isinstance(value, dict) else list(value)
+
+
+def listed_turns(value: Any) -> list[Mapping[str, Any]]:
+    """Return a list of turns; tables have it as JSON text."""
+    turns = parse_json(value) if isinstance(value, str) else value
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise ValueError("not a list of messages")
+    return turns
 
 
 def earlier(record: Record) -> Iterable[Message]:
@@ -127,41 +147,15 @@ def earlier(record: Record) -> Iterable[Message]:
         yield from _turn(asked, answered)
 
 
-SHAREGPT_ROLES = {
-    **{role: role for role in ROLES},
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "observation": "tool",
-    "function_call": "assistant",
-}
-CALLS = "function_call"  # of LLaMA-Factory: what the assistant says is JSON of a call, or a list of them
-
-
-def sharegpt(record: Record) -> Iterable[Message]:
+def sharegpt(record: Record) -> Iterable[Mapping[str, Any]]:
     """``conversations``: a list of ``from`` (human, gpt, system, ...) and ``value``; perhaps ``system``."""
     yield from earlier(record)
-    for turn in record["conversations"]:
-        yield sharegpt_turn(turn)
+    yield from listed_turns(record["conversations"])
 
 
-def sharegpt_turn(turn: Mapping[str, Any]) -> Message:
-    """``from`` and ``value``, or ``role`` and ``content``."""
-    speaker = turn["from"] if "from" in turn else turn["role"]
-    if speaker not in SHAREGPT_ROLES:
-        raise ValueError(f"unknown speaker '{speaker}'{nearest(str(speaker), SHAREGPT_ROLES)}")
-    said = turn["value"] if "value" in turn else turn["content"]
-    if speaker == CALLS:
-        called = parse_json(said)
-        calls = [{"type": "function", "function": call} for call in (called if isinstance(called, list) else [called])]
-        return {"role": SHAREGPT_ROLES[speaker], "content": "", "tool_calls": calls}
-    return {"role": SHAREGPT_ROLES[speaker], "content": said}
-
-
-def messages(record: Record) -> Iterable[Message]:
+def messages(record: Record) -> Iterable[Mapping[str, Any]]:
     """``messages``: a list of ``role`` and ``content``, as OpenAI's interface has it; other keys reach the chat template."""
-    return [{key: value for key, value in message.items() if value is not None} for message in record["messages"]]
+    return listed_turns(record["messages"])
 
 
 SPEAKER = re.compile(r"^(Human|Assistant):", re.MULTILINE)
@@ -217,18 +211,3 @@ HANDLERS: Mapping[str, Reader] = {
 
 def _turn(asked: str, answered: str) -> tuple[Message, Message]:
     return {"role": "user", "content": asked}, {"role": "assistant", "content": answered}
-
-
-def _checked(message: Message) -> Message:
-    """The message with its content as text; an answer may be tool calls alone."""
-    if message["role"] not in ROLES:
-        raise ValueError(f"unknown role '{message['role']}'{nearest(str(message['role']), ROLES)}")
-    content = message.get("content", "" if message.get("tool_calls") else None)
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        kinds = {part["type"] for part in content} - {"text"}
-        if kinds:
-            raise ValueError(f"content of type {', '.join(sorted(kinds))}: only text can be learnt")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise ValueError(f"content of the {message['role']} is not text but {shortened(repr(content))}")
-    return {**message, "content": content}

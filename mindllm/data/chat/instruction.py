@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class RowCounts:
     """What rows become. ``places``: int32 [rows], what each takes in a sample; 0 where nothing would be learnt from it.
 
     ``truncated`` rows lost their end, ``without_loss`` ones (some of them truncated) have no token of the assistant left.
+    ``spelled_out``: names of special tokens in messages that are encoded as words.
     """
 
     places: np.ndarray
@@ -30,6 +32,7 @@ class RowCounts:
     without_loss: int
     tokens: int
     trained_tokens: int
+    spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
         """One line for people."""
@@ -39,6 +42,8 @@ class RowCounts:
             text += f"; {self.truncated} rows are longer than {seq_length + 1} tokens and cut there"
         if self.without_loss:
             text += f"; {self.without_loss} rows have no answer in what remains"
+        if self.spelled_out:
+            text += f"; {self.spelled_out} names of special tokens in messages are encoded as words (allowed_special_tokens)"
         return text
 
 
@@ -56,8 +61,10 @@ class InstructionRows(ConversationRows):
         *,
         handler: str = "auto",
         chat_template: str = "",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        allowed_special_tokens: Sequence[str] = (),
     ) -> None:
-        super().__init__(paths, tokenizer, seq_length, chat_template)
+        super().__init__(paths, tokenizer, seq_length, chat_template, chat_template_kwargs, allowed_special_tokens)
         self.handler = handler
 
     def chat(self, number: int) -> RenderedChat:
@@ -72,6 +79,7 @@ class InstructionRows(ConversationRows):
     def whole_row(self, number: int) -> Row:
         """Returns row ``number`` in its full length."""
         chat = self.chat(number)
+        self._spelled_out += len(chat.seams)
         ids, places = encode_chat(chat, self.tokenizer)
         return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans))
 
@@ -96,7 +104,7 @@ class InstructionRows(ConversationRows):
     def count(self, numbers: Iterable[int]) -> RowCounts:
         """Tokenizes all rows of ``numbers`` once, keeping only what they come to."""
         places: list[int] = []
-        truncated = without_loss = tokens = trained = 0
+        truncated = without_loss = tokens = trained = self._spelled_out = 0
         self._truncation_is_told = True  # this tells all of it
         for number in numbers:
             whole = self.whole_row(number)
@@ -107,7 +115,7 @@ class InstructionRows(ConversationRows):
             tokens += len(row.tokens)
             trained += learnt
             places.append(row.places if learnt else 0)
-        return RowCounts(np.array(places, dtype=np.int32), truncated, without_loss, tokens, trained)
+        return RowCounts(np.array(places, dtype=np.int32), truncated, without_loss, tokens, trained, self._spelled_out)
 
 
 def encode_chat(chat: RenderedChat, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:

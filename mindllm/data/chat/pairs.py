@@ -13,9 +13,10 @@ Forms are told apart by their keys: those of TRL (``prompt``, ``chosen``, ``reje
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from mindllm.data.chat.conversation_rows import ConversationRows
 from mindllm.data.chat.conversations import (
     ASKED,
     Conversation,
-    Message,
     earlier,
     instructed,
     messages,
@@ -32,8 +32,10 @@ from mindllm.data.chat.conversations import (
     sharegpt,
     tools_of,
     turns_of,
+    variables_of,
 )
 from mindllm.data.chat.instruction import encode_chat, trained_tokens
+from mindllm.data.chat.messages import is_learned, role_of
 from mindllm.data.mind_record import IGNORED
 from mindllm.data.records import Record
 from mindllm.data.rows import HeldOutRows, Row, RowDataset, assemble
@@ -75,28 +77,28 @@ def pair_of(record: Record, place: str) -> Pair:
     )
     same = list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))
     for name, conversation in (("chosen", chosen), ("rejected", rejected)):
-        if not any(message["role"] == "assistant" for message in conversation[len(same) :]):
+        if not any(map(is_learned, conversation[len(same) :])):
             advice = "; chosen and rejected are the same" if chosen == rejected else ""
             raise UserError(f"{place}: {name} has no answer of its own{advice}; remove the row")
         if conversation[0]["role"] == "assistant":
             raise UserError(f"{place}: {name} begins with an answer; give the question in prompt")
-    tools = tools_of(record, place)
+    context = tools_of(record, place), variables_of(record, place)
     shared = sum(first["role"] == "assistant" for first, _ in same)
-    return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
+    return Pair(Conversation(chosen, *context), Conversation(rejected, *context), shared)
 
 
-def _conversation(record: Record, name: str) -> Iterable[Message]:
+def _conversation(record: Record, name: str) -> Iterable[Mapping[str, Any]]:
     """All messages up to the answer ``name``, that included. One that begins before the answer is a whole conversation."""
     if "rejected_response" in record:
         *before, last = messages(record) if "messages" in record else prompt(record)
-        if last["role"] != "assistant":
-            raise ValueError(f"messages end with the {last['role']}, not with the chosen answer")
-        return [*before, last if name == "chosen" else {"role": "assistant", "content": record["rejected_response"]}]
+        if role_of(last) != "assistant":
+            raise ValueError(f"messages end with the {role_of(last)}, not with the chosen answer")
+        return [*before, *([last] if name == "chosen" else turns_of(record["rejected_response"], "assistant"))]
     answer = turns_of(record[name], "assistant")
-    return answer if answer and answer[0]["role"] not in ("assistant", "tool") else [*before_answer(record), *answer]
+    return answer if answer and role_of(answer[0]) not in ("assistant", "tool") else [*before_answer(record), *answer]
 
 
-def before_answer(record: Record) -> list[Message]:
+def before_answer(record: Record) -> list[Mapping[str, Any]]:
     """What was said before the answers of a record."""
     if "conversations" in record:
         return list(sharegpt(record))
@@ -104,6 +106,13 @@ def before_answer(record: Record) -> list[Message]:
         instructed(record) if "instruction" in record else next((record[key] for key in ASKED if key in record), [])
     )
     return [*earlier(record), *turns_of(asked, "user")]
+
+
+def _with_shared_turns(conversation: Conversation, count: int) -> Conversation:
+    """Return the conversation without loss on its first ``count`` turns of the assistant."""
+    turns = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"][:count]
+    messages = ({**message, "loss": 0} if at in turns else message for at, message in enumerate(conversation.messages))
+    return replace(conversation, messages=tuple(messages))
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,7 @@ class PairCounts:
     trained_tokens: int
     truncated: int
     without_answer: int
+    spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
         """One line for people."""
@@ -123,6 +133,8 @@ class PairCounts:
             text += f"; {self.truncated} pairs are longer than the {seq_length} places of a row and cut"
         if self.without_answer:
             text += f"; {self.without_answer} pairs have an answer of which nothing remains"
+        if self.spelled_out:
+            text += f"; {self.spelled_out} names of special tokens in messages are encoded as words (allowed_special_tokens)"
         return text
 
 
@@ -136,9 +148,10 @@ class PairRows(ConversationRows):
         return [self._row(conversation, pair.shared, place) for conversation in (pair.chosen, pair.rejected)]
 
     def _row(self, conversation: Conversation, shared: int, place: str) -> Row:
-        chat = self.template.render(conversation, place)
+        chat = self.template.render(_with_shared_turns(conversation, shared), place)
+        self._spelled_out += len(chat.seams)
         ids, places = encode_chat(chat, self.tokenizer)
-        return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans[shared:]))
+        return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans))
 
     def check(self, number: int) -> list[Row]:
         """As :meth:`whole_rows`; a UserError, too, where an answer is cut away altogether, as nothing is learnt from that."""
@@ -179,7 +192,7 @@ class PairRows(ConversationRows):
 
     def count(self, numbers: Iterable[int]) -> PairCounts:
         """Tokenizes these pairs once, keeping only what they come to."""
-        pairs = tokens = trained = truncated = without = 0
+        pairs = tokens = trained = truncated = without = self._spelled_out = 0
         self._truncation_is_told = True  # this tells all of it
         for number in numbers:
             whole = self.whole_rows(number)
@@ -190,7 +203,7 @@ class PairRows(ConversationRows):
             trained += sum(learnt)
             truncated += [row.places for row in rows] != [row.places for row in whole]
             without += 0 in learnt
-        return PairCounts(pairs, tokens, trained, truncated, without)
+        return PairCounts(pairs, tokens, trained, truncated, without, self._spelled_out)
 
 
 def shared_out(places: Sequence[int], room: int) -> list[int]:

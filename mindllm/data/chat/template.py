@@ -3,21 +3,27 @@
 A template is a program of the tokenizer's directory, run in jinja's immutable sandbox, where it sees the messages and the names
 of special tokens, and no attribute or method that could reach further; and in a process of its own, which bounds its time and
 memory. What the assistant says is found exactly or not at all: by the template's own ``{% generation %}`` marks, else by
-rendering the conversation turn by turn.
+rendering the conversation turn by turn. A row is refused where the template leaves out a part of it.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mindllm.data.chat.conversations import Conversation, Message
-from mindllm.data.chat.template_process import TemplateFailed, render_apart, render_here
-from mindllm.data.chat.template_program import BEGIN, END
+from mindllm.data.chat.conversations import Conversation
+from mindllm.data.chat.messages import is_learned
+from mindllm.data.chat.template_process import TemplateFailed, names_read, render_apart, render_here
+from mindllm.data.chat.template_program import BEGIN, END, MARKS, SEAM
+from mindllm.data.chat.traces import Tracer, border, call_forms, is_python_text, without_traces
+from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf
 from mindllm.data.tokenizers.known import OWN_TEMPLATES
+from mindllm.data.tokenizers.special_tokens import without_allowed
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
@@ -31,21 +37,27 @@ PLAIN = """\
 {%- if message.role == 'assistant' -%}
 {{ '### Response:\\n' }}{% generation %}{{ message.content | trim }}{{ eos_token or '' }}{% endgeneration %}
 {%- else -%}
-{{ {'system': '', 'user': '### Instruction:\\n', 'tool': '### Input:\\n'}[message.role] }}{{ message.content | trim }}
+{{ {'user': '### Instruction:\\n', 'tool': '### Input:\\n'}.get(message.role, '') }}{{ message.content | trim }}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '\\n\\n### Response:\\n' }}{% endif -%}
 """
-SEAM = "\ufdd0"  # one more of the noncharacters that mark places, beside BEGIN and END
 OWN = {PLAIN, *OWN_TEMPLATES}  # the templates that need no other process
 LONGEST_SOURCE = 1 << 20  # characters; the longest public templates have some ten thousand
-MARKS = re.compile(f"([{SEAM}{BEGIN}{END}])")
+PLACES = re.compile(f"([{SEAM}{BEGIN}{END}])")
+GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+TRAINING_DATE = "2024-07-26"  # date of strftime_now in training rows: the default of Llama 3's templates
+OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+TOOL_USE = "tool_use"  # the template of several that transformers takes where there are tools
+LOADER = "train_dataset.data_loader.config"
+MOST_NAMED = 5  # parts of a row that a template leaves out
 Span = tuple[int, int]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """``text`` of a conversation and the ``spans`` of it, in characters, that the assistant says, ends of turns included.
+    """``text`` of a conversation and the ``spans`` of it, in characters, that are learned: turns of the assistant with their end.
 
     ``seams`` are places inside words of the conversation that spell the name of a special token: there the text is cut before
     it is encoded, so that nobody can say a special token.
@@ -59,122 +71,292 @@ class RenderedChat:
 class ChatTemplate:
     """A template with the special tokens it may name, such as ``{"eos_token": "</s>"}``.
 
-    ``special_names``: all names the tokenizer takes for special tokens. Raises UserError where ``source`` is no template.
+    Args:
+        special_names: all names the tokenizer takes for special tokens, but for those that data may contain.
+        variables: further variables, such as ``{"enable_thinking": False}``; those of a row take precedence.
+        for_tools: the template of conversations that have tools, if it is another one.
+
+    Raises:
+        UserError: ``source`` is no template.
     """
 
     def __init__(
-        self, source: str, origin: str, special_tokens: Mapping[str, str], special_names: Sequence[str]
+        self,
+        source: str,
+        origin: str,
+        special_tokens: Mapping[str, Any],
+        special_names: Sequence[str],
+        variables: Mapping[str, Any] | None = None,
+        for_tools: ChatTemplate | None = None,
     ) -> None:
         self.origin = origin
+        self.source = source
+        self.for_tools = for_tools
+        self.has_marks = bool(GENERATION.search(source))
         self._special_tokens = dict(special_tokens)
         self._special_names = [name for name in special_names if len(name) > 1]
-        self._render = render_here if source in OWN else render_apart
-        self.source = source
-        self.has_marks = "{% generation" in source.replace("{%-", "{%")
+        self._variables = dict(variables or {})
+        self._refuse_own_variables(self._variables, LOADER)
+        self._warned: set[str] = set()
+        self._is_own = source in OWN
         if len(source) > LONGEST_SOURCE:
             raise UserError(f"{origin}: not a chat template, it has {len(source):,} characters")
         try:
-            self._render(source, [])
+            self.names = names_read(source, apart=not self._is_own)
         except TemplateFailed as error:
             line = f", line {error.line}" if error.line is not None else ""
             raise UserError(f"{origin}: not a chat template{line}: {error}") from None
 
-    def render(self, conversation: Conversation, place: str) -> RenderedChat:
-        """Returns the text of ``conversation`` and what the assistant says; ``place`` names the row in errors.
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template can write tools into the text."""
+        return self.for_tools is not None or "tools" in self.names
 
-        Raises UserError where the template refuses the conversation, or does not say exactly where a turn begins and ends.
+    def render(self, conversation: Conversation, place: str) -> RenderedChat:
+        """Return the text of ``conversation`` and the parts of it that are learned; ``place`` names the row in errors.
+
+        Raises:
+            UserError: the template refuses the conversation, leaves out a part of it, or the borders of a turn are not exact.
         """
-        messages = [self._spelled(message, place) for message in conversation.messages]
-        if self.has_marks:
-            (marked,) = self._fill([self._variables(messages, conversation.tools)], place)
-            turns = sum(message["role"] == "assistant" for message in messages)
-            if marked.count(BEGIN) != turns:
-                raise UserError(
-                    f"{place}: {self.origin} marks {marked.count(BEGIN)} parts with generation, the assistant has {turns} turns"
-                )
-        else:
-            marked = self._by_turns(messages, conversation.tools, place)
+        if self.for_tools is not None and conversation.tools:
+            return self.for_tools.render(conversation, place)
+        self._warn(conversation)
+        chat = self._chosen_form(self._spelled_conversation(conversation, place), place, TRAINING_DATE)
+        marked = self._by_marks(chat, place) if self.has_marks else self._by_turns(chat, place)
+        if lost := self._lost(chat, marked, place, TRAINING_DATE):
+            raise UserError(
+                f"{place}: {self.origin} leaves out {_named(lost)}; write a template that has it in {LOADER}.chat_template, "
+                "or remove it from the row"
+            )
         return _without_marks(marked)
 
-    def render_prompt(self, conversation: Conversation, place: str) -> RenderedChat:
-        """Returns the text of ``conversation`` up to where the next answer of the assistant begins. Raises as ``render``."""
-        messages = [self._spelled(message, place) for message in conversation.messages]
-        variables = self._variables(messages, conversation.tools, add_generation_prompt=True)
-        return _without_marks(self._fill([variables], place)[0])
+    def render_prompt(self, conversation: Conversation, place: str, *, to_answer: bool = True) -> RenderedChat:
+        """Return the text of ``conversation`` at the date of today; ``to_answer``: up to where the next answer begins.
 
-    def _by_turns(self, messages: list[Message], tools: list[Any] | None, place: str) -> str:
-        """Renders up to each turn of the assistant and through it; both must be how the whole begins, or nobody could tell."""
-        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        before = [self._variables(messages[:index], tools, add_generation_prompt=True) for index in turns]
-        through = [self._variables(messages[: index + 1], tools) for index in turns]
-        whole, *parts = self._fill([self._variables(messages, tools), *before, *through], place)
+        Raises:
+            UserError: the template refuses the conversation.
+        """
+        if self.for_tools is not None and conversation.tools:
+            return self.for_tools.render_prompt(conversation, place, to_answer=to_answer)
+        self._warn(conversation)
+        now = datetime.now().isoformat()
+        chat = self._chosen_form(self._spelled_conversation(conversation, place), place, now)
+        return _without_marks(self._fill([self._values(chat, prompt=to_answer)], place, now)[0])
+
+    def _warn(self, conversation: Conversation) -> None:
+        """Log once each that the template cannot show tools, and that it writes a date."""
+        if conversation.tools and not self.shows_tools and "tools" not in self._warned:
+            self._warned.add("tools")
+            logger.warning(
+                "%s cannot show tools: it does not read the variable tools. Name another template in %s.chat_template, or remove "
+                "tools from the rows",
+                self.origin,
+                LOADER,
+            )
+        if "strftime_now" in self.names and "date" not in self._warned:
+            self._warned.add("date")
+            logger.info("%s writes the date: %s in rows that are learned, today in prompts", self.origin, TRAINING_DATE)
+
+    def _chosen_form(self, chat: Conversation, place: str, now: str) -> Conversation:
+        """Return the conversation with its calls in the first form that the template writes whole, else in the best one."""
+        if not any(message.get("tool_calls") for message in chat.messages):
+            return chat
+        best, fewest, refused = None, 0, None
+        for messages in call_forms(chat.messages):
+            form = replace(chat, messages=tuple(messages))
+            try:
+                (text,) = self._fill([self._values(form)], place, now)
+            except UserError as error:
+                refused = refused or error
+                continue
+            lost = len(self._lost(form, text, place, now)) + is_python_text(text, messages)
+            if not lost:
+                return form
+            if best is None or lost < fewest:
+                best, fewest = form, lost
+        if best is None:
+            assert refused is not None
+            raise refused
+        return best
+
+    def _lost(self, chat: Conversation, text: str, place: str, now: str) -> list[str]:
+        """Return the names of the parts that the template leaves out; ``text`` is what it writes of the conversation."""
+        tracer = Tracer(chat.messages, chat.tools)
+        traced = replace(chat, messages=tuple(tracer.messages), tools=tracer.tools)
+        try:
+            return tracer.lost(self._fill([self._values(traced)], place, now)[0])
+        except UserError:  # the template checks names or values of the row
+            return tracer.absent(PLACES.sub("", text))
+
+    def _by_marks(self, chat: Conversation, place: str) -> str:
+        """Return the text with the template's own marks around each turn that is learned."""
+        (marked,) = self._fill([self._values(chat)], place, TRAINING_DATE)
+        turns = [message for message in chat.messages if message["role"] == "assistant"]
+        if marked.count(BEGIN) != len(turns):
+            raise UserError(
+                f"{place}: {self.origin} marks {marked.count(BEGIN)} parts with generation, the assistant has {len(turns)} turns"
+            )
+        before, *parts = marked.split(BEGIN)
+        for part, turn in zip(parts, turns, strict=True):
+            before += f"{BEGIN}{part}" if is_learned(turn) else part.replace(END, "", 1)
+        return before
+
+    def _by_turns(self, chat: Conversation, place: str) -> str:
+        """Render up to each learned turn and through it, which is how the whole begins where turns are written alike."""
+        messages = chat.messages
+        turns = [index for index, message in enumerate(messages) if is_learned(message)]
+        before = [self._values(replace(chat, messages=messages[:index]), prompt=True) for index in turns if index]
+        through = [self._values(replace(chat, messages=messages[: index + 1])) for index in turns]
+        whole, *parts = self._fill([self._values(chat), *before, *through], place, TRAINING_DATE)
+        begins, ends = parts[: len(before)], parts[len(before) :]
+        if len(begins) < len(ends):
+            begins.insert(0, self._greeting_header(chat, ends[0], place))
+        borders = [(len(begin), len(end)) for begin, end in zip(begins, ends, strict=True)]
+        if not all(whole.startswith(end) and end.startswith(begin) for begin, end in zip(begins, ends, strict=True)):
+            borders = self._traced_borders(chat, turns, whole, place)
         marked, done = "", 0
-        for index, begin, end in zip(turns, parts[: len(turns)], parts[len(turns) :], strict=True):
-            if not (end.startswith(begin) and whole.startswith(end) and len(begin) >= done):
-                raise UserError(
-                    f"{place}: {self.origin} writes turn {index} differently inside the conversation than at its end, so the "
-                    "assistant's words cannot be told apart exactly. Mark them in the template with {% generation %} and "
-                    "{% endgeneration %}, and name that file in train_dataset.data_loader.config.chat_template"
-                )
-            marked += whole[done : len(begin)] + BEGIN + whole[len(begin) : len(end)] + END
-            done = len(end)
+        for index, (begin, end) in zip(turns, borders, strict=True):
+            if not done <= begin <= end:
+                raise self._inexact(index, place)
+            marked += whole[done:begin] + BEGIN + whole[begin:end] + END
+            done = end
         return marked + whole[done:]
 
-    def _variables(
-        self, messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool = False
-    ) -> dict[str, Any]:
-        own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        return {**self._special_tokens, **own}
+    def _traced_borders(self, chat: Conversation, turns: Sequence[int], whole: str, place: str) -> list[Span]:
+        """Return the borders of turns in ``whole``, where the template writes them differently than at the end of a conversation.
 
-    def _fill(self, variables: list[dict[str, Any]], place: str) -> list[str]:
+        A turn begins after the text that the template puts between the previous message and an answer. It ends with the text that
+        the template puts after the last words of the turn. Both have to follow the same words in ``whole``.
+        """
+        tracer = Tracer(chat.messages, chat.tools)
+        traced = replace(chat, messages=tuple(tracer.messages), tools=tracer.tools)
+        cuts = [(index, True) for index in turns] + [(index + 1, False) for index in turns]
+        values = [self._values(replace(traced, messages=traced.messages[:cut]), prompt) for cut, prompt in cuts if cut]
         try:
-            return self._render(self.source, variables)
+            traced_whole, *texts = self._fill([self._values(traced), *values], place, TRAINING_DATE)
+        except UserError:
+            raise self._inexact(turns[0], place) from None
+        borders = [border(text, traced_whole) for text in texts]
+        if turns[0] == 0:
+            borders.insert(0, len(self._greeting_header(chat, whole, place)))
+        spans = list(zip(borders[: len(turns)], borders[len(turns) :], strict=True))
+        for index, (begin, end) in zip(turns, spans, strict=True):
+            if begin is None or end is None or without_traces(traced_whole) != whole:
+                raise self._inexact(index, place)
+        return [(begin or 0, end or 0) for begin, end in spans]
+
+    def _inexact(self, index: int, place: str) -> UserError:
+        return UserError(
+            f"{place}: {self.origin} writes turn {index} differently inside the conversation than at its end, so the "
+            "assistant's words cannot be told apart exactly. Mark them in the template with {% generation %} and "
+            f"{{% endgeneration %}}, and name that file in {LOADER}.chat_template; or give the turn the weight 0"
+        )
+
+    def _greeting_header(self, chat: Conversation, greeting: str, place: str) -> str:
+        """Return the beginning of ``greeting``, which opens with a turn of the assistant, up to the words of that turn.
+
+        There is no earlier message to render, so the header of the turn is the one that the template writes after a question.
+        """
+        question = replace(chat, messages=({"role": "user", "content": "?"},))
+        values = [self._values(question), self._values(question, prompt=True)]
+        asked, prompt = self._fill(values, place, TRAINING_DATE)
+        header = prompt.removeprefix(asked) if prompt.startswith(asked) else ""
+        if not header or header not in greeting:
+            raise UserError(
+                f"{place}: begins with the assistant, and {self.origin} does not say where its words begin; give the turn the "
+                "weight 0, or mark its words in the template with {% generation %} and {% endgeneration %}"
+            )
+        return greeting[: greeting.index(header) + len(header)]
+
+    def _values(self, chat: Conversation, prompt: bool = False) -> dict[str, Any]:
+        """Return the variables of the template for a conversation; ``prompt``: up to where the assistant goes on."""
+        own = dict(zip(OWN_VARIABLES, (chat.messages, chat.tools, None, prompt), strict=True))
+        return {**self._special_tokens, **self._variables, **chat.variables, **own}
+
+    def _fill(self, values: list[dict[str, Any]], place: str, now: str) -> list[str]:
+        try:
+            return (render_here if self._is_own else render_apart)(self.source, values, now)
         except TemplateFailed as error:
             raise UserError(f"{place}: {self.origin} refuses this conversation ({error})") from None
 
+    def _refuse_own_variables(self, variables: Mapping[str, Any], place: str) -> None:
+        own = next((name for name in OWN_VARIABLES if name in variables), None)
+        if own is not None:
+            raise UserError(f"{place}: chat_template_kwargs.{own}: is a variable of the row itself; remove it")
+
+    def _spelled_conversation(self, conversation: Conversation, place: str) -> Conversation:
+        """Return the conversation with a seam in every name of a special token inside its words."""
+        self._refuse_own_variables(conversation.variables, place)
+        return Conversation(
+            tuple(
+                {key: self._spelled(value, place) for key, value in message.items()}
+                for message in conversation.messages
+            ),
+            self._spelled(conversation.tools, place),
+            {key: self._spelled(value, place) for key, value in conversation.variables.items()},
+        )
+
     def _spelled(self, value: Any, place: str) -> Any:
-        """Puts a seam into every name of a special token inside the words of a message."""
         if isinstance(value, dict):
-            return {key: self._spelled(entry, place) for key, entry in value.items()}
+            return {self._spelled(key, place): self._spelled(entry, place) for key, entry in value.items()}
         if isinstance(value, list):
             return [self._spelled(entry, place) for entry in value]
         if not isinstance(value, str):
             return value
-        if any(mark in value for mark in (SEAM, BEGIN, END)):
-            raise UserError(f"{place}: holds U+FDD0 to U+FDD2, which Unicode keeps from being text; remove them")
+        if any(mark in value for mark in MARKS):
+            raise UserError(f"{place}: holds U+FDD0 to U+FDD3, which Unicode keeps from being text; remove them")
         for name in self._special_names:
             value = value.replace(name, f"{name[0]}{SEAM}{name[1:]}")
         return value
 
 
-def find_chat_template(
-    directory: Path, special_tokens: Mapping[str, str], special_names: Sequence[str], given: str = "", own: str = ""
-) -> ChatTemplate:
-    """Returns the template in file ``given``, else that of the tokenizer's ``directory``, its ``own``, else a plain one.
+def _named(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
+    return ", ".join(parts[:MOST_NAMED]) + more
 
-    A directory has a ``chat_template.jinja``, or one in its ``tokenizer_config.json`` (of several: "default").
+
+def chat_template_of(
+    tokenizer: Tokenizer,
+    chat_template: str = "",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    allowed_special_tokens: Sequence[str] = (),
+) -> ChatTemplate:
+    """Return the template in file ``chat_template``, else that of the tokenizer, else that of its class, else a plain one.
+
+    A directory has a ``chat_template.jinja``, with others in ``additional_chat_templates``, or one or several by name in its
+    ``tokenizer_config.json``. A GGUF file has its own: what lies beside it belongs to others. Of several, conversations with
+    tools take "tool_use" and all others "default". ``chat_template_kwargs`` are further variables, and ``allowed_special_tokens``
+    in messages stay tokens.
+
+    Raises:
+        UserError: as :class:`ChatTemplate`, or a token that is allowed is not a special one.
     """
+    names = tokenizer.special_tokens, without_allowed(tokenizer, allowed_special_tokens)
+    if not chat_template and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
+        texts = {"default": tokenizer.chat_template, TOOL_USE: chat_template_of_gguf(gguf, TOOL_USE)}
+        sources = {name: (text, f"tokenizer.chat_template of {gguf}") for name, text in texts.items() if text}
+    else:
+        sources = _sources(Path(tokenizer.path).parent, chat_template)
+    if "default" not in sources:
+        own = tokenizer.chat_template
+        origin = "the chat template of its class" if own else "the plain chat template"
+        sources = {"default": (own or PLAIN, origin)}
+    variables = chat_template_kwargs
+    for_tools = ChatTemplate(*sources[TOOL_USE], *names, variables) if TOOL_USE in sources else None
+    return ChatTemplate(*sources["default"], *names, variables, for_tools)
+
+
+def _sources(directory: Path, given: str) -> dict[str, tuple[str, str]]:
+    """Return the sources of templates by name, each with its origin; nothing where there is none."""
     file = Path(given) if given else directory / "chat_template.jinja"
     if given and not file.is_file():
         raise UserError(f"{file}: no such chat template")
-    if file.is_file():
-        return ChatTemplate(_text(file), str(file), special_tokens, special_names)
     config = directory / "tokenizer_config.json"
-    if source := _template_in(config) if config.is_file() else None:
-        return ChatTemplate(source, f"chat_template of {config}", special_tokens, special_names)
-    origin = "the chat template of its class" if own else "the plain chat template"
-    return ChatTemplate(own or PLAIN, origin, special_tokens, special_names)
-
-
-def chat_template_of(tokenizer: Tokenizer, given: str = "") -> ChatTemplate:
-    """The template in file ``given``, else that of the tokenizer; errors as :class:`ChatTemplate`.
-
-    A GGUF file has its own: what lies beside it belongs to others.
-    """
-    names = tokenizer.special_tokens, tokenizer.special_names
-    if not given and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
-        return ChatTemplate(tokenizer.chat_template, f"tokenizer.chat_template of {gguf}", *names)
-    return find_chat_template(Path(tokenizer.path).parent, *names, given, tokenizer.chat_template)
+    if not file.is_file():
+        return _sources_in(config) if config.is_file() else {}
+    for_tools = directory / "additional_chat_templates" / f"{TOOL_USE}.jinja"
+    files = {"default": file, **({TOOL_USE: for_tools} if not given and for_tools.is_file() else {})}
+    return {name: (_text(path), str(path)) for name, path in files.items()}
 
 
 def _text(file: Path) -> str:
@@ -184,19 +366,24 @@ def _text(file: Path) -> str:
         raise UserError(f"{file}: no chat template: {error.strerror}") from None
 
 
-def _template_in(path: Path) -> str | None:
-    found = read_json(path).get("chat_template")
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        if "default" not in named:
-            names = ", ".join(map(str, named)) or "none by name"
-            raise UserError(f"{path}: chat_template: has {names} and no default; name a file in chat_template")
-        found = named["default"]
-    if found is not None and not isinstance(found, str):
-        raise UserError(
-            f"{path}: chat_template: must be a text, or a list of names and texts (value {shortened(found)})"
-        )
-    return found
+def _sources_in(path: Path) -> dict[str, tuple[str, str]]:
+    """Return the templates of a ``tokenizer_config.json``: one, or a list of names and texts that has a default."""
+    entries = read_json(path).get("chat_template")
+    named: dict[str, Any] = {"default": entries}
+    if isinstance(entries, list):
+        named = {str(entry.get("name")): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    if "default" not in named:
+        names = ", ".join(map(shortened, named)) or "none by name"
+        raise UserError(f"{path}: chat_template: has {names} and no default; name a file in chat_template")
+    for source in map(named.get, ("default", TOOL_USE)):
+        if source is not None and not isinstance(source, str):
+            wanted = "must be a text, or a list of names and texts"
+            raise UserError(f"{path}: chat_template: {wanted} (value {shortened(source)})")
+    return {
+        name: (source, f"chat_template of {path}")
+        for name, source in named.items()
+        if isinstance(source, str) and source
+    }
 
 
 def _without_marks(marked: str) -> RenderedChat:
@@ -206,7 +393,7 @@ def _without_marks(marked: str) -> RenderedChat:
     ends: list[int] = []
     places = {SEAM: seams, BEGIN: begins, END: ends}
     position = 0
-    for part in MARKS.split(marked):
+    for part in PLACES.split(marked):
         if part in places:
             places[part].append(position)
         else:

@@ -21,6 +21,7 @@ from mindllm.process.exit_hooks import when_leaving
 
 SECONDS = 10.0  # of computing for one conversation: a thousand times what a long one takes
 MEMORY = 1 << 30
+NO_DATE = "0001-01-01"
 # The paths of this interpreter, not the directory of the program, whose files have names of the standard library.
 START = "import sys, runpy; sys.path[:] = {paths}; sys.argv[1:] = ['{memory}']; runpy.run_path({file!r}, run_name='__main__')"
 
@@ -33,26 +34,36 @@ class TemplateFailed(Exception):
         self.line = line
 
 
-def render_apart(source: str, variables: list[dict[str, Any]]) -> list[str]:
-    """What the template ``source`` writes for each of ``variables``, computed in the other process.
+def render_apart(source: str, variables: list[dict[str, Any]], now: str) -> list[str]:
+    """Return what the template ``source`` writes for each of ``variables`` at the date ``now``, computed in the other process.
 
     Raises:
-        TemplateFailed: it is no template, refuses, or takes more time or memory than any conversation needs.
+        TemplateFailed: the template is invalid, refuses, or takes more time or memory than any conversation needs.
     """
+    return _checked(_ask(source, variables, now))["texts"]
+
+
+def render_here(source: str, variables: list[dict[str, Any]], now: str) -> list[str]:
+    """Return what a template of our own writes, computed in this process; raises as :func:`render_apart`."""
+    return _checked(template_program.rendered(source, variables, now))["texts"]
+
+
+def names_read(source: str, apart: bool) -> frozenset[str]:
+    """Return the names of the variables and functions that a template reads from outside; raises as :func:`render_apart`."""
+    answer = _ask(source, [], NO_DATE) if apart else template_program.rendered(source, [], NO_DATE)
+    return frozenset(_checked(answer)["names"])
+
+
+def _ask(source: str, variables: list[dict[str, Any]], now: str) -> dict[str, Any]:
     with _state.lock:
-        return answered(_state.running().ask(source, variables))
+        return _state.running().ask(source, variables, now)
 
 
-def render_here(source: str, variables: list[dict[str, Any]]) -> list[str]:
-    """The same in this process, for templates of our own; errors as :func:`render_apart`."""
-    return answered(template_program.rendered(source, variables))
-
-
-def answered(answer: dict[str, Any]) -> list[str]:
-    """The texts of an answer; raises TemplateFailed where it has none."""
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer that has texts; raises TemplateFailed for one of an error."""
     if "texts" not in answer:
         raise TemplateFailed(answer["error"], answer.get("line"))
-    return answer["texts"]
+    return answer
 
 
 class _Process:
@@ -72,12 +83,13 @@ class _Process:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, source: str, variables: list[dict[str, Any]]) -> dict[str, Any]:
+    def ask(self, source: str, variables: list[dict[str, Any]], now: str) -> dict[str, Any]:
         """Sends a request and waits for its answer; says why there is none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            send(self._process.stdin, {"source": source, "variables": variables, "seconds": SECONDS})
+            request = {"source": source, "variables": variables, "now": now, "seconds": SECONDS}
+            send(self._process.stdin, request)
             answer = receive(self._process.stdout)
         except BaseException as error:
             self.end()  # what comes next on the pipe would be the answer to this

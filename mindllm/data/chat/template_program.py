@@ -1,29 +1,35 @@
 """Chat templates as programs: the sandbox that compiles and renders them, and the process that does so within limits.
 
 The file imports nothing of the project, so that :mod:`template_process` can start it in a moment. Requests and answers are JSON,
-with their length in front: ``{"source": …, "variables": [{…}, …], "seconds": …}`` is answered by ``{"texts": [...]}`` or
-``{"error": …, "line": …}``.
+with their length in front: ``{"source": …, "variables": [{…}, …], "now": …, "seconds": …}`` is answered by ``{"texts": [...],
+"names": [...]}`` or ``{"error": …, "line": …}``. ``names`` are the variables that the template reads, where none are given.
+
+Templates have the environment of transformers' ``apply_chat_template``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
+from datetime import datetime
 from functools import lru_cache
 from typing import IO, Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Unicode's noncharacters are never text: they mark places inside the rendered text and are taken out again.
-BEGIN, END = "\ufdd1", "\ufdd2"
+SEAM, BEGIN, END, TRACE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+MARKS = SEAM + BEGIN + END + TRACE
 LONGEST_TEXT = 64 << 20  # characters of what a template writes
 LONGEST_MESSAGE = 300  # characters of an error
 LENGTH_BYTES = 8
+NOT_ASCII = re.compile(f"[^\\x00-\\x7f{MARKS}]+")
 
 
 class GenerationMarks(Extension):
@@ -50,14 +56,26 @@ def compiled(source: str) -> Template:
     # Constants are computed where the limits hold, not where the template is compiled.
     environment.intercepted_binops = frozenset(("*", "**", "+", "//", "/", "%", "-"))
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise  # no strftime_now: a row would differ from day to day
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _format_now
     return environment.from_string(source)
 
 
-def rendered(source: str, variables: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a template writes for each of ``variables``; or why it does not, in one line."""
+_now = datetime.min
+
+
+def _format_now(form: str) -> str:
+    return _now.strftime(form)
+
+
+def rendered(source: str, variables: list[dict[str, Any]], now: str) -> dict[str, Any]:
+    """Return what a template writes for each of ``variables`` at the date ``now``, in ISO format; or an error in one line."""
+    global _now
     try:
+        _now = datetime.fromisoformat(now)
         template = compiled(source)
+        if not variables:
+            return {"texts": [], "names": _names_read(template, source)}
         texts = [template.render(**values) for values in variables]
         if sum(map(len, texts)) > LONGEST_TEXT:
             return {"error": f"it writes over {LONGEST_TEXT:,} characters"}
@@ -72,6 +90,13 @@ def rendered(source: str, variables: list[dict[str, Any]]) -> dict[str, Any]:
         return {"error": _line(str(error)) or type(error).__name__}
 
 
+def _names_read(template: Template, source: str) -> list[str]:
+    """Return the variables and functions that a template reads from outside."""
+    tree = template.environment.parse(source)
+    functions = {node.name for node in tree.find_all(nodes.Name)} & template.environment.globals.keys()
+    return sorted(meta.find_undeclared_variables(tree) | functions)
+
+
 def _line(message: str) -> str:
     """A message as one line of bounded length."""
     return " ".join(message[: 2 * LONGEST_MESSAGE].split())[:LONGEST_MESSAGE]
@@ -81,8 +106,16 @@ def _raise(message: str) -> None:
     raise TemplateError(str(message))
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return ``value`` as JSON; of ``ensure_ascii`` our marks are exempt."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return NOT_ASCII.sub(lambda found: json.dumps(found.group())[1:-1], text) if ensure_ascii else text
 
 
 def send(stream: IO[bytes], content: Any) -> None:
@@ -107,7 +140,7 @@ def serve(memory: int) -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     while (request := receive(sys.stdin.buffer)) is not None:
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])
-        answer = rendered(request["source"], request["variables"])
+        answer = rendered(request["source"], request["variables"], request["now"])
         try:
             send(answers, answer)
         except MemoryError:

@@ -11,14 +11,24 @@ end with the answer, beside ``label`` (ms-swift) or ``kto_tag`` (LLaMA-Factory).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from mindllm.data.chat.conversations import HANDLERS, Conversation, Message, detect, messages_of, tools_of, turns_of
+from mindllm.data.chat.conversations import (
+    HANDLERS,
+    Conversation,
+    Message,
+    detect,
+    messages_of,
+    tools_of,
+    turns_of,
+    variables_of,
+)
+from mindllm.data.chat.messages import is_learned
 from mindllm.data.chat.pairs import Arrays, PairRows, before_answer, is_pair, pair_of, pair_sample
 from mindllm.data.records import Record
 from mindllm.data.rows import Row
@@ -41,15 +51,16 @@ class Answer:
     answer: tuple[Message, ...]
     desirable: bool
     tools: list[Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def answered_by(self, other: Answer) -> Answer:
-        """The same question with the answer of another row."""
-        return Answer(self.asked, other.answer, self.desirable, self.tools)
+        """Return the question with the answer of another row."""
+        return replace(self, answer=other.answer)
 
     @property
     def conversation(self) -> Conversation:
         """All that was said."""
-        return Conversation((*self.asked, *self.answer), self.tools)
+        return Conversation((*self.asked, *self.answer), self.tools, self.variables)
 
 
 def has_label(record: Record) -> bool:
@@ -62,13 +73,13 @@ def answer_in(record: Record, place: str, side: int = 0) -> Answer:
 
     Raises UserError where keys are missing, nobody asks or answers, or the label is neither true nor false.
     """
-    tools = tools_of(record, place)
+    context = tools_of(record, place), variables_of(record, place)
     if is_pair(record):
         pair = pair_of(record, place)
         chosen, rejected = pair.chosen.messages, pair.rejected.messages
         shared = len(list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))))
         said = rejected if side else chosen
-        return Answer(said[:shared], said[shared:], not side, tools)
+        return Answer(said[:shared], said[shared:], not side, *context)
     key = next((key for key in LABELS if key in record), None)
     if key is None:
         raise UserError(f"{place}: no label (keys: {', '.join(record)}); a row has {FORMS}")
@@ -80,13 +91,13 @@ def answer_in(record: Record, place: str, side: int = 0) -> Answer:
             for read in (before_answer, lambda row: turns_of(row["completion"], "assistant"))
         )
     else:
-        *before, last = messages_of(record, HANDLERS[detect(record, place)], READER, place)
-        asked, answer = tuple(before), (last,)
-    if not any(message["role"] == "assistant" for message in answer):
+        said = messages_of(record, HANDLERS[detect(record, place)], READER, place)
+        asked, answer = said[:-1], said[-1:]
+    if not any(map(is_learned, answer)):
         raise UserError(f"{place}: ends with the {answer[-1]['role'] if answer else 'question'}, not with an answer")
     if not asked:
         raise UserError(f"{place}: begins with an answer; give the question in prompt")
-    return Answer(asked, answer, desirable, tools)
+    return Answer(asked, answer, desirable, *context)
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,7 @@ class AnswerCounts:
     trained_tokens: int
     truncated: int
     without_answer: int
+    spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
         """One line for people."""
@@ -108,6 +120,8 @@ class AnswerCounts:
             text += f"; {self.truncated} rows are longer than the {seq_length} places of a row and cut"
         if self.without_answer:
             text += f"; of {self.without_answer} answers nothing remains"
+        if self.spelled_out:
+            text += f"; {self.spelled_out} names of special tokens in messages are encoded as words (allowed_special_tokens)"
         return text
 
 
@@ -121,9 +135,9 @@ class AnswerRows(PairRows):
     """
 
     def __init__(
-        self, paths: Sequence[str], tokenizer: Tokenizer, seq_length: int, chat_template: str = "", alone: bool = False
+        self, paths: Sequence[str], tokenizer: Tokenizer, seq_length: int, *, alone: bool = False, **chat: Any
     ) -> None:
-        super().__init__(paths, tokenizer, seq_length, chat_template)
+        super().__init__(paths, tokenizer, seq_length, **chat)
         self.alone = alone
         self.sides = SIDES if len(self.table) and is_pair(self.table[0]) else 1
         if not alone and len(self.table) == 1:
@@ -185,7 +199,7 @@ class AnswerRows(PairRows):
 
     def count(self, numbers: Iterable[int]) -> AnswerCounts:  # type: ignore[override]
         """Tokenizes these answers once, keeping only what they come to."""
-        answers = desirable = tokens = trained = truncated = without = 0
+        answers = desirable = tokens = trained = truncated = without = self._spelled_out = 0
         self._truncation_is_told = True  # this tells all of it
         for number in numbers:
             whole = self.whole_rows(number)
@@ -197,4 +211,4 @@ class AnswerRows(PairRows):
             trained += learnt
             truncated += [row.places for row in rows] != [row.places for row in whole]
             without += not learnt
-        return AnswerCounts(answers, desirable, tokens, trained, truncated, without)
+        return AnswerCounts(answers, desirable, tokens, trained, truncated, without, self._spelled_out)

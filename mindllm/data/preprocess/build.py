@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence, Sized
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +28,8 @@ PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few
 class Summary:
     """What was made. ``invalid_utf8`` names files in which bytes were replaced, ``empty`` counts files and records left out.
 
-    ``resumed_tokens``: how many were there already, from a run that was interrupted.
+    ``resumed_tokens``: how many were there already, from a run that was interrupted. ``spelled_out``: how often each name of a
+    special token is in the text and was encoded as words; empty where the corpus was there.
     """
 
     meta: CorpusMeta
@@ -38,6 +40,7 @@ class Summary:
     empty: int
     invalid_utf8: tuple[str, ...] = ()
     resumed_tokens: int = 0
+    spelled_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def build(
@@ -57,7 +60,9 @@ def build(
     and ``overwrite`` is False.
     """
     began = time.perf_counter()
-    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents))
+    wanted = fingerprint(
+        sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents, tokenizer)
+    )
     texts = [source for source in sources if source.size]
     if not texts:
         raise UserError(f"all {len(sources)} files are empty: there is no text")
@@ -76,7 +81,15 @@ def build(
     seconds = time.perf_counter() - began
     invalid = tuple(sorted(writer.invalid))
     return Summary(
-        writer.meta(), corpus_files(prefix), tokenizer.path, seconds, up_to_date, empty + writer.empty, invalid, resumed
+        writer.meta(),
+        corpus_files(prefix),
+        tokenizer.path,
+        seconds,
+        up_to_date,
+        empty + writer.empty,
+        invalid,
+        resumed,
+        writer.spelled_out,
     )
 
 
@@ -106,10 +119,17 @@ def measure(
     _write(texts, counter, _workers(texts, workers), documents, progress)
     if not len(counter):
         raise UserError(f"all documents of {len(texts)} files are empty: there is no text")
-    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=True, **_options(documents))
+    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=True, **_options(documents, tokenizer))
     seconds = time.perf_counter() - began
     return Summary(
-        counter.meta(wanted), [], tokenizer.path, seconds, False, empty + counter.empty, tuple(sorted(counter.invalid))
+        counter.meta(wanted),
+        [],
+        tokenizer.path,
+        seconds,
+        False,
+        empty + counter.empty,
+        tuple(sorted(counter.invalid)),
+        spelled_out=counter.spelled_out,
     )
 
 
@@ -121,14 +141,18 @@ def is_up_to_date(
     append_eod: bool = True,
 ) -> bool:
     """Returns whether ``prefix`` is the corpus that :func:`build` would make of these sources and options."""
-    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents))
+    wanted = fingerprint(
+        sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents, tokenizer)
+    )
     meta = read_meta(prefix) if index_path(prefix).exists() else None
     return meta is not None and meta.source_fingerprint == wanted
 
 
-def _options(documents: DocumentReader | None) -> dict[str, object]:
-    """What decides the documents beside the files; nothing where every file is one."""
-    return {} if documents is None else {"documents": asdict(documents)}
+def _options(documents: DocumentReader | None, tokenizer: Tokenizer) -> dict[str, object]:
+    """Return what decides the tokens besides files and tokenizer: how records are read, and special tokens that are allowed."""
+    allowed = sorted(tokenizer.allowed_special_tokens)
+    options = {"documents": None if documents is None else asdict(documents), "allowed_special_tokens": allowed}
+    return {key: value for key, value in options.items() if value}
 
 
 def _workers(sources: Sequence[Source], most: int) -> int:
@@ -196,6 +220,7 @@ def _write(
         writer.open_bytes += encoded.byte_count
         if not encoded.is_valid:
             writer.invalid.add(encoded.piece.path)
+        writer.spelled_out.update(encoded.spelled_out)
         if encoded.piece.last:
             writer.end_text(writer.open_bytes)
             writer.open_bytes = 0
@@ -236,6 +261,7 @@ class CountingWriter:
         self.pieces_done = self.open_bytes = self.empty = 0
         self.token_count = 0
         self.invalid: set[str] = set()
+        self.spelled_out: Counter[str] = Counter()
         self._documents = self._bytes = self._open_tokens = 0
 
     def __len__(self) -> int:

@@ -31,6 +31,7 @@ def summary_of(summary: Summary) -> dict[str, Any]:
         "resumed_tokens": summary.resumed_tokens,
         "empty": summary.empty,
         "invalid_utf8": None if summary.up_to_date else len(summary.invalid_utf8),
+        "spelled_out": None if summary.up_to_date else dict(summary.spelled_out),
         "up_to_date": summary.up_to_date,
     }
 
@@ -79,6 +80,14 @@ def summary_lines(summary: Summary) -> Iterator[str]:
             ", ..." if len(summary.invalid_utf8) > NAMED_FILES else ""
         )
         yield (f"{len(summary.invalid_utf8)} files are not UTF-8; their invalid bytes were replaced by U+FFFD: {names}")
+
+    if summary.spelled_out:
+        most = sorted(summary.spelled_out.items(), key=lambda item: (-item[1], item[0]))
+        names = ", ".join(f"{name} {count:,}" for name, count in most[:NAMED_FILES]) + (
+            ", ..." * (len(most) > NAMED_FILES)
+        )
+        count = counted(sum(summary.spelled_out.values()), "name")
+        yield f"{count} of special tokens in the text encoded as words: {names} (to keep tokens: --allowed-special-tokens)"
 
 
 def description_table(corpus: Corpus) -> RichTable:

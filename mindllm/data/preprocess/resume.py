@@ -17,8 +17,8 @@ import shutil
 import signal
 import threading
 from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -32,6 +32,7 @@ import numpy as np
 from mindllm.data.corpus import CorpusWriter
 from mindllm.data.indexed import bin_path, smallest_dtype
 from mindllm.data.preprocess.pieces import Piece, batched, read
+from mindllm.data.tokenizers.special_tokens import count_names, without_allowed
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from mindllm.errors import RunFailed, UserError
 from mindllm.files import atomic_open, naming
@@ -48,6 +49,7 @@ class EncodedPiece:
     tokens: np.ndarray
     byte_count: int
     is_valid: bool
+    spelled_out: Mapping[str, int]  # names of special tokens that stay words, and how often
 
 
 def encode_pieces(pieces: Iterable[Piece], tokenizer: Tokenizer, workers: int) -> Iterator[EncodedPiece]:
@@ -59,7 +61,10 @@ def encode_pieces(pieces: Iterable[Piece], tokenizer: Tokenizer, workers: int) -
         return
     resource_tracker.ensure_running()  # its start lifts the block of SIGINT that workers shall inherit
     executor = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(tokenizer.path,)
+        workers,
+        multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(tokenizer.path, tokenizer.allowed_special_tokens),
     )
     try:
         for result in _in_order(executor, batches, UNDER_WAY * workers):
@@ -96,10 +101,10 @@ def _without_interrupt() -> Iterator[None]:
 _worker_tokenizer: Tokenizer
 
 
-def _start_worker(tokenizer_path: Path) -> None:
+def _start_worker(tokenizer_path: Path, allowed_special_tokens: Sequence[str]) -> None:
     global _worker_tokenizer
     threading.Thread(target=_follow_parent, daemon=True).start()
-    _worker_tokenizer = load_tokenizer(tokenizer_path)
+    _worker_tokenizer = load_tokenizer(tokenizer_path, allowed_special_tokens)
 
 
 def _follow_parent() -> None:
@@ -116,19 +121,23 @@ def _encode_in_worker(batch: list[Piece]) -> list[EncodedPiece]:
 
 def _encode(batch: list[Piece], tokenizer: Tokenizer) -> list[EncodedPiece]:
     dtype = smallest_dtype(tokenizer.vocab_size)
+    names = without_allowed(tokenizer, tokenizer.allowed_special_tokens)
     encoded = []
     for piece in batch:
         text = read(piece)
         tokens = np.array(tokenizer.encode(text.text), dtype=dtype)
-        encoded.append(EncodedPiece(piece, tokens, text.byte_count, text.is_valid))
+        spelled_out = count_names(text.text, names)
+        encoded.append(EncodedPiece(piece, tokens, text.byte_count, text.is_valid, spelled_out))
     return encoded
 
 
 class ResumableWriter(CorpusWriter):
     """A ``CorpusWriter`` that goes on where one with the same ``source_fingerprint`` was killed.
 
-    pieces_done: pieces whose tokens are there already when the block begins. invalid: paths of files that are no UTF-8. Raises
-    UserError when another process is making the same corpus.
+    pieces_done: pieces whose tokens are there already when the block begins. invalid: paths of files that are no UTF-8.
+    spelled_out: names of special tokens in the text that stay words, and how often.
+
+    Raises UserError when another process is making the same corpus.
     """
 
     def __init__(self, prefix: Path | str, tokenizer: Tokenizer, *, append_eod: bool, source_fingerprint: str) -> None:
@@ -138,6 +147,7 @@ class ResumableWriter(CorpusWriter):
         self.open_bytes = 0  # of text of the document being written
         self.empty = 0
         self.invalid: set[str] = set()
+        self.spelled_out: Counter[str] = Counter()
         self._logged = 0
         self._saved_tokens = 0
 
@@ -201,6 +211,7 @@ class ResumableWriter(CorpusWriter):
         self.open_bytes, self._open_length = progress["open_bytes"], progress["open_length"]
         self.token_count = self._saved_tokens = progress["tokens"]
         self.invalid = set(progress["invalid"])
+        self.spelled_out = Counter(progress.get("spelled_out", {}))
         return True
 
     def end_text(self, byte_count: int) -> None:
@@ -232,6 +243,7 @@ class ResumableWriter(CorpusWriter):
                 "open_bytes": self.open_bytes,
                 "empty": self.empty,
                 "invalid": sorted(self.invalid),
+                "spelled_out": self.spelled_out,
             }
             with atomic_open(self.work / "progress.json") as file:
                 json.dump(progress, file)

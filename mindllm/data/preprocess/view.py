@@ -36,19 +36,26 @@ class Segment:
 
 
 def segments(sample: dict[str, np.ndarray], learnt: int | None = None) -> Iterator[Segment]:
-    """Yields the segments of a sample; one that does not say where segments begin is one.
+    """Yield the segments of a sample; one that does not say where segments begin is one. Padding at its end is one of its own.
 
     ``learnt``: how many are learnt from, of those that hold something; None: all. By others a distance is estimated.
     """
     length = len(sample["labels"])
     labels, trained = _read_and_trained(sample)
-    starts = np.unique(sample["segment_starts"]).tolist() if "segment_starts" in sample else [0]
+    starts = np.unique(sample["segment_starts"]).tolist() if "segment_starts" in sample else _starts(sample)
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], length], strict=True)):
         part = slice(start, stop)
         segment = Segment(start, int(sample["input_ids"][start]), labels[part], trained[part])
         if learnt is not None and number >= learnt and not segment.is_padding:
             segment = replace(segment, trained=np.zeros_like(segment.trained), compared=True)
         yield segment
+
+
+def _starts(sample: dict[str, np.ndarray]) -> list[int]:
+    """Return where a row begins that has a sample to itself, and where its padding does: zeros without a loss."""
+    used = (sample["input_ids"] != 0) | (sample["labels"] != 0) | (sample["loss_mask"] > 0)
+    end = int(np.flatnonzero(used)[-1]) + 1 if used.any() else 0
+    return [0] if end in (0, len(used)) else [0, end]
 
 
 def _read_and_trained(sample: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -97,12 +104,13 @@ def runs(tokens: list[tuple[int, str]]) -> Iterator[tuple[list[int], str]]:
 def description(
     index: int, sample: dict[str, np.ndarray], tokenizer: Tokenizer, learnt: int | None = None
 ) -> dict[str, Any]:
-    """Returns the JSON object of ``--json``: places, trained tokens, and of every segment its parts as (text, trained)."""
+    """Return the JSON object of ``--json``: places, trained and padded ones, and the parts of each segment as (text, trained)."""
     found = [segment for segment in segments(sample, learnt) if not segment.is_padding]
     return {
         "sample": index,
         "places": len(sample["labels"]),
         "trained": sum(int(segment.trained.sum()) for segment in found),
+        "padding": len(sample["labels"]) - sum(len(segment.labels) for segment in found),
         "segments": [
             {
                 "start": segment.start,

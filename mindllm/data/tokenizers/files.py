@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from mindllm.data.chat.template import PLAIN, chat_template_of
+from mindllm.data.chat.template import PLAIN, TOOL_USE, chat_template_of
 from mindllm.data.tokenizers.tokenizer import JsonTokenizer, Tokenizer
 from mindllm.files import atomic_open
 
@@ -15,6 +17,7 @@ COMPANIONS = (  # beside tokenizer.json or tokenizer.model
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
 )
 SPACE = "▁"  # sentencepiece's
 
@@ -34,22 +37,27 @@ def copy_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     shutil.copyfile(source, directory / f"tokenizer{source.suffix}")
     other = source.with_name("tokenizer.model" if source.suffix == ".json" else "tokenizer.json")
     is_named_so = source.stem == "tokenizer"  # or it is a tokenizer among others: what lies beside may be theirs
-    for file in (other, *map(source.with_name, COMPANIONS)) if is_named_so else ():
+    for file in (other, *map(source.parent.joinpath, COMPANIONS)) if is_named_so else ():
         if file.is_file():
-            shutil.copyfile(file, directory / file.name)
+            place = directory / file.relative_to(source.parent)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, place)
     if not (directory / "tokenizer_config.json").exists():
         _write_config(directory, _config(tokenizer))
 
 
-def _write_config(directory: Path, content: dict[str, str | bool]) -> None:
+def _write_config(directory: Path, content: Mapping[str, Any]) -> None:
     with atomic_open(directory / "tokenizer_config.json") as target:
         json.dump(content, target, indent=2, ensure_ascii=False)
 
 
-def _template(tokenizer: Tokenizer) -> dict[str, str]:
-    """The chat template of the tokenizer, where it has one of its own."""
-    found = chat_template_of(tokenizer)
-    return {} if found.source == PLAIN else {"chat_template": found.source}
+def _template(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the chat template of the tokenizer, or both of them by name, where it has one of its own."""
+    template = chat_template_of(tokenizer)
+    if template.for_tools is None:
+        return {} if template.source == PLAIN else {"chat_template": template.source}
+    sources = {"default": template.source, TOOL_USE: template.for_tools.source}
+    return {"chat_template": [{"name": name, "template": source} for name, source in sources.items()]}
 
 
 def _config(tokenizer: Tokenizer) -> dict[str, str | bool]:

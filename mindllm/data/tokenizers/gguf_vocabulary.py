@@ -81,9 +81,9 @@ def special_tokens_of_gguf(path: Path) -> SpecialTokens:
     return SpecialTokens(names=names, adds_bos=_adds_bos(header))
 
 
-def chat_template_of_gguf(path: Path) -> str:
-    """The chat template in a GGUF file; empty where it has none."""
-    return read_header(path).get("tokenizer.chat_template", str, "")
+def chat_template_of_gguf(path: Path, name: str = "") -> str:
+    """Return the chat template in a GGUF file, or the one of this name; empty where it has none."""
+    return read_header(path).get(f"tokenizer.chat_template{'.' * bool(name)}{name}", str, "")
 
 
 def content_of_gguf(path: Path) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindllm.data.tokenizers.known import KnownTokenizer, known_tokenizer
-from mindllm.data.tokenizers.special_tokens import SpecialTokens
+from mindllm.data.tokenizers.special_tokens import SpecialTokens, without_allowed
 from mindllm.errors import UserError
 from mindllm.outside import read_bytes
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 class SentencePieceTokenizer:
     """A sentencepiece model, such as the ``tokenizer.model`` of Llama 1 and 2, with the tokens that files beside it add."""
+
+    allowed_special_tokens: tuple[str, ...] = ()
 
     def __init__(self, path: Path, special: SpecialTokens) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -55,9 +58,10 @@ class SentencePieceTokenizer:
         marks = [name for name in (*known.marks, *special.more_names) if self._piece_id(name) is not None]
         added = [name for name in self._added if name not in spoken]
         self.special_names: Sequence[str] = list(dict.fromkeys([*controls, *marks, *added]))
-        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
-        self.special_tokens: Mapping[str, str] = {key: self.token(id) for key, id in ids.items() if id is not None}
+        ids = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
+        self.special_tokens: Mapping[str, Any] = special.template_variables(self.token, ids)
         self.chat_template = known.template
+        self._spoken_names = spoken
         self._spoken = _any_of(spoken)
         self._marked = _any_of({*spoken, *self.special_names})
 
@@ -87,6 +91,14 @@ class SentencePieceTokenizer:
         if self._spoken is None:
             return self._processor.encode(text, out_type=int, add_bos=False, add_eos=False)
         return self._encode(text, self._spoken)[0]
+
+    def allowing(self, names: Sequence[str]) -> SentencePieceTokenizer:
+        """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are."""
+        without_allowed(self, names)
+        changed = copy.copy(self)
+        changed._spoken = _any_of({*self._spoken_names, *names})
+        changed.allowed_special_tokens = tuple(names)
+        return changed
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of ``text`` with its special tokens, and their places; what is between them is encoded by itself."""

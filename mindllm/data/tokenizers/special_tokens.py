@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
@@ -17,6 +18,13 @@ USUAL_NAMES = {  # looked for where no file names the token
     "pad": ("<|pad|>", "<pad>", "[PAD]"),
 }
 LARGEST_ID = 2**31 - 1
+
+
+class HasSpecialNames(Protocol):
+    """The file of a tokenizer and the names of its special tokens."""
+
+    path: Path
+    special_names: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class SpecialTokens:
     """What is told: names of tokens and, where only generation_config.json knows, ids. ``adds_bos`` is None if untold.
 
     ``more_names``: further special tokens, which the vocabulary may have. ``tokenizer_class``: as tokenizer_config.json says it.
+    ``roles``: tokens by all other keys of these files, such as ``{"unk_token": "<unk>"}``, for chat templates.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -41,6 +50,15 @@ class SpecialTokens:
     added: tuple[AddedToken, ...] = ()
     more_names: tuple[str, ...] = ()
     tokenizer_class: str = ""
+    roles: dict[str, str] = field(default_factory=dict)
+
+    def template_variables(self, name_of: Callable[[int], str], ids: Mapping[str, int | None]) -> dict[str, Any]:
+        """Return the variables of chat templates: the tokens by their keys, as transformers has them, and the list of others.
+
+        ``ids`` are those of bos, eos and pad, which ``name_of`` names.
+        """
+        listed = {"additional_special_tokens": list(self.more_names)} if self.more_names else {}
+        return {**self.roles, **listed, **{f"{role}_token": name_of(id) for role, id in ids.items() if id is not None}}
 
     def id_of(
         self, role: str, vocabulary: Callable[[str], int | None], vocab_size: int, own: int | None = None
@@ -81,14 +99,47 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
         if told is not None:
             ids[role] = told
     more = [name for path, source in sources for name in _names(path, source)]
+    roles = {
+        key: name
+        for _, source in reversed(sources)
+        for key, value in source.items()
+        if key.endswith("_token") and key.removesuffix("_token") not in USUAL_NAMES
+        if isinstance(name := value.get("content") if isinstance(value, dict) else value, str) and name
+    }
     return SpecialTokens(
         names=names,
         ids=ids,
         adds_bos=_typed(config_file, "add_bos_token", config.get("add_bos_token"), bool, "true or false"),
         added=tuple(_added(directory, config)),
         more_names=tuple(dict.fromkeys(more)),
+        roles=roles,
         tokenizer_class=_typed(config_file, "tokenizer_class", config.get("tokenizer_class"), str, "a text") or "",
     )
+
+
+def without_allowed(tokenizer: HasSpecialNames, allowed: Sequence[str]) -> list[str]:
+    """Return the special tokens of a tokenizer but for those that data may contain.
+
+    Raises:
+        UserError: a token that is allowed is not a special one.
+    """
+    unknown = next((name for name in allowed if name not in tokenizer.special_names), None)
+    if unknown is not None:
+        close = difflib.get_close_matches(unknown, tokenizer.special_names, n=5, cutoff=0.3)
+        suggested = f"; the nearest: {', '.join(close)}" if close else ""
+        raise UserError(
+            f"{tokenizer.path}: {shortened(unknown)} (allowed_special_tokens) is not a special token of the tokenizer{suggested}"
+        )
+    return [name for name in tokenizer.special_names if name not in allowed]
+
+
+def count_names(text: str, names: Iterable[str]) -> dict[str, int]:
+    """Return how often each of ``names`` that appears in ``text`` does so."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name[:2], []).append(name)
+    present = (name for start, group in groups.items() if start in text for name in group)
+    return {name: count for name in present if (count := text.count(name))}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ The tokenizer of a run is checked against its model.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,8 @@ from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data.tokenizers.byte_level_files import content_of_tiktoken, content_of_vocabulary, is_tiktoken, spelled
 from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf, content_of_gguf, special_tokens_of_gguf
 from mindllm.data.tokenizers.known import known_tokenizer
-from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens
+from mindllm.data.tokenizers.limits import LONGEST_TEXT, check_bounds
+from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens, without_allowed
 from mindllm.errors import UserError, shortened
 from mindllm.gguf.header import gguf_file
 from mindllm.outside import parse_json, read_text
@@ -40,7 +42,8 @@ class Tokenizer(Protocol):
     vocab_size is the largest id plus one. adds_bos: a text to be continued begins with bos_id; prefix_ids: all that it begins
     with. end_ids end an answer beside eos_id. chat_template is what the code of its class writes, or nothing. fingerprint is
     equal for two files that give the same ids to every text.
-    special_tokens are those with a purpose by its name ("bos_token": "<s>"), special_names the names of all.
+    special_tokens are the variables of chat templates by their names ("bos_token": "<s>"), special_names the names of all.
+    allowed_special_tokens: names in a text that mean the token.
     """
 
     path: Path
@@ -52,14 +55,18 @@ class Tokenizer(Protocol):
     prefix_ids: tuple[int, ...]
     end_ids: tuple[int, ...]
     chat_template: str
-    special_tokens: Mapping[str, str]
+    special_tokens: Mapping[str, Any]
     special_names: Sequence[str]
+    allowed_special_tokens: tuple[str, ...]
 
     @property
     def fingerprint(self) -> str: ...
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone: nothing is put before or after it."""
+
+    def allowing(self, names: Sequence[str]) -> Tokenizer:
+        """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are."""
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of ``text``, in which names of special tokens mean them, and each id's place in it (from, to)."""
@@ -71,11 +78,19 @@ class Tokenizer(Protocol):
         """Returns the name of a token."""
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Loads the file of a tokenizer, that in a GGUF file, or the first of ``TOKENIZER_FILES`` in a directory.
+def load_tokenizer(path: Path | str, allowed_special_tokens: Sequence[str] = ()) -> Tokenizer:
+    """Load the file of a tokenizer, that in a GGUF file, or the first of ``TOKENIZER_FILES`` in a directory.
 
-    Raises UserError when the file is missing or is not a tokenizer.
+    The names ``allowed_special_tokens`` in a text mean the tokens.
+
+    Raises:
+        UserError: the file is missing or is not a tokenizer, or a name is not that of a special token.
     """
+    tokenizer = _load(path)
+    return tokenizer.allowing(allowed_special_tokens) if allowed_special_tokens else tokenizer
+
+
+def _load(path: Path | str) -> Tokenizer:
     if gguf := gguf_file(path):
         return JsonTokenizer(gguf, special_tokens_of_gguf(gguf), content_of_gguf(gguf), chat_template_of_gguf(gguf))
     file = _tokenizer_file(Path(path))
@@ -110,6 +125,8 @@ def _tokenizer_file(path: Path) -> Path:
 class JsonTokenizer:
     """A ``tokenizer.json`` of Hugging Face's ``tokenizers``, or ``content`` of one that was made of other files at ``path``."""
 
+    allowed_special_tokens: tuple[str, ...] = ()
+
     def __init__(
         self, path: Path, special: SpecialTokens, content: dict[str, Any] | None = None, chat_template: str = ""
     ) -> None:
@@ -119,8 +136,10 @@ class JsonTokenizer:
         self.is_made = content is not None
         with self._refusing("not a tokenizer.json", Exception):  # the library raises plain Exception
             self.content = read_text(path) if content is None else spelled(content)
-            self._tokenizer: FastTokenizer = FastTokenizer.from_str(self.content)
             parsed = parse_json(self.content)
+        self._growth = 1.0 if self.is_made else check_bounds(parsed, path)
+        with self._refusing("not a tokenizer.json", Exception):
+            self._tokenizer: FastTokenizer = FastTokenizer.from_str(self.content)
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -139,10 +158,10 @@ class JsonTokenizer:
         self.end_ids = tuple(id for id in ends if id is not None)
         self.chat_template = chat_template or known.template
         self.special_names: Sequence[str] = [token["content"] for token in added if token["special"]]
-        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
-        self.special_tokens: Mapping[str, str] = {
-            key: str(self._tokenizer.id_to_token(id)) for key, id in ids.items() if id is not None
-        }
+        ids = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
+        self.special_tokens: Mapping[str, Any] = special.template_variables(
+            lambda id: str(self._tokenizer.id_to_token(id)), ids
+        )
 
     @contextmanager
     def _refusing(self, said: str, *kinds: type[Exception]) -> Iterator[None]:
@@ -166,17 +185,47 @@ class JsonTokenizer:
                     f"{self.path}: the files beside it give {name} the id {token['id']}, which has to be {found}"
                 )
 
+    def _refuse_long(self, text: str) -> None:
+        if len(text) * self._growth > LONGEST_TEXT:
+            raise UserError(
+                f"{self.path}: may make {len(text) * self._growth:,.0f} characters of a text of {len(text):,}; at most "
+                f"{LONGEST_TEXT:,} are encoded at once, divide the text"
+            )
+
     def _template_adds_bos(self) -> bool:
         """Whether the file's own template puts the token that begins a text before one."""
-        return self.bos_id is not None and self._tokenizer.encode("a").ids[:1] == [self.bos_id]
+        with self._refusing("cannot encode a text", Exception):
+            return self.bos_id is not None and self._tokenizer.encode("a").ids[:1] == [self.bos_id]
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
+        self._refuse_long(text)
         with self._refusing("cannot encode a text", Exception):
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
+    def allowing(self, names: Sequence[str]) -> JsonTokenizer:
+        """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are.
+
+        The library finds added tokens that are not special in every text, so these are made such.
+        """
+        from tokenizers import Tokenizer as FastTokenizer
+
+        without_allowed(self, names)
+        content = json.loads(self.content)
+        for token in content.get("added_tokens") or []:
+            token["special"] = token["special"] and token["content"] not in names
+        changed = copy.copy(self)
+        with self._refusing("not a tokenizer.json", Exception):
+            changed._tokenizer = FastTokenizer.from_str(json.dumps(content))
+        changed._tokenizer.encode_special_tokens = True
+        changed._tokenizer.no_truncation()
+        changed._tokenizer.no_padding()
+        changed.allowed_special_tokens = tuple(names)
+        return changed
+
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of ``text`` with its special tokens, and their places."""
+        self._refuse_long(text)
         with self._refusing("cannot encode a text", Exception):
             encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
@@ -192,11 +241,13 @@ class JsonTokenizer:
         from tokenizers import Tokenizer as FastTokenizer
 
         plain = {**json.loads(self.content), "post_processor": None, "truncation": None, "padding": None}
-        return FastTokenizer.from_str(json.dumps(plain))
+        with self._refusing("not a tokenizer.json", Exception):
+            return FastTokenizer.from_str(json.dumps(plain))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        with self._refusing("cannot decode tokens"):
+            return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def token(self, id: int) -> str:
         """Returns the name of a token."""
@@ -204,8 +255,17 @@ class JsonTokenizer:
 
 
 def is_cuttable(tokenizer: Tokenizer) -> bool:
-    """Tells whether text may be encoded in pieces: not where the tokenizer puts something before every text."""
-    return tokenizer.encode("x\ny") == tokenizer.encode("x\n") + tokenizer.encode("y")
+    """Return True if a text may be encoded in pieces that end with a line.
+
+    That is not so where the tokenizer puts something before every text, or an allowed token takes the line break beside it.
+    """
+    pieces = [
+        ("x\n", "y"),
+        *(pair for name in tokenizer.allowed_special_tokens for pair in ((f"{name}\n", "y"), ("x\n", name))),
+    ]
+    if any("\n" in name for name in tokenizer.allowed_special_tokens):
+        return False
+    return all(tokenizer.encode(one + two) == tokenizer.encode(one) + tokenizer.encode(two) for one, two in pieces)
 
 
 def _fingerprint_of_json(content: dict[str, Any]) -> str:

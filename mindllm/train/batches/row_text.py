@@ -157,9 +157,9 @@ class PreferenceText(CheckedText):
         rows: PairRows
         if learnt.is_unpaired:
             alone = not learnt.estimates_divergence
-            rows = AnswerRows(section.data_paths, tokenizer, length, section.chat_template, alone)
+            rows = AnswerRows(section.data_paths, tokenizer, length, alone=alone, **section.chat)
         else:
-            rows = PairRows(section.data_paths, tokenizer, length, section.chat_template)
+            rows = PairRows(section.data_paths, tokenizer, length, **section.chat)
         super().__init__(config, section, rows, progress)
 
     @cached_property
@@ -189,7 +189,7 @@ class InstructionText(CheckedText):
             tokenizer,
             config.model.config.seq_length,
             handler=section.handler,
-            chat_template=section.chat_template,
+            **section.chat,
         )
         super().__init__(config, section, rows, progress)
         self.packing = section.packing
