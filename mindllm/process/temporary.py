@@ -5,8 +5,10 @@ Only the standard library is imported here, and little of it: this is part of wh
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +53,31 @@ def temporary_directory(prefix: str, parent: Path | str | None = None) -> Iterat
         yield directory
     finally:
         remove_temporary(directory)
+
+
+def open_private_directory(path: Path | str) -> int:
+    """Create a directory of mode 0700 if it is missing, and return a descriptor of it.
+
+    Work relative to the descriptor: a name below a shared directory can become a link at any moment.
+
+    Raises:
+        OSError: it cannot be created or opened, is a link, belongs to another user, or is open to other users.
+    """
+    with suppress(FileExistsError):
+        Path(path).mkdir(0o700)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    state = os.fstat(descriptor)
+    if state.st_uid == os.geteuid() and not state.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return descriptor
+    os.close(descriptor)
+    reason = f"belongs to user {state.st_uid}, or is open to others (mode {stat.S_IMODE(state.st_mode):o})"
+    raise PermissionError(errno.EPERM, reason, os.fspath(path))
+
+
+def may_be_planted(path: Path | str) -> bool:
+    """Return True if another user may have created ``path``: anyone can write to its parent, and it is not this user's."""
+    path = Path(path)
+    return bool(path.parent.stat().st_mode & stat.S_IWOTH) and path.lstat().st_uid != os.geteuid()
 
 
 def leave_nothing() -> None:
