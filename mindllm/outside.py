@@ -11,6 +11,7 @@ import errno
 import gzip
 import io
 import json
+import logging
 import os
 import re
 import stat
@@ -18,8 +19,9 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from mindllm.terminal.text import visible
 from mindllm.units import MIB
 
 LARGEST = 256 * MIB
@@ -28,6 +30,8 @@ LARGEST_YAML = 1 * MIB
 """PyYAML takes seconds for it; public run files have some kilobytes."""
 LARGEST_GRAPH = 2048 * MIB
 """What protobuf takes; also of a text of a graph, and of what a dry run recorded once it is decompressed."""
+LARGEST_LINE = 16 * MIB
+"""Of a file that a command of ours extends line by line."""
 DEEPEST = 200
 """Levels of lists and objects in JSON: a program that walks down a tree can walk down this one."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
@@ -40,6 +44,7 @@ KINDS: dict[str, Callable[[int], bool]] = {
 }
 HANDED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """What whoever started this process opened for it, as ``<(...)`` of a shell does: it may be a pipe."""
+Line = TypeVar("Line")
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document is one field
 
 
@@ -132,6 +137,46 @@ def bounded_lines(file: Any, most: int, place: Path | str) -> Iterator[Any]:
         if len(line) > most:
             raise FileRefusedError(place, f"line {number} has more than {most // MIB:,} MB")
         yield line
+
+
+def read_kept_lines(path: Path | str, read: Callable[[Any], Line]) -> list[Line]:
+    """Return what ``read`` makes of each line of JSON in a file that a command of ours extends and reads again.
+
+    Damaged lines are dropped, as after a crash, and one warning counts them: lines that are not JSON, and those for which
+    ``read`` raises ValueError, KeyError or TypeError.
+
+    Raises:
+        OSError: as :func:`open_file`; a FileRefusedError if the file has complete lines and all of them are damaged, since it
+            is a different kind of file.
+    """
+    lines, damaged, is_other = list[Line](), list[int](), False
+    with open_file(path) as file:
+        for number, text in enumerate(bounded_lines(file, LARGEST_LINE, path), start=1):
+            if not text.strip():
+                continue
+            try:
+                lines.append(read(parse_json(text)))
+            except (ValueError, KeyError, TypeError):
+                damaged.append(number)
+                is_other = is_other or text.endswith(b"\n")
+    if is_other and not lines:
+        raise FileRefusedError(
+            path, f"line {damaged[0]} was not written by mindllm; remove the file or use another directory"
+        )
+    if damaged:
+        count = "1 damaged line" if len(damaged) == 1 else f"{len(damaged):,} damaged lines"
+        logging.getLogger(__name__).warning("%s", visible(f"{path}: ignored {count} (first: line {damaged[0]})"))
+    return lines
+
+
+def append_lines(path: Path | str) -> io.TextIOWrapper:
+    """Open a file of kept lines for appending; an unfinished last line is closed, so that only it is lost."""
+    file = open(path, "ab+")  # noqa: SIM115 (the caller closes it)
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return io.TextIOWrapper(file, encoding="utf-8")
 
 
 def parse_json(content: bytes | str) -> Any:
