@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from mindllm.data.chat.template import PLAIN, chat_template_of
 from mindllm.data.tokenizers.tokenizer import JsonTokenizer, Tokenizer
 from mindllm.files import atomic_open
+from mindllm.outside import read_bytes
 
 COMPANIONS = (  # beside tokenizer.json or tokenizer.model
     "tokenizer_config.json",
@@ -31,14 +31,19 @@ def copy_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
             target.write(tokenizer.content)
         _write_config(directory, {**_config(tokenizer), **_template(tokenizer)})
         return
-    shutil.copyfile(source, directory / f"tokenizer{source.suffix}")
+    _copy(source, directory / f"tokenizer{source.suffix}")
     other = source.with_name("tokenizer.model" if source.suffix == ".json" else "tokenizer.json")
     is_named_so = source.stem == "tokenizer"  # or it is a tokenizer among others: what lies beside may be theirs
     for file in (other, *map(source.with_name, COMPANIONS)) if is_named_so else ():
         if file.is_file():
-            shutil.copyfile(file, directory / file.name)
+            _copy(file, directory / file.name)
     if not (directory / "tokenizer_config.json").exists():
         _write_config(directory, _config(tokenizer))
+
+
+def _copy(source: Path, target: Path) -> None:
+    with atomic_open(target, "wb") as file:
+        file.write(read_bytes(source))
 
 
 def _write_config(directory: Path, content: dict[str, str | bool]) -> None:
