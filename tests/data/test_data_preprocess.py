@@ -210,7 +210,8 @@ def group_is_gone(process):
 
 
 @pytest.mark.parametrize(
-    ("workers", "kind", "whole_group"), [(2, "SIGINT", True), (2, "SIGTERM", False), (1, "SIGINT", True)]
+    ("workers", "kind", "whole_group"),
+    [(2, "SIGINT", True), (2, "SIGTERM", False), (1, "SIGINT", True), (1, "SIGHUP", False)],
 )
 def test_interruption_leaves_no_corpus_and_no_process(much_text, tokenizer_path, tmp_path, workers, kind, whole_group):
     out = tmp_path / "out"
@@ -218,7 +219,8 @@ def test_interruption_leaves_no_corpus_and_no_process(much_text, tokenizer_path,
     process = start(much_text, tokenizer_path, out, workers)
     (os.killpg if whole_group else os.kill)(process.pid, getattr(signal, kind))
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors.strip()) == (130, "interrupted")
+    word = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}[kind]
+    assert (process.returncode, errors.strip()) == (128 + getattr(signal, kind), word)
     assert [path.name for path in out.iterdir()] in ([], ["c.partial"])
     assert group_is_gone(process)
 
