@@ -17,7 +17,7 @@ import re
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ LARGEST_LINE = 16 * MIB
 """Of a file that a command of ours extends line by line."""
 DEEPEST = 200
 """Levels of lists and objects in JSON: a program that walks down a tree can walk down this one."""
+TOO_DEEP = f"nested more than {DEEPEST} levels deep, or holds itself"
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 """Half of a pair, written as an escape or come from bytes that are no UTF-8."""
 KINDS: dict[str, Callable[[int], bool]] = {
@@ -199,7 +200,7 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError("nested too deeply") from None
     except ValueError:  # the only other one: of converting digits
         raise ValueError("an integer of thousands of digits") from None
-    if _is_deeper(tree, DEEPEST):
+    if is_deeper(tree):
         raise ValueError("nested too deeply")
     if SURROGATE.search(text) and (half := half_surrogate(json.dumps(tree, ensure_ascii=False))):
         raise ValueError(f"half of a surrogate pair ({half}) in a text")
@@ -230,16 +231,12 @@ def _first_other_byte(content: bytes) -> str:
     return ""
 
 
-def _is_deeper(tree: Any, most: int) -> bool:
-    """Whether lists and objects are nested in more levels, found level by level."""
-    inside = [tree] if isinstance(tree, dict | list) else []
+def is_deeper(tree: Any, most: int = DEEPEST) -> bool:
+    """Return True if dictionaries and lists are nested in more levels; level by level, each of them once."""
+    inside = [tree] if isinstance(tree, Mapping | list | tuple) else []
     for _ in range(most):
-        inside = [
-            item
-            for outer in inside
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(item, dict | list)
-        ]
+        found = (item for outer in inside for item in (outer.values() if isinstance(outer, Mapping) else outer))
+        inside = [*{id(item): item for item in found if isinstance(item, Mapping | list | tuple)}.values()]
         if not inside:
             return False
     return True

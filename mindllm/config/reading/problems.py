@@ -25,7 +25,7 @@ from mindllm.config.reading.syntax import line_advice
 from mindllm.config.reading.yaml_tree import LONGEST_VALUE, without_quotes
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.section import Section
-from mindllm.errors import nearest
+from mindllm.errors import nearest, text_of
 from mindllm.files import SIZE_PATTERN
 from mindllm.mindformers.keys.tables import instead_of
 from mindllm.shorthands import OF_OTHERS
@@ -92,7 +92,7 @@ def schema_problems(
 def shown(value: Any) -> str:
     """A value as an error shows it: as YAML writes it, texts that look like something else in quotes, and not long."""
     words = {True: "true", False: "false", None: "null"}
-    text = words[value] if value is None or isinstance(value, bool) else str(value)
+    text = words[value] if value is None or isinstance(value, bool) else text_of(value)
     if isinstance(value, str) and not isinstance(without_quotes(value), str):
         text = f"'{text}'"
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
