@@ -59,7 +59,8 @@ def passes(program: str, test: str, seconds: float = SECONDS, given: str = "", e
         finally:
             for descriptor in (*pipes[0], *pipes[1]):
                 os.close(descriptor)
-            stack.callback(lambda: [_end(child) for child in sides])
+            for child in sides:
+                stack.callback(_end, child)
         for child, role in zip(sides, sources, strict=True):
             _give(child, sources[role])
         for pipe in statuses:

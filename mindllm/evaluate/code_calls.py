@@ -9,13 +9,15 @@ import builtins
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 LARGEST_MESSAGE = 64 << 20
-PLAIN = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}
-TEXTS = {
+CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+PLAIN: dict[str, Callable[[list], Any]] = {**CONTAINERS, "iterator": iter}
+TEXTS: dict[str, Callable[[str], Any]] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
     "bytes": bytes.fromhex,
@@ -24,7 +26,7 @@ TEXTS = {
 }
 
 
-def encode(value: object) -> object:
+def encode(value: Any) -> Any:
     """Return a value as JSON; an object of any other type has no value."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of NumPy
         value = value.item()
@@ -45,13 +47,13 @@ def encode(value: object) -> object:
             return ["range", [hex(each) for each in (value.start, value.stop, value.step)]]
         case dict():
             return ["dict", [[encode(key), encode(each)] for key, each in value.items()]]
-    kind = next((name for name, known in PLAIN.items() if known is not iter and isinstance(value, known)), None)
+    kind = next((name for name, known in CONTAINERS.items() if isinstance(value, known)), None)
     if kind or isinstance(value, Iterator):
         return [kind or "iterator", [encode(each) for each in value]]
     return ["object", None]
 
 
-def decode(value: object) -> object:
+def decode(value: Any) -> Any:
     """Return the inverse of :func:`encode`; an object without a value equals nothing."""
     if not isinstance(value, list):
         return value
@@ -91,9 +93,9 @@ class Channel:
         return message
 
 
-def run_program(source: str, channel: Channel) -> None:
+def run_program(channel: Channel, source: str) -> None:
     """Run a program, then call its functions as the test asks; does not return before the test has ended."""
-    names = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(source, "<answer>", "exec"), names)
     channel.send({"ready": True})
     while True:
@@ -147,10 +149,12 @@ class TestNames(dict):
         if reply["error"] == "KeyError" and "arguments" not in request:
             raise NameError(f"name {request['name']!r} is not defined")
         is_known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
-        raise (kind if is_known else RuntimeError)(str(reply.get("message")))
+        if is_known and kind is not None:
+            raise kind(str(reply.get("message")))
+        raise RuntimeError(str(reply.get("message")))
 
 
-def write_back(before: object, after: object) -> None:
+def write_back(before: Any, after: Any) -> None:
     """Give an argument the content that the program left it with."""
     if type(before) is not type(after):
         return
@@ -161,7 +165,7 @@ def write_back(before: object, after: object) -> None:
         before.update(after)
 
 
-def run_test(given: str, entry: str, test: str, channel: Channel) -> None:
+def run_test(channel: Channel, given: str, entry: str, test: str) -> None:
     """Run a test after ``given``, its own definitions, of which ``entry`` is what the program has to define."""
     if not channel.receive().get("ready"):
         raise RuntimeError("the program does not run")
@@ -171,11 +175,14 @@ def run_test(given: str, entry: str, test: str, channel: Channel) -> None:
     exec(compile(test, "<test>", "exec"), names)
 
 
+SIDES: dict[str, Callable[..., None]] = {"program": run_program, "test": run_test}
+
+
 def run(role: str, sources: list, reader: int, writer: int) -> None:
     """Run a side and end this process: with 0 only where the whole test ran without an error."""
     try:
         channel = Channel(reader, writer)
-        (run_program if role == "program" else run_test)(*sources, channel)
+        SIDES[role](channel, *sources)
     except BaseException:
         os._exit(1)
     sys.stdout.flush()
