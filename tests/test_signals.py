@@ -146,3 +146,37 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path):
         subprocess.run([sys.executable, "-c", program], env=environment, preexec_fn=ignored, check=False).returncode
         == 0
     )
+
+
+FORKS = """
+import os
+from mindllm.process.interrupts import own_interrupts
+own_interrupts()
+if os.fork() == 0:
+    ends = os.pipe()
+    if os.fork() == 0:
+        [os.fstat(end) for end in ends]
+        print("open", flush=True)
+        os._exit(0)
+    os.wait()
+    [os.fstat(end) for end in ends]
+    print("open", flush=True)
+    os._exit(0)
+os.wait()
+print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
+os._exit(0)
+"""
+
+
+def test_forks_keep_their_files_and_the_guard_ends_with_its_command():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )  # fmt: skip
+    *opened, guard = done.stdout.split()
+    assert opened == ["open", "open"]
+    for _ in range(200):
+        if not lives(guard):
+            return
+        time.sleep(0.02)
+    pytest.fail("the guard lives on")

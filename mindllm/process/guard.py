@@ -2,7 +2,7 @@
 
 Python calls no handler then, and no thread of it runs, so the answer to a signal has to come from elsewhere. The guard is forked
 when the command begins. It sees the bytes that Python's handler in C writes for each signal, and acts if they are not taken in
-time. It has no memory of its own to speak of, and ends with the command.
+time. It ends with the command.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Guard:
     """
 
     def __init__(self, signals: socket.socket, words: dict[int, bytes], seconds: float) -> None:
-        self._memory = mmap.mmap(-1, SIZE)
+        self._memory: mmap.mmap | None = mmap.mmap(-1, SIZE)
         self._exits = {number: os.pipe() for number in words}
         life, self._alive = os.pipe()
         command = os.getpid()
         if os.fork() == 0:
             try:
-                self._watch(command, signals, life, words, seconds)
+                self._watch(command, signals, life, words, seconds, self._memory)
             finally:
                 os._exit(0)
         os.close(life)
@@ -63,12 +63,19 @@ class Guard:
             self._memory[1 : 5 + len(text)] = len(text).to_bytes(4, "little") + text
 
     def _forget(self) -> None:
-        """In a fork of the command: the guard is not its own."""
-        self._memory = None  # type: ignore[assignment]
-        os.close(self._alive)
+        """In a fork of the command, and in forks of that: the guard is not its own."""
+        if self._memory is not None:
+            self._memory = None
+            os.close(self._alive)
 
     def _watch(
-        self, command: int, signals: socket.socket, life: int, words: dict[int, bytes], seconds: float
+        self,
+        command: int,
+        signals: socket.socket,
+        life: int,
+        words: dict[int, bytes],
+        seconds: float,
+        memory: mmap.mmap,
     ) -> NoReturn:
         """Wait for signals that nobody answers, until the command ends."""
         self._close_others(signals.fileno(), life)
@@ -82,8 +89,8 @@ class Guard:
         while os.getppid() == command and not any(number == life for number, _ in poll.poll()):
             number = next((one for one in _waiting(signals) if one in words), 0)
             since = (since or time.monotonic()) if number else None
-            if since is not None and self._memory[0] and time.monotonic() > since + seconds:
-                self._end(command, number, words[number])
+            if since is not None and memory[0] and time.monotonic() > since + seconds:
+                self._end(command, number, words[number], memory)
             time.sleep(POLL_SECONDS)
         os._exit(0)
 
@@ -92,18 +99,19 @@ class Guard:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1):
             os.dup2(nowhere, standard)
-        kept = sorted({2, *needed, *(writer for _, writer in self._exits.values())})
-        for first, after in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(first + 1, after)
+        kept = {0, 1, 2, *needed, *(writer for _, writer in self._exits.values())}
+        for descriptor in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - kept:
+            with suppress(OSError):
+                os.close(descriptor)
 
-    def _end(self, command: int, number: int, word: bytes) -> NoReturn:
+    def _end(self, command: int, number: int, word: bytes, memory: mmap.mmap) -> NoReturn:
         """End the command with the exit code of a signal, all processes below it, and its temporary files."""
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, 0, 0, 0, 0)
         with suppress(OSError):
             os.write(2, word)
         end_descendants(command, {os.getpid()})
-        size = int.from_bytes(self._memory[1:5], "little")
-        paths = [os.fsdecode(path) for path in self._memory[5 : 5 + size].split(b"\0") if path]
+        size = int.from_bytes(memory[1:5], "little")
+        paths = [os.fsdecode(path) for path in memory[5 : 5 + size].split(b"\0") if path]
         _remove(paths)
         os.write(self._exits[number][1], b"!")
         deadline = time.monotonic() + LONGEST_END

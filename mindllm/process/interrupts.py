@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from mindllm.process.exit_hooks import tidy_up
@@ -54,9 +54,10 @@ def own_interrupts() -> None:
     sender.setblocking(False)
     signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-    _guard = Guard(receiver, {number: ENDING[signal.Signals(number)] for number in _owned}, GRACE + MARGIN)
-    observe_paths(_guard.set_paths)
-    report_handlers()
+    with suppress(OSError):  # no more processes are allowed: Python answers alone
+        _guard = Guard(receiver, {number: ENDING[signal.Signals(number)] for number in _owned}, GRACE + MARGIN)
+        observe_paths(_guard.set_paths)
+        report_handlers()
     threading.Thread(target=_watch, args=(receiver, sender), name="signals", daemon=True).start()
 
 
