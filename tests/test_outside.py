@@ -275,9 +275,11 @@ ALLOWED = {
         "train/metrics_file.py": "open",
     },
     "the system: /proc, control groups, drivers; and what bounds a program of others": {
-        "evaluate/code_child.py": "ctypes.CDLL os.open",
+        "evaluate/code_calls.py": "json.loads os.fdopen",
+        "evaluate/code_child.py": "ctypes.CDLL json.loads os.open runpy.run_path",
         "preflight/versions.py": ".read_text",
         "process/cores.py": "os.open",
+        "process/guard.py": "mmap.mmap os.open",
         "process/host_memory.py": ".read_text json.loads os.open",
         "process/temporary.py": ".read_text os.open",
         "train/job/preflight.py": ".read_text",
