@@ -1,5 +1,6 @@
 """A signal ends a command line whatever it does, with a word and no traceback, and leaves no child and no directory behind."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from mindllm.process.interrupts import COMPILERS
 
 LONGEST_ANSWER = 15.0  # 3.3 s on a machine that does nothing else
 PROGRAM = """
@@ -134,6 +137,13 @@ def test_at_any_moment(policy, where, number, code, word, tmp_path):
     assert code == 0 or not lives(child)
     if code == 0:
         os.kill(int(child), signal.SIGKILL)
+
+
+def test_the_compiler_of_mindspore_is_where_it_is_looked_for():
+    """What is raised inside of it is swallowed, or ends in pages of source lines: a signal there ends the process instead."""
+    (place,) = importlib.util.find_spec("mindspore").submodule_search_locations
+    files = [Path(place).parent / name.lstrip("/") for name in COMPILERS]
+    assert any(file.is_file() and "def compile(" in file.read_text(encoding="utf-8") for file in files)
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path):

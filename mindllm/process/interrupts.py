@@ -28,7 +28,8 @@ MARGIN = 0.3  # after them the guard answers, if Python cannot
 ENDING = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b"terminated\n", signal.SIGHUP: b"hung up\n"}
 """What is said when a process leaves because of it; the exit code is 128 and its number, as shells have it."""
 RECEIVER = "interrupts"
-IMPORT, COMPILER = "<frozen importlib._bootstrap>", "/mindspore/common/api.py"
+IMPORT = "<frozen importlib._bootstrap>"
+COMPILERS = ("/mindspore/graph/api.py", "/mindspore/common/api.py")  # from MindSpore 2.10 on, and before
 
 Handler = Callable[[int, "FrameType | None"], None]
 _owned: frozenset[int] = (
@@ -191,7 +192,7 @@ def _is_within_native(frame: FrameType | None) -> bool:
     """Whether a module is imported or a graph compiled: what is raised there passes through native code, which may abort."""
     while frame is not None:
         code = frame.f_code
-        if code.co_filename == IMPORT or (code.co_name == "compile" and code.co_filename.endswith(COMPILER)):
+        if code.co_filename == IMPORT or (code.co_name == "compile" and code.co_filename.endswith(COMPILERS)):
             return True
         frame = frame.f_back
     return False
