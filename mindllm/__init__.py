@@ -53,6 +53,7 @@ __all__ = [
     "verify",
     "verify_program",
 ]
+LONGEST_NAME = 80  # that an error quotes
 ROOMS = ("dry_run", "evaluate", "generate", "prove", "train", "verify")
 HOMES = {"RunConfig": "config", "CheckFailed": "errors", "RunFailed": "errors", "UserError": "errors"}
 HOMES |= dict.fromkeys(("evaluate", "generate", "train"), "api_execution")
@@ -61,7 +62,7 @@ HOMES |= dict.fromkeys(("time_program", "verify_program"), "api_programs")
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name[:LONGEST_NAME]!r}")
     if name in ROOMS:
         return importlib.import_module(f"{__name__}.{name}")
     return getattr(importlib.import_module(f"{__name__}.{HOMES.get(name, 'api')}"), name)

@@ -7,6 +7,7 @@ function, the argument, its value and what to write: one problem for each. Impor
 from __future__ import annotations
 
 import builtins
+import errno
 import functools
 import inspect
 import math
@@ -20,7 +21,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mindllm.errors import ALIKE, Origin, Problem, UserError, nearest, shortened
+from mindllm.errors import ALIKE, Origin, Problem, UserError, nearest, shortened, text_of
 from mindllm.units import DEVICE_SIZE
 
 Parameters = ParamSpec("Parameters")
@@ -87,12 +88,19 @@ def checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, Re
     """Hold the arguments of each call of a public function against its signature.
 
     Integers of numpy become Python's, and what is iterable becomes a tuple where a sequence is wanted. A call with mistakes
-    raises a UserError that names all of them.
+    raises a UserError that names all of them. So does a text of thousands of characters in the place of a path.
     """
 
     @functools.wraps(function)
     def call(*values: Parameters.args, **options: Parameters.kwargs) -> Returned:
-        return function(**arguments_of(function, values, options))  # type: ignore[call-arg]
+        try:
+            return function(**arguments_of(function, values, options))  # type: ignore[call-arg]
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise UserError(
+                f"mindllm.{function.__name__}: {shortened(str(error.filename))}: {error.strerror}"
+            ) from None
 
     return call
 
@@ -110,7 +118,7 @@ def arguments_of(function: Callable[..., Any], values: Sequence[Any], options: M
     problems = [*_misplaced(nameless, names, values, options)]
     for name in [name for name in given if name not in names]:
         if len(names) == len(known) or get_close_matches(name, names, cutoff=ALIKE):  # else it is a key of a section
-            message = f"unknown argument (value {shortened(repr(given[name]))}){nearest(name, names)}"
+            message = f"unknown argument (value {shortened(text_of(given[name], repr))}){nearest(name, names)}"
             problems.append((name, message, given[name]))
     for name in names:
         optional = known[name].default is not inspect.Parameter.empty
@@ -124,7 +132,9 @@ def arguments_of(function: Callable[..., Any], values: Sequence[Any], options: M
                 can_go = value is None and optional
                 advice = "; leave it out" if can_go else _advice(value, kind)
                 advice = advice or (_meaning(function, name) if kind is not bool else "")
-                problems.append((name, f"must be {_words(kind)} (value {shortened(repr(value))}){advice}", value))
+                problems.append(
+                    (name, f"must be {_words(kind)} (value {shortened(text_of(value, repr))}){advice}", value)
+                )
     if problems:
         origin = Origin(option=f"mindllm.{function.__name__}")
         raise UserError.of(*(Problem(origin, (name,), message, value) for name, message, value in problems))
@@ -139,12 +149,16 @@ def _misplaced(
     for number, value in enumerate(values[len(nameless) :], len(nameless) + 1):
         yield (
             f"argument {number}",
-            f"has no name (value {shortened(repr(value))}); it goes by one of the names {named}",
+            f"has no name (value {shortened(text_of(value, repr))}); it goes by one of the names {named}",
             value,
         )
     for name in nameless[: len(values)]:
         if name in options:
-            yield name, f"is given twice (value {shortened(repr(options[name]))}); leave one out", options[name]
+            yield (
+                name,
+                f"is given twice (value {shortened(text_of(options[name], repr))}); leave one out",
+                options[name],
+            )
 
 
 @functools.cache
@@ -271,7 +285,7 @@ def _forms(value: Any) -> Iterator[Any]:
                 yield kind(value)
             except ValueError:
                 continue
-    elif value in (0, 1):
+    elif isinstance(value, Real) and value in (0, 1):
         yield bool(value)
     elif isinstance(value, float) and value.is_integer():
         yield int(value)

@@ -1,7 +1,7 @@
 """What every command line of the project shares: exit codes, errors without a traceback, a clean Ctrl-C, one console.
 
-Exit codes: 0 good, 1 failure, 2 wrong input, 3 a check says no, 130 interrupted (143 or 129: by SIGTERM or SIGHUP before anything
-could be undone in order), 141 the reader of the output left (``| head``).
+Exit codes: 0 good, 1 failure, 2 wrong input, 3 a check says no, 130 interrupted (143 by SIGTERM, 129 by SIGHUP), 141 the reader
+of the output left (``| head``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from mindllm.errors import ALIKE, LONGEST_PART, CheckFailed, RunFailed, UserErro
 from mindllm.extras import advice
 from mindllm.files import FULL, obstacle
 from mindllm.process.exit_hooks import leave
-from mindllm.process.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
+from mindllm.process.interrupts import (
+    INTERRUPTED,
+    interrupt_code,
+    interrupt_word,
+    leave_nothing_behind,
+    leave_on_interrupt,
+    raise_on_interrupt,
+)
 from mindllm.shorthands import IGNORE_UNKNOWN_KEYS, OF_OTHERS, SHORTHANDS
 from mindllm.terminal.console import error_console
 from mindllm.terminal.text import styled, visible
@@ -220,7 +227,7 @@ def exit_code(main: Callable[[Sequence[str] | None], int | None], arguments: Seq
         error_console.print(styled(("error:", "bold red"), f" {bounded(str(error))}"))
         code = error.exit_code
     except KeyboardInterrupt:
-        error_console.print("interrupted")
+        error_console.print(interrupt_word())
         leave_nothing_behind()
         code = INTERRUPTED
     except BrokenPipeError:
@@ -240,6 +247,8 @@ def exit_code(main: Callable[[Sequence[str] | None], int | None], arguments: Seq
         error_console.print(styled(("error:", "bold red"), f" not enough memory{reason}; ask for less at a time"))
         code = RunFailed.exit_code
     leave_on_interrupt()
+    if code == INTERRUPTED:
+        code = interrupt_code()
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,8 +101,8 @@ class UserError(Exception):
 
     @classmethod
     def of(cls, *problems: Problem) -> UserError:
-        """Return the error of some mistakes, all of which its message shows."""
-        return cls("\n".join(map(str, problems)), problems)
+        """Return the error of some mistakes; its message shows the first hundred."""
+        return cls(bounded("\n".join(map(str, problems))), problems)
 
     @property
     def first(self) -> Problem:
@@ -195,8 +195,16 @@ def few(names: Sequence[str], word: str = "") -> str:
     return ", ".join(names[:MOST_SUGGESTIONS]) + (f" and {others:,} more" if others > 0 else "")
 
 
+def text_of(value: object, convert: Callable[[Any], str] = str) -> str:
+    """Return a value as text; its type if it cannot be converted, as a list of thousands of levels, or a huge integer."""
+    try:
+        return convert(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
 def shortened(value: object, most: int = 60) -> str:
     """A value of a user's file as printable text of bounded length, on one line."""
-    text = value[: most + 1] if isinstance(value, str) else repr(value)[: most + 1]
+    text = value[: most + 1] if isinstance(value, str) else text_of(value, repr)[: most + 1]
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= most else f"{text[:most]}…"

@@ -11,15 +11,17 @@ import errno
 import gzip
 import io
 import json
+import logging
 import os
 import re
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from mindllm.terminal.text import visible
 from mindllm.units import MIB
 
 LARGEST = 256 * MIB
@@ -28,8 +30,11 @@ LARGEST_YAML = 1 * MIB
 """PyYAML takes seconds for it; public run files have some kilobytes."""
 LARGEST_GRAPH = 2048 * MIB
 """What protobuf takes; also of a text of a graph, and of what a dry run recorded once it is decompressed."""
+LARGEST_LINE = 16 * MIB
+"""Of a file that a command of ours extends line by line."""
 DEEPEST = 200
 """Levels of lists and objects in JSON: a program that walks down a tree can walk down this one."""
+TOO_DEEP = f"nested more than {DEEPEST} levels deep, or holds itself"
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 """Half of a pair, written as an escape or come from bytes that are no UTF-8."""
 KINDS: dict[str, Callable[[int], bool]] = {
@@ -40,6 +45,7 @@ KINDS: dict[str, Callable[[int], bool]] = {
 }
 HANDED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """What whoever started this process opened for it, as ``<(...)`` of a shell does: it may be a pipe."""
+Line = TypeVar("Line")
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document is one field
 
 
@@ -134,6 +140,46 @@ def bounded_lines(file: Any, most: int, place: Path | str) -> Iterator[Any]:
         yield line
 
 
+def read_kept_lines(path: Path | str, read: Callable[[Any], Line]) -> list[Line]:
+    """Return what ``read`` makes of each line of JSON in a file that a command of ours extends and reads again.
+
+    Damaged lines are dropped, as after a crash, and one warning counts them: lines that are not JSON, and those for which
+    ``read`` raises ValueError, KeyError or TypeError.
+
+    Raises:
+        OSError: as :func:`open_file`; a FileRefusedError if the file has complete lines and all of them are damaged, since it
+            is a different kind of file.
+    """
+    lines, damaged, is_other = list[Line](), list[int](), False
+    with open_file(path) as file:
+        for number, text in enumerate(bounded_lines(file, LARGEST_LINE, path), start=1):
+            if not text.strip():
+                continue
+            try:
+                lines.append(read(parse_json(text)))
+            except (ValueError, KeyError, TypeError):
+                damaged.append(number)
+                is_other = is_other or text.endswith(b"\n")
+    if is_other and not lines:
+        raise FileRefusedError(
+            path, f"line {damaged[0]} was not written by mindllm; remove the file or use another directory"
+        )
+    if damaged:
+        count = "1 damaged line" if len(damaged) == 1 else f"{len(damaged):,} damaged lines"
+        logging.getLogger(__name__).warning("%s", visible(f"{path}: ignored {count} (first: line {damaged[0]})"))
+    return lines
+
+
+def append_lines(path: Path | str) -> io.TextIOWrapper:
+    """Open a file of kept lines for appending; an unfinished last line is closed, so that only it is lost."""
+    file = open(path, "ab+")  # noqa: SIM115 (the caller closes it)
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return io.TextIOWrapper(file, encoding="utf-8")
+
+
 def parse_json(content: bytes | str) -> Any:
     r"""The value that ``content`` (UTF-8, perhaps with a byte order mark) is.
 
@@ -154,7 +200,7 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError("nested too deeply") from None
     except ValueError:  # the only other one: of converting digits
         raise ValueError("an integer of thousands of digits") from None
-    if _is_deeper(tree, DEEPEST):
+    if is_deeper(tree):
         raise ValueError("nested too deeply")
     if SURROGATE.search(text) and (half := half_surrogate(json.dumps(tree, ensure_ascii=False))):
         raise ValueError(f"half of a surrogate pair ({half}) in a text")
@@ -185,16 +231,12 @@ def _first_other_byte(content: bytes) -> str:
     return ""
 
 
-def _is_deeper(tree: Any, most: int) -> bool:
-    """Whether lists and objects are nested in more levels, found level by level."""
-    inside = [tree] if isinstance(tree, dict | list) else []
+def is_deeper(tree: Any, most: int = DEEPEST) -> bool:
+    """Return True if dictionaries and lists are nested in more levels; level by level, each of them once."""
+    inside = [tree] if isinstance(tree, Mapping | list | tuple) else []
     for _ in range(most):
-        inside = [
-            item
-            for outer in inside
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(item, dict | list)
-        ]
+        found = (item for outer in inside for item in (outer.values() if isinstance(outer, Mapping) else outer))
+        inside = [*{id(item): item for item in found if isinstance(item, Mapping | list | tuple)}.values()]
         if not inside:
             return False
     return True

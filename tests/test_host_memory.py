@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from mindllm.cache import user_cache
 from mindllm.errors import RunFailed, UserError
 from mindllm.process import host_memory as subject
 from mindllm.process.host_memory import MemoryClaim
@@ -154,14 +157,99 @@ def test_claims_of_the_dead_are_forgotten(monkeypatch, another):
     process.wait()
     with MemoryClaim() as claim:
         assert claim.free == 10 * GIB
-    assert [path.name for path in subject.claim_directory().iterdir()] == [subject.LOCK]
+    assert [path.name for path in Path(os.environ["XDG_RUNTIME_DIR"], "mindllm").iterdir()] == [subject.LOCK]
 
 
 def test_a_file_that_is_no_claim_disturbs_nobody(monkeypatch):
     monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
-    (subject.claim_directory() / "nonsense").write_text("{[")
+    directory = own_directory()
+    whole = b'{"pid": 1, "bytes": 5, "before": 0}'.ljust(subject.CLAIM_BYTES)
+    others = {"nonsense": b"{[", "1.abcdefgh": b"", "2.abcdefgh": whole, "notes.txt": whole, "3.abcdefgh": b"[" * 256}
+    for name, content in others.items():
+        (directory / name).write_bytes(content)
+    os.mkfifo(directory / "4.abcdefgh")
+    (directory / "5.abcdefgh").symlink_to(directory / "notes.txt")
+    before = sorted(directory.iterdir())
     with MemoryClaim() as claim:
         assert claim.free == 10 * GIB
+    assert sorted(path for path in directory.iterdir() if path.name != subject.LOCK) == before
+    assert (directory / "notes.txt").read_bytes() == whole
+
+
+def own_directory() -> Path:
+    """The directory of claims, which the first claim creates."""
+    with subject.claim_directory():
+        return Path(os.environ["XDG_RUNTIME_DIR"], "mindllm")
+
+
+def link_to_files(place: Path, target: Path) -> None:
+    place.symlink_to(target)
+
+
+def open_to_all(place: Path, target: Path) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+
+
+def plain_file(place: Path, target: Path) -> None:
+    place.write_text("mine")
+
+
+@pytest.mark.parametrize("plant", [link_to_files, open_to_all, plain_file])
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+def test_a_planted_directory_is_not_used(variable, plant, tmp_path, monkeypatch, caplog):
+    """A link at the name of the claims once had every file of its target removed."""
+    shared, files = tmp_path / "shared", tmp_path / "files"
+    shared.mkdir()
+    files.mkdir()
+    (files / "thesis.tex").write_text("years of work")
+    (files / "1.abcdefgh").write_bytes(b'{"pid": 1, "bytes": 5, "before": 0}'.ljust(subject.CLAIM_BYTES))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv(variable, str(shared))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    place = shared / ("mindllm" if variable == "XDG_RUNTIME_DIR" else f"mindllm-{os.geteuid()}")
+    plant(place, files)
+    subject._own_claims.cache_clear()
+    with MemoryClaim() as claim:
+        claim.take(MIB)
+    assert sorted(path.name for path in files.iterdir()) == ["1.abcdefgh", "thesis.tex"]
+    assert not place.is_dir() or plant is link_to_files or not any(place.iterdir())
+    assert str(place) in caplog.text
+    assert "remove it" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
+def test_a_directory_of_another_user_is_not_used(tmp_path, caplog):
+    (tmp_path / "mindllm").mkdir(mode=0o700)
+    os.chown(tmp_path / "mindllm", 12345, 12345)
+    subject._own_claims.cache_clear()
+    with MemoryClaim() as claim:
+        claim.take(MIB)
+    assert not any((tmp_path / "mindllm").iterdir())
+    assert "belongs to user 12345" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
+def test_a_cache_that_another_user_planted_is_not_used(tmp_path, monkeypatch, caplog):
+    """Libraries are loaded from the cache: in a shared place its directory has to be of this user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "mindllm").mkdir()
+    os.chown(tmp_path / "mindllm", 12345, 12345)
+    assert user_cache() == tmp_path / "mindllm"  # mounted into a container, where users have other numbers
+    tmp_path.chmod(0o1777)
+    assert user_cache() != tmp_path / "mindllm"
+    assert f"{tmp_path / 'mindllm'} belongs to another user" in caplog.text
+
+
+def test_a_wrong_share_leaves_no_lock(monkeypatch):
+    monkeypatch.setenv(subject.VARIABLE, "60%")
+    with pytest.raises(UserError):
+        MemoryClaim().__enter__()
+    monkeypatch.delenv(subject.VARIABLE)
+    with subject.claim_directory() as directory:
+        lock = os.open(subject.LOCK, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=directory)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock)
 
 
 def test_nobody_learns_a_budget_while_another_chooses(monkeypatch, another):

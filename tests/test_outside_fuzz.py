@@ -8,7 +8,10 @@ import csv
 import gzip
 import io
 import json
+import math
+import os
 import shutil
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,16 +31,25 @@ from mindllm.data.tokenizers.special_tokens import read_special_tokens
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
 from mindllm.data.tokenizers.training import train_byte_level_bpe
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.evaluate.answers import Answers
 from mindllm.families.hugging_face import quantization_in, read_model_config
 from mindllm.planning.read_problem import Setting, read_problem
-from mindllm.timing.device import read_device
+from mindllm.prove.against import compare
+from mindllm.prove.answers import Answer, Standing, Table
+from mindllm.prove.found import read_proof
+from mindllm.prove.questions import CHECKPOINTS, COMMUNICATION, DATA, MEMORY, PARITY, STEP_TIME
+from mindllm.strategies.candidates import candidates
+from mindllm.strategies.search import FILE, _known, search
+from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.measured.kernel_file import PARTS, profiled_step, read_kernels
 from mindllm.train.checkpoint.formats.files import tensors_of_file
 from mindllm.train.checkpoint.manifest import FileEntry, Manifest, _digest, read_manifest
 from mindllm.train.checkpoint.tensors import read_tensors, stored_tensors, write_tensors
+from tests.prove.made_proofs import SHORTAGE, figures, proof
 
 TESTS = Path(__file__).parent
 KEPT = TESTS / "kept_programs"
+TIMED = read_device(DEFAULT)
 GROUND_TRUTH = TESTS / "ground_truth"
 LONGEST_MESSAGE = 20_000
 ODD = [
@@ -393,3 +405,121 @@ def test_tensors(data, stored, tmp_path):
             for tensor in read(path).values():
                 np.asarray(tensor)
     refused_or(tensors_of_file, path)
+
+
+KEPT_PROOF = proof(
+    {
+        PARITY: Standing.REFUTED,
+        DATA: Answer(DATA, Standing.NOT_PROVED, "no", (SHORTAGE,), ("a",), (Table("t", ("c",), (("1",),)),)),
+    }
+).to_dict()
+KEPT_PROOF["answers"] = [
+    {**answer, "pages": [{"title": "a", "file": "a.html", "text": ""}]} for answer in KEPT_PROOF["answers"]
+]
+
+
+@QUICK
+@given(data=st.data())
+def test_proofs(data, tmp_path):
+    """What is read as a proof can be compared with another one in both directions, shown and written."""
+    content = json.dumps(data.draw(mutated(KEPT_PROOF))).encode()
+    path = tmp_path / "proof.json"
+    path.write_bytes(data.draw(st.just(content) | damaged(content)))
+    if found := refused_or(read_proof, path):
+        for earlier, later in ((found, proof()), (proof(), found)):
+            comparison = compare(earlier, later)
+            assert str(comparison)
+            assert json.dumps(comparison.to_dict(), allow_nan=False)
+            comparison.worse_by(0.01)
+        assert str(found)
+
+
+@pytest.mark.parametrize("figure", ["x", None, [], 10**400, 1e300, "Infinity", True])
+@pytest.mark.parametrize("question", [MEMORY, STEP_TIME, COMMUNICATION, CHECKPOINTS])
+def test_figures_of_a_proof_are_numbers(question, figure, tmp_path):
+    known = figures()
+    key = next(iter(known[question]))
+    known[question] = {**known[question], key: figure}
+    with pytest.raises(UserError, match=r"not a proof of mindllm|not JSON"):
+        read_proof(write_json(tmp_path / "proof.json", proof(known=known).to_dict()))
+
+
+ANSWERS = ["0" * 32, [-1.5, True]], ["1" * 32, "a text"]
+
+
+@QUICK
+@given(data=st.data())
+def test_kept_answers(data, tmp_path):
+    """Answers that an interrupted evaluation left."""
+    lines = b"".join(json.dumps(data.draw(mutated([*each]) | st.just([*each]))).encode() + b"\n" for each in ANSWERS)
+    (tmp_path / "rank_0.jsonl").write_bytes(data.draw(st.just(lines) | damaged(lines)))
+    if answers := refused_or(Answers, tmp_path):
+        for answer in answers._known.values():
+            assert isinstance(answer, str) or (float(answer[0]), bool(answer[1]))
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A small run, and the lines that its search left."""
+    from mindllm.config import load_config
+
+    run = load_config(TESTS.parent / "configs" / "llama2" / "pretrain_llama2_tiny.yaml")
+    directory = tmp_path_factory.mktemp("searched")
+    search(run, 2, 4, TIMED, TIMED.memory_size.value, directory)
+    return run, (directory / FILE).read_bytes().splitlines(keepends=True)
+
+
+@QUICK
+@given(data=st.data())
+def test_candidates(data, searched, tmp_path):
+    """A search goes on from whatever is left of an earlier one, and comes to the same strategies."""
+    run, lines = searched
+    kept = data.draw(st.lists(st.sampled_from(lines), min_size=1, max_size=4, unique=True))
+    trees = [json.dumps(data.draw(mutated(json.loads(line)))).encode() + b"\n" for line in kept]
+    path = tmp_path / FILE
+    path.write_bytes(data.draw(st.just(b"".join(trees)) | damaged(b"".join(kept)) | st.binary(max_size=60)))
+    wanted = {one.name: one for one in candidates(run, 2, 4, TIMED, Counter())}
+    for name, judged in (refused_or(_known, path, json.loads(lines[0])["run"], wanted) or {}).items():
+        if judged is not None:
+            assert judged.candidate == wanted[name]
+            assert 0 <= judged.speed < math.inf
+            assert len(judged.memory) == judged.candidate.pipeline_stage
+
+
+LOST = [
+    b"[]", b"{}", b"5", b"null", b"true", b'"x"', b"\xff\xfe", bytes(4096), b"[[[", b"NaN", b'{"run": 1}', b'{"run": "x"}',
+    b'{"run": "KEY", "name": "x", "judged": 5}', b'{"run": "KEY", "name": ["x"], "judged": null}',
+    b'{"run": "KEY", "name": "x", "judged": {"candidate": {}}}', b"[" * 100_000, b"9" * 10_000,
+]  # fmt: skip
+
+
+def test_lines_of_a_search_that_a_crash_has_damaged(searched, tmp_path, caplog):
+    """Each once ended every later search with a traceback."""
+    run, lines = searched
+    key = json.loads(lines[0])["run"].encode()
+    whole = search(run, 2, 4, TIMED, TIMED.memory_size.value)
+    lost = [line.replace(b"KEY", key) for line in LOST]
+    cut = lines[-1][:50]
+    (tmp_path / FILE).write_bytes(b"\n".join(lost) + b"\n" + b"".join(lines[:-1]) + cut)
+    again = search(run, 2, 4, TIMED, TIMED.memory_size.value, tmp_path)
+    assert (again.judged, again.kept) == (whole.judged, whole.tried - 1)
+    assert f"{FILE}: ignored {len(LOST) + 1} damaged lines (first: line 1)" in caplog.text
+    assert (tmp_path / FILE).read_bytes().endswith(cut + b"\n" + lines[-1])
+    last = search(run, 2, 4, TIMED, TIMED.memory_size.value, tmp_path)
+    assert (last.judged, last.kept) == (whole.judged, whole.tried)
+
+
+def test_speed_under_the_name_of_another_candidate_is_not_taken(searched, tmp_path):
+    run, lines = searched
+    first, second = map(json.loads, lines[:2])
+    forged = {**first, "judged": second["judged"] or {**first["judged"], "memory": []}}
+    (tmp_path / FILE).write_bytes(json.dumps(forged).encode() + b"\n" + lines[1])
+    assert search(run, 2, 4, TIMED, TIMED.memory_size.value, tmp_path).kept == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.write_text("# Notes\nof mine\n")])
+def test_another_file_in_the_place_of_candidates_is_refused_and_stays(make, searched, tmp_path):
+    make(tmp_path / FILE)
+    with pytest.raises(UserError, match=FILE):
+        search(searched[0], 2, 4, TIMED, TIMED.memory_size.value, tmp_path)
+    assert not (tmp_path / FILE).is_file() or (tmp_path / FILE).read_text() == "# Notes\nof mine\n"

@@ -152,6 +152,7 @@ class _Acceptance:
         self.simulations: Simulations | None = None
         self.runs = wanted.output.absolute() / RUNS
         self.corpus = write_text(self.runs / wanted.target, wanted.size)
+        self.made = {wanted.target, "predicted"}  # names below runs, a directory that may have been there before
 
     def look_at(self, claim: Claim) -> None:
         """Add the lines of a claim."""
@@ -239,6 +240,7 @@ class _Acceptance:
 
     def _directory(self, name: str) -> Path:
         shutil.rmtree(self.runs / name, ignore_errors=True)
+        self.made.add(name)
         return self.runs / name
 
     def _keep(self, name: str, found: Measured) -> Measured:
@@ -256,7 +258,8 @@ class _Acceptance:
 
     def tidy(self) -> None:
         """Remove the runs that nobody needs: all of them, but for those of claims that failed, or where they are to be kept."""
-        for path in [] if self.wanted.keep else sorted(self.runs.iterdir()):
+        made = [path for path in sorted(self.runs.iterdir()) if path.name.partition(".")[0] in self.made]
+        for path in [] if self.wanted.keep else made:
             if not any(path.name.startswith(name) for name in self.failed):
                 shutil.rmtree(path, ignore_errors=True)
                 path.unlink(missing_ok=True) if path.is_file() else None

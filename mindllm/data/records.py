@@ -154,7 +154,7 @@ def _refuse_other_delimiter(path: Path | str, names: list[str], delimiter: str) 
 def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:
     import pyarrow.parquet as parquet
 
-    with parquet.ParquetFile(path) as file:
+    with open_file(path) as opened, parquet.ParquetFile(opened) as file:
         wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
         for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=wanted):
             yield from (

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from mindllm.errors import RunFailed
+from mindllm.outside import append_lines, read_kept_lines
 from mindllm.train.job.ranks import ALONE, Ranks
+
+TEXTS = "generate_until"  # the kind of request whose answer is a text
 
 
 class Answers:
@@ -34,7 +37,7 @@ class Answers:
 
     def of(self, kind: str, keys: Sequence[Any]) -> dict[Any, Any]:
         """The answers that are kept, by request."""
-        found = {key: self._known[name] for key in keys if (name := _name(kind, key)) in self._known}
+        found = {key: answer for key in keys if (answer := self._answer(kind, key)) is not None}
         self.reused += len(found)
         return found
 
@@ -52,8 +55,7 @@ class Answers:
             return
         if self._file is None:
             path = self.directory / f"rank_{self.ranks.rank}.jsonl"
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed with the evaluation)
-            self._file.write("\n")  # what a killed process left unfinished is a line of its own
+            self._file = append_lines(path)
         self._file.write(json.dumps([name, answer]) + "\n")
         self._file.flush()
 
@@ -63,7 +65,7 @@ class Answers:
             return dict(known)
         self.ranks.meet()
         self._read()
-        found = {key: self._known.get(_name(kind, key)) for key in keys}
+        found = {key: self._answer(kind, key) for key in keys}
         missing = sum(answer is None for answer in found.values())
         if missing:
             raise RunFailed(
@@ -78,15 +80,27 @@ class Answers:
             self._file.close()
             self._file = None
 
+    def _answer(self, kind: str, key: Any) -> Any:
+        """Return the answer to a request; None if it is unknown, or of another kind."""
+        answer = self._known.get(_name(kind, key))
+        return answer if isinstance(answer, str) == (kind == TEXTS) else None
+
     def _read(self) -> None:
         assert self.directory is not None
         for path in sorted(self.directory.glob("rank_*.jsonl")):
-            for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-                try:
-                    name, answer = json.loads(line)
-                except ValueError:  # empty, or cut short when its process was stopped
-                    continue
-                self._known[name] = answer
+            self._known.update(read_kept_lines(path, _pair))
+
+
+def _pair(line: Any) -> tuple[str, Any]:
+    """Return the name of a request and its answer: a text, or a log-likelihood and whether it is the greedy choice."""
+    name, answer = line
+    if not isinstance(answer, str):
+        likelihood, greedy = answer
+        if type(likelihood) not in (int, float) or type(greedy) is not bool:
+            raise TypeError(f"{answer} is not an answer")
+    if not isinstance(name, str):
+        raise TypeError(f"{name} is not the name of a request")
+    return name, answer
 
 
 def _name(kind: str, key: Any) -> str:

@@ -1,18 +1,19 @@
-"""Whether a program that a model wrote passes its test: run in a child process with bounds, never in this one."""
+"""Whether a program that a model wrote passes its test: both run in child processes with bounds, never in this one."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import platform
 import pwd
-import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -30,30 +31,42 @@ LANDLOCK_CREATE, LANDLOCK_VERSION, LANDLOCK_TRUNCATE = 444, 1, 3
 CHILD = Path(__file__).with_name("code_child.py")
 
 
-def passes(program: str, test: str, seconds: float = SECONDS) -> bool:
-    """Whether ``program`` followed by ``test`` runs to its end without an error.
+def passes(program: str, test: str, seconds: float = SECONDS, given: str = "", entry: str = "") -> bool:
+    """Return True if ``test`` runs to its end without an error on the functions of ``program``.
 
-    That end says a word nobody can guess: a program that ends the process by itself does not pass.
+    Program and test run in processes of their own. The program gets the arguments of each call and returns values; it sees
+    neither the test nor the verdict, which is the exit code of the other process (:mod:`mindllm.evaluate.code_calls`).
+
+    Args:
+        given: definitions that the test uses, whatever the program makes of them, as the beginning of the problem has them.
+        entry: the name among them that is the program's.
 
     Raises:
-        UserError: this machine has no bounds for it; then it has not run.
+        UserError: this machine has no bounds for programs of others; then nothing has run.
     """
-    word = secrets.token_hex(16)
-    source = f"{program}\n{test}\nprint({word!r})\n"
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        tempfile.TemporaryFile() as written,
-    ):  # a file is bounded, a pipe is not
-        child, status = _start(_bounds(seconds), directory, written)
+    bounds, sides = _bounds(seconds), list[subprocess.Popen]()
+    sources = {"program": [program], "test": [given, entry, test]}
+    with ExitStack() as stack:
+        directories = {role: stack.enter_context(tempfile.TemporaryDirectory()) for role in sources}
+        pipes = [os.pipe(), os.pipe()]
+        ends = {"program": (pipes[0][0], pipes[1][1]), "test": (pipes[1][0], pipes[0][1])}
         try:
-            _give(child, source)
-            _demand_bounds(status)
-            if not _ends_in_bounds(child, Path(directory), time.monotonic() + seconds):
-                return False
+            statuses = []
+            for role in sources:
+                child, status = _start([*bounds], directories[role], role, ends[role])
+                sides.append(child)
+                statuses.append(stack.enter_context(open(status, "rb")))
         finally:
-            _end(child)
-        written.seek(0)
-        return child.returncode == 0 and written.read(FILE_SIZE + 1).rstrip().endswith(word.encode())
+            for descriptor in (*pipes[0], *pipes[1]):
+                os.close(descriptor)
+            for child in sides:
+                stack.callback(_end, child)
+        for child, role in zip(sides, sources, strict=True):
+            _give(child, sources[role])
+        for pipe in statuses:
+            _demand_bounds(pipe)
+        places = [Path(place) for place in directories.values()]
+        return _ends_in_bounds(sides[1], places, time.monotonic() + seconds) and sides[1].returncode == 0
 
 
 def demand_bounds() -> None:
@@ -91,21 +104,21 @@ def landlock_version() -> int:
     return ctypes.CDLL(None).syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), LANDLOCK_VERSION)
 
 
-def _start(bounds: list[str], directory: str, written: IO[bytes]) -> tuple[subprocess.Popen, int]:
-    """Starts the child; returns it and the descriptor it tells on that it is bounded."""
+def _start(bounds: list[str], directory: str, role: str, ends: tuple[int, int]) -> tuple[subprocess.Popen, int]:
+    """Start a side with its ends of the pipes; return it and the descriptor on which it reports that it is bounded."""
     status, of_child = os.pipe()
     user, group = map(int, bounds[3:5])
     if user:
         os.chown(directory, user, group)
     try:
         child = subprocess.Popen(
-            [sys.executable, "-I", str(CHILD), *bounds, str(of_child)],
+            [sys.executable, "-I", str(CHILD), *bounds, str(of_child), role, *map(str, ends)],
             cwd=directory,
             env={"PATH": os.defpath, "HOME": directory, "TMPDIR": directory, "LANG": "C.UTF-8"},
             stdin=subprocess.PIPE,
-            stdout=written,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[of_child],
+            pass_fds=[of_child, *ends],
             start_new_session=True,
         )
     except BaseException:
@@ -116,28 +129,28 @@ def _start(bounds: list[str], directory: str, written: IO[bytes]) -> tuple[subpr
     return child, status
 
 
-def _demand_bounds(status: int) -> None:
-    """Waits until the child tells that it has given up what the program should not have, which it does before it runs that."""
-    with open(status, "rb") as pipe:
-        if (told := pipe.read(STATUS_SIZE)) != BOUNDED:
-            why = told.decode("utf-8", "replace") or "the process that gives up its rights has ended"
-            raise UserError(f"no bounds for code of others: {why}; evaluate without HumanEval")
+def _demand_bounds(status: IO[bytes]) -> None:
+    """Wait until a side reports that it has given up what a program should not have, which it does before it runs one."""
+    if (reported := status.read(STATUS_SIZE)) != BOUNDED:
+        why = reported.decode("utf-8", "replace") or "the process that gives up its rights has ended"
+        raise UserError(f"no bounds for code of others: {why}; evaluate without HumanEval")
 
 
-def _give(child: subprocess.Popen, source: str) -> None:
-    """Writes the program to the child, which reads all of it before it does anything."""
+def _give(child: subprocess.Popen, sources: list[str]) -> None:
+    """Write the sources to a side, which reads all of them before it does anything."""
     assert child.stdin is not None
+    whole = [source.encode("utf-8", "replace").decode() for source in sources]
     with contextlib.suppress(BrokenPipeError), child.stdin:
-        child.stdin.write(source.encode("utf-8", "replace"))
+        child.stdin.write(json.dumps(whole).encode())
 
 
-def _ends_in_bounds(child: subprocess.Popen, directory: Path, deadline: float) -> bool:
-    """Waits for the child's end; false at the deadline, or when it has written more to ``directory`` than it may."""
+def _ends_in_bounds(child: subprocess.Popen, directories: list[Path], deadline: float) -> bool:
+    """Wait for the end of a side; return False at the deadline, or if too much was written to a directory."""
     while True:
         try:
             child.wait(timeout=LOOK_SECONDS)
         except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline or _is_full(directory):
+            if time.monotonic() > deadline or any(map(_is_full, directories)):
                 return False
         else:
             return True

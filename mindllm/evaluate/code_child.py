@@ -1,14 +1,17 @@
-"""Runs a program of unknown origin in this process, after this process has given up what such a program should not have.
+"""Runs a program of unknown origin, or its test, in this process, after it has given up what such a program should not have.
 
-Started by :mod:`mindllm.evaluate.code` as a script, with the program on standard input; it imports nothing of the project. The
+Started by :mod:`mindllm.evaluate.code` as a script, with the sources on standard input; it imports nothing of the project but
+:mod:`mindllm.evaluate.code_calls`, which lies beside it. The
 kernel enforces the bounds: resource limits; another user and no capabilities, where this one is root; Landlock (``landlock(7)``,
 Linux 5.13), which leaves one directory to write to and Python's own files to read; a filter of system calls
 (:mod:`mindllm.evaluate.code_filter`). One that the kernel does not offer is told to the parent, and the program does not run.
 """
 
 import ctypes
+import json
 import os
 import resource
+import runpy
 import struct
 import sys
 import sysconfig
@@ -137,12 +140,11 @@ def give_up(status: int) -> None:
 
 
 def main() -> None:
-    """``code_child.py SECONDS BYTES FILE_BYTES USER GROUP FILTER STATUS``: runs standard input; 0 where it ran to its end."""
-    source = sys.stdin.read()
+    """``code_child.py SECONDS BYTES FILE_BYTES USER GROUP FILTER STATUS ROLE READER WRITER``: run standard input, as JSON."""
+    sources = json.loads(sys.stdin.buffer.read())
+    calls = runpy.run_path(str(Path(__file__).with_name("code_calls.py")))
     give_up(int(sys.argv[7]))
-    exec(compile(source, "<answer>", "exec"), {"__name__": "__main__"})
-    sys.stdout.flush()
-    os._exit(0)  # what the program left for the end of the process does not decide
+    calls["run"](sys.argv[8], sources, *map(int, sys.argv[9:]))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import yaml
 from jinja2.sandbox import SandboxedEnvironment
 
 from mindllm.errors import UserError, shortened
+from mindllm.outside import LARGEST_YAML, read_bytes
 
 PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}"
@@ -103,7 +104,7 @@ def _named_by_key(key: str, value: yaml.Node) -> str:
 
 def _composed(path: Path) -> yaml.Node | None:
     try:
-        return yaml.compose(path.read_bytes(), Loader=LOADER)
+        return yaml.compose(read_bytes(path, LARGEST_YAML), Loader=LOADER)
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as a task: {shortened(str(error), 200)}") from None
 

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
+from mindllm.process.interrupts import report_handlers
+
 SIGNALS = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 """What ranks are sent for each."""
 
@@ -24,11 +26,13 @@ class StopRequests:
         """Begins to listen."""
         handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         self._previous = {number: signal.signal(number, self._receive) for number in handled}
+        report_handlers()
 
     def restore(self) -> None:
         """Ends listening."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        report_handlers()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

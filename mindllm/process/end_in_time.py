@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from mindllm.errors import RunFailed
-from mindllm.process.interrupts import INTERRUPTED
+from mindllm.process.interrupts import interrupt_code
 
 SECONDS = 20.0  # to tell the error, tidy up and end
 NATIVE_SECONDS = 5.0  # after them, where native code keeps Python from running
@@ -48,7 +48,7 @@ def end_within(seconds: float, code: int) -> None:
 def code_of(error: BaseException) -> int:
     """The exit code of a process that ends with ``error``."""
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return interrupt_code()
     code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", RunFailed.exit_code)
     return code if isinstance(code, int) else int(code is not None)
 

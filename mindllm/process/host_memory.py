@@ -11,18 +11,26 @@ import _thread
 import argparse
 import ctypes
 import fcntl
+import functools
 import json
+import logging
 import os
+import re
+import secrets
 import signal
-import tempfile
+import stat
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import gettempdir
 from types import TracebackType
 from typing import Any
 
 from mindllm.errors import RunFailed, UserError
+from mindllm.process.exit_hooks import when_leaving
+from mindllm.process.temporary import make_temporary, open_private_directory, remove_temporary
+from mindllm.terminal.text import visible
 from mindllm.units import GIB
 
 SHARE = 0.6
@@ -30,6 +38,7 @@ VARIABLE = "MINDLLM_MEMORY_SHARE"
 PROCESSES, CONTROL_GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 LOCK = "lock"
 CLAIM_BYTES = 256
+CLAIM_NAME = re.compile(r"[1-9]\d*\.[a-z0-9_]{8}")  # process and a random part
 GUARD_SECONDS = 2.0
 ADVICE = f"end other programs, ask for less, or allow a larger share (--memory_share, ${VARIABLE})"
 UNLIMITED = 1 << 60  # control groups of version 1 say "no limit" by a number that no machine has
@@ -153,9 +162,10 @@ class MemoryClaim:
         self._exceeded = False
         self._ended = threading.Event()
         self._before = 0
-        self._directory: Path | None = None
+        self._directory: int | None = None
         self._lock: int | None = None
-        self._file: tuple[Path, int] | None = None
+        self._file: tuple[str, int] | None = None
+        self._end = ExitStack()
 
     def __enter__(self) -> MemoryClaim:
         self._before = memory_of_tree(os.getpid())
@@ -163,11 +173,12 @@ class MemoryClaim:
             outer = _claims[-1]
             self.free = self.budget = None if outer.budget is None else max(0, outer.budget - outer.taken())
         else:
-            self._directory = claim_directory()
-            self._lock = _locked(self._directory / LOCK)
+            share_of_free = memory_share()  # may raise: before the lock is taken
+            self._directory = self._end.enter_context(claim_directory())
+            self._lock = _locked(self._directory)
             available = available_bytes()
             self.free = None if available is None else max(0, available - claimed_by_others(self._directory))
-            self.budget = None if self.free is None else int(memory_share() * self.free)
+            self.budget = None if self.free is None else int(share_of_free * self.free)
         _claims.append(self)
         return self
 
@@ -201,18 +212,23 @@ class MemoryClaim:
             _claims.remove(self)
         self._unlock()
         if self._file is not None:
-            path, handle = self._file
-            path.unlink(missing_ok=True)
+            name, handle = self._file
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._directory)
             os.close(handle)
             self._file = None
+        budget = self.describe()
+        self._directory = None
+        self._end.close()
         if self._exceeded:
-            raise RunFailed(f"more memory was taken than there is for it ({self.describe()}): {ADVICE}") from None
+            raise RunFailed(f"more memory was taken than there is for it ({budget}): {ADVICE}") from None
 
-    def _write(self, directory: Path, claim: dict[str, int]) -> None:
+    def _write(self, directory: int, claim: dict[str, int]) -> None:
         if self._file is None:
-            handle, name = tempfile.mkstemp(prefix=f"{os.getpid()}.", dir=directory)
+            name = f"{os.getpid()}.{secrets.token_hex(4)}"
+            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
             fcntl.flock(handle, fcntl.LOCK_EX)
-            self._file = Path(name), handle
+            self._file = name, handle
         os.pwrite(self._file[1], json.dumps(claim).encode().ljust(CLAIM_BYTES), 0)
 
     def _watch(self) -> None:
@@ -249,51 +265,76 @@ def _interrupt_main() -> None:
         _thread.interrupt_main()
 
 
-def claim_directory() -> Path:
-    """Where claims of this user are: ``$XDG_RUNTIME_DIR/mindllm``, or a directory of the user's own below the temporary one."""
+@contextmanager
+def claim_directory() -> Iterator[int]:
+    """Yield a descriptor of the directory with the claims of this user.
+
+    It is ``$XDG_RUNTIME_DIR/mindllm``, or ``mindllm-<uid>`` below the temporary directory. If another user took the name, or
+    it is a link, a warning is logged and this process uses a directory of its own.
+    """
+    try:
+        descriptor = open_private_directory(_claim_path())
+    except OSError as error:
+        descriptor = open_private_directory(_own_claims(_claim_path(), error.strerror or str(error)))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _claim_path() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
-    directory = Path(base, "mindllm") if base and os.access(base, os.W_OK) else _own_temporary()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.stat().st_uid != os.getuid():  # somebody else took the name
-        return Path(tempfile.mkdtemp(prefix="mindllm-"))
+    return Path(base, "mindllm") if base and os.access(base, os.W_OK) else Path(gettempdir(), f"mindllm-{os.geteuid()}")
+
+
+@functools.cache
+def _own_claims(path: Path, reason: str) -> Path:
+    """Return a directory of this process alone, and warn once that it does not see the claims of other processes."""
+    logging.getLogger(__name__).warning(
+        "%s", visible(f"memory that other mindllm processes claim is not counted: {path}: {reason}; remove it")
+    )
+    directory = make_temporary("mindllm-")
+    when_leaving(remove_temporary, str(directory))
     return directory
 
 
-def _own_temporary() -> Path:
-    return Path(tempfile.gettempdir(), f"mindllm-{os.getuid()}")
-
-
-def claimed_by_others(directory: Path) -> int:
-    """Bytes that other processes have claimed and not taken yet; those of processes around this one are its own."""
+def claimed_by_others(directory: int) -> int:
+    """Return the bytes that other processes have claimed and not taken yet; parents of this process do not count."""
     own = {os.getpid(), *_ancestors(os.getpid())}
     total = 0
-    for path in directory.iterdir():
-        if path.name != LOCK and (claim := _read_claim(path)) and claim["pid"] not in own:
+    for name in filter(CLAIM_NAME.fullmatch, os.listdir(directory)):
+        if (claim := _read_claim(directory, name)) and claim["pid"] not in own:
             total += max(0, claim["bytes"] - max(0, memory_of_tree(claim["pid"]) - claim["before"]))
     return total
 
 
-def _read_claim(path: Path) -> dict[str, int] | None:
-    """A claim whose process lives; that of a dead one is removed."""
+def _read_claim(directory: int, name: str) -> dict[str, int] | None:
+    """Return a claim whose process is alive; remove that of a dead one. Any other file is left alone."""
     try:
-        handle = os.open(path, os.O_RDWR)
+        handle = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
         return None
     try:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode) or state.st_size != CLAIM_BYTES:
+            return None
+        content = json.loads(os.pread(handle, CLAIM_BYTES, 0))
+        claim = {key: int(content[key]) for key in ("pid", "bytes", "before")}
+        if str(claim["pid"]) != name.partition(".")[0]:
+            return None
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
+        os.unlink(name, dir_fd=directory)
         return None
     except BlockingIOError:
-        claim = json.loads(os.read(handle, CLAIM_BYTES))
-        return {key: int(claim[key]) for key in ("pid", "bytes", "before")}
+        return claim
     except (OSError, ValueError, KeyError, TypeError):
         return None
     finally:
         os.close(handle)
 
 
-def _locked(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+def _locked(directory: int) -> int:
+    handle = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     fcntl.flock(handle, fcntl.LOCK_EX)
     return handle
 

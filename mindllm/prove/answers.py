@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mindllm.config import RunConfig
 from mindllm.errors import Problem, UserError
 
@@ -100,22 +102,8 @@ class Answer:
 
     @classmethod
     def of_tree(cls, tree: Mapping[str, Any]) -> Answer:
-        """Return the answer of what :meth:`tree` gave, from JSON, too."""
-        return cls(
-            question=tree["question"],
-            standing=Standing(tree["standing"]),
-            says=tree["says"],
-            findings=tuple(Finding(**finding) for finding in tree["findings"]),
-            evidence=tuple(tree["evidence"]),
-            tables=tuple(
-                Table(table["title"], tuple(table["columns"]), tuple(map(tuple, table["rows"])))
-                for table in tree["tables"]
-            ),
-            figures=tree["figures"],
-            seconds=tree["seconds"],
-            proved_on=tree["proved_on"],
-            pages=tuple(Page(**page) for page in tree.get("pages", ())),
-        )
+        """Return the inverse of :meth:`tree`, also from JSON; raise ValueError for any other value."""
+        return TypeAdapter(cls).validate_python(tree)
 
 
 WORST_FIRST = (Standing.REFUTED, Standing.NOT_PROVED, Standing.EXPECTED, Standing.PROVED)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from mindllm.cache import user_cache
 from mindllm.config import RunConfig
-from mindllm.errors import UserError, dotted
+from mindllm.config.reading.problems import plain_message
+from mindllm.errors import LONGEST_PART, UserError, bounded, dotted
 from mindllm.files import atomic_open
-from mindllm.outside import read_text
+from mindllm.outside import FileRefusedError, read_json
 from mindllm.prove.pieces import without
 from mindllm.prove.proof import Proof, Verdict
 from mindllm.prove.questions import QUESTIONS
 from mindllm.versions import __version__
 
+logger = logging.getLogger(__name__)
 FILE, DIRECTORY = "proof.json", "proof"
 LARGEST = 64 << 20
 SAVES = "CheckpointMonitor"
@@ -40,22 +45,30 @@ def hash_of(config: RunConfig) -> str:
 
 
 def read_proof(path: Path) -> Proof:
-    """Return the proof in a file, or in the directory that was written.
+    """Return the proof in a file, or in a directory that ``mindllm prove`` wrote.
 
     Raises:
-        UserError: there is none, or it is not one.
+        OSError: the file cannot be opened.
+        UserError: the file is not a proof of this version of mindllm.
     """
     file = path / FILE if path.is_dir() else path
-    text = read_text(file, LARGEST)
     try:
-        tree = json.loads(text)
-        if tree["schema"] != Proof.schema:
-            raise UserError(f"{file}: has schema {tree['schema']}, this mindllm reads {Proof.schema}; prove it again")
+        tree = read_json(file, LARGEST)
+    except FileRefusedError as error:
+        raise UserError(f"{file}: not a proof of mindllm: {error.reason}") from None
+    if not isinstance(tree, dict) or not isinstance(schema := tree.get("schema"), int):
+        raise UserError(f"{file}: not a proof of mindllm; give the proof.json that mindllm prove wrote")
+    if schema != Proof.schema:
+        raise UserError(f"{file}: has schema {schema}, this mindllm reads {Proof.schema}; prove it again")
+    try:
         proof = Proof.of_tree(tree)
-        if {answer.question for answer in proof.answers} != set(QUESTIONS):
-            raise ValueError("other questions than those of this mindllm")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file}: is no proof of mindllm ({type(error).__name__}: {error})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = bounded(dotted(first["loc"]), LONGEST_PART)
+        raise UserError(f"{file}: not a proof of mindllm: {key}: {plain_message(first)}") from None
+    questions = [answer.question for answer in proof.answers]
+    if sorted(questions) != sorted(QUESTIONS):
+        raise UserError(f"{file}: not a proof of mindllm: its questions are not those of this version")
     return proof
 
 
@@ -73,7 +86,8 @@ def find_proof(config: RunConfig) -> Proof | None:
             continue
         try:
             proof = read_proof(path)
-        except UserError:
+        except (OSError, UserError) as error:
+            logger.debug("%s: %s", path, error)
             continue
         if proof.run.hash == wanted and proof.complete:
             return proof

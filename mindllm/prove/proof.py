@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from mindllm.prove.answers import Answer, Standing
-from mindllm.prove.questions import MEMORY, QUESTIONS
+from mindllm.prove.questions import CHECKPOINTS, COMMUNICATION, MEMORY, QUESTIONS, STEP_TIME
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, texts
 from mindllm.terminal.text import styled
@@ -32,6 +34,57 @@ class Verdict(str, Enum):
     READY = "ready"
     REFUTED = "refuted"
     NOT_PROVED = "not proved"
+
+
+Figure = Annotated[float, Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
+
+
+class ReadFigures(BaseModel):
+    """Figures of an answer that a later command computes with; others are kept as they are."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class StagePeak(ReadFigures):
+    """A stage and the bytes it needs."""
+
+    stage: int
+    peak: Figure
+
+
+class MemoryFigures(ReadFigures):
+    """Bytes of the fullest stage, of a device, and of every stage."""
+
+    peak: Figure
+    limit: Figure
+    stages: list[StagePeak] = []
+
+
+class StepFigures(ReadFigures):
+    """Seconds of a step, and the share of the peak it reaches."""
+
+    seconds: Figure = 0
+    model_flops_utilisation: Figure = 0
+
+
+class CommunicationFigures(ReadFigures):
+    """Bytes that are exchanged without need."""
+
+    bytes: Figure = 0
+
+
+class CheckpointFigures(ReadFigures):
+    """Bytes of a checkpoint."""
+
+    checkpoint: Figure = 0
+
+
+READ_FIGURES: Mapping[str, type[ReadFigures]] = {
+    MEMORY: MemoryFigures,
+    STEP_TIME: StepFigures,
+    COMMUNICATION: CommunicationFigures,
+    CHECKPOINTS: CheckpointFigures,
+}
 
 
 @dataclass(frozen=True)
@@ -153,15 +206,12 @@ class Proof(Result):
 
     @classmethod
     def of_tree(cls, tree: Mapping[str, Any]) -> Proof:
-        """Return the proof that :meth:`to_dict` gave; KeyError, TypeError or ValueError say that it is none."""
-        return cls(
-            run=Run(**tree["run"]),
-            answers=tuple(map(Answer.of_tree, tree["answers"])),
-            allowed=tuple(tree["allowed"]),
-            seconds=tree["seconds"],
-            complete=tree["complete"],
-            device=tree["device"],
-        )
+        """Return the inverse of :meth:`to_dict`, without ``extra``; raise ValueError for any other value."""
+        proof = TypeAdapter(cls).validate_python({name: value for name, value in tree.items() if name != "extra"})
+        for answer in proof.answers:
+            if answer.figures and (figures := READ_FIGURES.get(answer.question)):
+                figures.model_validate(dict(answer.figures))
+        return proof
 
     def parts(self) -> Iterator[Part]:
         """Yield the table of questions, the findings below it, and the verdict."""

@@ -39,9 +39,10 @@ def _write_pages(proof: Proof, directory: Path) -> None:
 
 
 def _left(directory: Path) -> set[str]:
-    """Names of the pages that an earlier proof has written into this directory."""
+    """Return the names of pages that an earlier proof wrote into this directory; a ``proof.json`` of others may name any file."""
     try:
         earlier = read_proof(directory)
     except (OSError, UserError):
         return set()
-    return {page.file for answer in earlier.answers for page in answer.pages if Path(page.file).name == page.file}
+    files = {page.file for answer in earlier.answers for page in answer.pages}
+    return {name for name in files if Path(name).name == name and name.endswith(".html")}

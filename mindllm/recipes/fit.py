@@ -39,7 +39,10 @@ def budget_of(config: RunConfig) -> int | None:
     if config.context.device_target != CPU:
         return config.context.device_memory
     free = available_bytes()
-    return None if free is None else int(memory_share() * max(0, free - claimed_by_others(claim_directory())))
+    if free is None:
+        return None
+    with claim_directory() as directory:
+        return int(memory_share() * max(0, free - claimed_by_others(directory)))
 
 
 def needed_bytes(config: RunConfig) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mindllm.architecture.layer_counts import (
     CHUNKS_OF_A_V,
     IN_PIECES,
@@ -154,9 +156,11 @@ class Candidate:
 
 
 def read_candidate(tree: dict[str, Any]) -> Candidate:
-    """The inverse of :meth:`Candidate.tree`."""
-    nested = {"sharing": Sharing(**tree["sharing"]), "dispatch": Dispatch(**tree.get("dispatch", {}))}
-    return Candidate(**{**tree, **nested})
+    """Return the inverse of :meth:`Candidate.tree`; raise ValueError for any other value."""
+    return CANDIDATE.validate_python(tree)
+
+
+CANDIDATE = TypeAdapter(Candidate)
 
 
 def candidates(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from mindllm.architecture.layer_counts import places_in_order
 from mindllm.architecture.layer_kind import LayerKind
@@ -19,6 +21,10 @@ from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
 from mindllm.timing.verdict import usable_memory
 from mindllm.timing.workload import Workload
+
+Figure = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+FIGURES = TypeAdapter(tuple[Figure, tuple[Figure, ...]])
+"""Speed of a candidate, and memory of its stages."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,12 @@ class Judged:
 
 
 def read_judged(tree: dict[str, Any]) -> Judged:
-    """The inverse of :meth:`Judged.tree`."""
-    return Judged(read_candidate(tree["candidate"]), tree["tokens_per_second_per_device"], tuple(tree["memory"]))
+    """Return the inverse of :meth:`Judged.tree`; raise ValueError, KeyError or TypeError for any other value."""
+    candidate = read_candidate(tree["candidate"])
+    speed, memory = FIGURES.validate_python((tree["tokens_per_second_per_device"], tree["memory"]))
+    if len(memory) != candidate.pipeline_stage:
+        raise ValueError(f"memory of {len(memory)} stages (value {candidate.pipeline_stage})")
+    return Judged(candidate, speed, memory)
 
 
 def judge(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
 from mindllm.executor.option import is_spread
 from mindllm.executor.ray_cluster import Spread, Work
+from mindllm.outside import append_lines, read_kept_lines
 from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import KEYS, write_plan
@@ -100,7 +101,7 @@ def search(
     wanted = [one for one, refusal in every.items() if not refusal]
     left_out.update(refusal for refusal in every.values() if refusal)
     key = _key(config, device, limit, constraints)
-    known = _known(directory / FILE, key) if directory else {}
+    known = _known(directory / FILE, key, {one.name: one for one in wanted}) if directory else {}
     missing = [one for one in wanted if one.name not in known]
     with _kept(directory, key) as keep:
         judged = (
@@ -137,7 +138,7 @@ def _kept(directory: Path | None, key: str) -> Iterator[Callable[[str, Judged | 
     if directory is None:
         yield lambda name, judged: None
         return
-    with (directory / FILE).open("a", encoding="utf-8") as file:
+    with append_lines(directory / FILE) as file:
 
         def keep(name: str, judged: Judged | None) -> None:
             line = {"run": key, "name": name, "judged": judged.tree() if judged else None}
@@ -153,17 +154,27 @@ def _key(config: RunConfig, device: Device, limit: float, constraints: Constrain
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _known(path: Path, key: str) -> dict[str, Judged | None]:
-    """What a file has of this run; a last line that was cut short is left out."""
-    found: dict[str, Judged | None] = {}
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if line["run"] == key:
-            found[line["name"]] = read_judged(line["judged"]) if line["judged"] else None
-    return found
+def _known(path: Path, key: str, wanted: Mapping[str, Candidate]) -> dict[str, Judged | None]:
+    """Return the judgements of ``wanted`` candidates, by name, that earlier searches of this run left in a file.
+
+    Raises:
+        UserError: the file was not written by a search.
+    """
+
+    def read(line: Any) -> tuple[bool, str, Judged | None]:
+        run, name, tree = line["run"], line["name"], line["judged"]
+        judged = None if tree is None else read_judged(tree)
+        if not isinstance(run, str) or (judged and judged.candidate != wanted.get(name, judged.candidate)):
+            raise ValueError("a candidate under the name of another one")
+        return run == key and name in wanted, name, judged
+
+    try:
+        lines = read_kept_lines(path, read)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    return {name: judged for is_wanted, name, judged in lines if is_wanted}
 
 
 def plan_best(

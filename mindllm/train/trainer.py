@@ -270,9 +270,9 @@ class StopSignals:
             signal.signal(number, self._stop)
 
     def __exit__(self, *exception: object) -> None:
-        nothing_to_save(False)
         for number, handler in self.previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        nothing_to_save(False)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.asked:

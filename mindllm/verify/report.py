@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.axes import NAMED_AXES
 from mindllm.config import RunConfig
+from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.outside import read_text
 from mindllm.process.host_memory import gibibytes
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
@@ -164,10 +166,26 @@ def layout(config: RunConfig) -> str:
     return ", ".join(word for word in words if word)
 
 
+def read_table(path: Path) -> dict[str, str]:
+    """Return the rows of a table that :func:`write_table` wrote, by configuration; none if ``path`` does not exist.
+
+    Raises:
+        UserError: ``path`` is another file, which would be overwritten.
+    """
+    try:
+        known = read_text(path).splitlines()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    if known and HEAD not in known:
+        raise UserError(f"{path}: not a table of mindllm check; give another file")
+    return {line.split("`")[1]: line for line in known if line.startswith("| `")}
+
+
 def write_table(rows: Sequence[tuple[str, Outcome]], path: Path) -> None:
-    """A table in Markdown. Rows that ``path`` has of other configurations stay, so it can be made in several sittings."""
-    known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    lines = {line.split("`")[1]: line for line in known if line.startswith("| `")}
+    """Write a table in Markdown. Rows of other configurations in ``path`` stay, so it can be made in several sittings."""
+    lines = read_table(path)
     lines |= {name: _row(name, outcome) for name, outcome in rows}
     with atomic_open(path) as file:
         file.write("\n".join([HEAD, "|---" * HEAD.count(" |") + "|", *lines.values()]) + "\n")

@@ -193,6 +193,15 @@ def test_a_device_that_was_not_profiled_has_failed_lines(node, tmp_path, capsys,
     ]  # fmt: skip
 
 
+def test_other_files_below_runs_stay(node, tmp_path, capsys):
+    """With ``--output .`` they may be runs of the user."""
+    (own := tmp_path / "accept" / "runs" / "mine" / "weights").parent.mkdir(parents=True)
+    own.write_text("months of training")
+    run(tmp_path, capsys, "--claims", "dp")
+    assert own.read_text() == "months of training"
+    assert [path.name for path in (tmp_path / "accept" / "runs").iterdir()] == ["mine"]
+
+
 def test_ctrl_c_keeps_what_is_done(node, tmp_path, capsys):
     node.fails = {"tp": KeyboardInterrupt()}
     code, tree, _ = run(tmp_path, capsys, "--claims", "dp,tp,pp")

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from run_fixtures import MINIMAL
 
+import mindllm
 from mindllm.config import load_config
 from mindllm.config.reading.document import Problem
 from mindllm.errors import UserError
@@ -77,3 +78,59 @@ def test_an_error_without_a_place_has_its_message():
 def test_errors_cross_processes_with_their_parts():
     error = pickle.loads(pickle.dumps(refused(MINIMAL, {"seed": -1})))
     assert (str(error), error.key, error.value) == ("override seed=-1: seed: must be at least 0 (value -1)", "seed", -1)
+
+
+def nested(levels):
+    """A list in a list, and so on."""
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+CYCLE: dict = {"a": 1}
+CYCLE["a"] = CYCLE
+BRANCHES: dict = {"a": 1}
+BRANCHES["a"] = BRANCHES["b"] = BRANCHES
+LONG = "x" * 10_000
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+HOSTILE = [CYCLE, BRANCHES, nested(3000), LONG, 10**5000, Unprintable(), (each for each in "ab"), "\ud800", "a\0b"]
+IDS = ["cycle", "branches", "deep", "long", "huge", "unprintable", "generator", "surrogate", "null"]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=IDS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda value: mindllm.load_config(value),
+        lambda value: mindllm.load_config({"model": value}),
+        lambda value: mindllm.load_config({"seed": value}),
+        lambda value: mindllm.load_config({}, {"seed": value}),
+        lambda value: mindllm.load_config({}, {"model.model_config": value}),
+        lambda value: mindllm.step_time({}, device=value),
+        lambda value: mindllm.configure(no_such_argument=value),
+        lambda value: mindllm.configure(value),
+        lambda value: mindllm.inspect(value),
+        lambda value: mindllm.time_program(value),
+    ],
+)
+def test_values_that_no_run_has_are_mistakes_of_the_user(call, value):
+    with pytest.raises(UserError) as refused:
+        call(value)
+    assert 0 < len(str(refused.value)) < 20_000
+
+
+def test_thousands_of_arguments_and_long_names():
+    for arguments, options in (([1] * 10_000, {}), ([], {LONG: 1}), (["run.yaml"], {LONG: LONG})):
+        with pytest.raises(UserError) as refused:
+            mindllm.step_time(*arguments, **options)
+        assert len(str(refused.value)) < 40_000
+    with pytest.raises(AttributeError) as missing:
+        getattr(mindllm, LONG)
+    assert len(str(missing.value)) < 200

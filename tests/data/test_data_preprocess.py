@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from mindllm.data import Corpus, load_tokenizer
 from mindllm.data.corpus import corpus_files
+from mindllm.data.preprocess.resume import LOGS, ResumableWriter, SavedProgress
 from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -218,7 +220,8 @@ def group_is_gone(process):
 
 
 @pytest.mark.parametrize(
-    ("workers", "kind", "whole_group"), [(2, "SIGINT", True), (2, "SIGTERM", False), (1, "SIGINT", True)]
+    ("workers", "kind", "whole_group"),
+    [(2, "SIGINT", True), (2, "SIGTERM", False), (1, "SIGINT", True), (1, "SIGHUP", False)],
 )
 def test_interruption_leaves_no_corpus_and_no_process(much_text, tokenizer_path, tmp_path, workers, kind, whole_group):
     out = tmp_path / "out"
@@ -226,9 +229,31 @@ def test_interruption_leaves_no_corpus_and_no_process(much_text, tokenizer_path,
     process = start(much_text, tokenizer_path, out, workers)
     (os.killpg if whole_group else os.kill)(process.pid, getattr(signal, kind))
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors.strip()) == (130, "interrupted")
+    word = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}[kind]
+    assert (process.returncode, errors.strip()) == (128 + getattr(signal, kind), word)
     assert [path.name for path in out.iterdir()] in ([], ["c.partial"])
     assert group_is_gone(process)
+
+
+@pytest.mark.parametrize(
+    "change", [{"sizes": {"../../mine": 3}}, {"sizes": 5}, {"pieces": "x"}, {"tokens": -1}, {"invalid": None}, []]
+)
+def test_damaged_progress_of_an_unfinished_corpus_is_not_used(change, tokenizer_path, tmp_path):
+    """It once ended every later start with a traceback; sizes under other names cut off other files."""
+    (tmp_path / "mine").write_text("years of work")
+    writer = ResumableWriter(
+        tmp_path / "a" / "c", load_tokenizer(tokenizer_path), append_eod=True, source_fingerprint="f"
+    )
+    whole = SavedProgress("f", 1, dict.fromkeys(LOGS, 0), 0, 0, 0, 0, ())
+    with writer:
+        for name in LOGS:
+            (writer.work / name).touch()
+        (writer.work / "progress.json").write_text(json.dumps(asdict(whole)))
+        assert writer._go_on()
+        tree = {**asdict(whole), **change} if change else change
+        (writer.work / "progress.json").write_text(json.dumps(tree))
+        assert not writer._go_on()
+    assert (tmp_path / "mine").read_text() == "years of work"
 
 
 def test_killed_and_started_again_gives_the_corpus_of_an_uninterrupted_run(much_text, tokenizer_path, tmp_path):

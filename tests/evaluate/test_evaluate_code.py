@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,175 @@ def test_a_program_passes_where_its_test_does(program, expected):
 @pytest.mark.parametrize("program", ["import os\nos._exit(0)", "import sys\nsys.exit(0)", "raise SystemExit"])
 def test_a_program_that_leaves_before_its_test_does_not_pass(program):
     assert not passes(program, TEST)
+
+
+CHEATS = {
+    "the last line of the source in a frame of the caller": """
+import sys
+s = sys._getframe(1).f_locals
+print(s['source'].splitlines()[-1][7:-2])
+""",
+    "names of callers": """
+import sys
+f = sys._getframe()
+while f:
+    f.f_globals['run_test'] = f.f_globals['check'] = print
+    f = f.f_back
+def answer(): return 41
+""",
+    "success by the process": """
+import os
+def answer(): os._exit(0)
+""",
+    "success at the exit": """
+import atexit, os, sys
+atexit.register(os._exit, 0)
+def answer(): sys.exit(0)
+""",
+    "an exit in a thread": """
+import os, threading
+threading.Timer(0.2, os._exit, (0,)).start()
+def answer(): import time; time.sleep(1)
+""",
+    "an object that equals everything": """
+class A:
+    __eq__ = lambda s, o: True
+    __ne__ = lambda s, o: False
+__hash__ = None
+def answer(): return A()
+""",
+    "a number that equals everything": """
+class A(int):
+    __eq__ = lambda s, o: True
+def answer(): return A(41)
+""",
+    "a builtin of its own": """
+import builtins
+builtins.abs = builtins.len = lambda x: 0
+def abs(x): return 0
+def answer(): return 41
+""",
+    "AssertionError that is none": """
+import builtins
+builtins.AssertionError = SystemExit
+def answer(): return 41
+""",
+    "a trace function": """
+import sys
+sys.settrace(lambda *a: None)
+def answer(): return 41
+""",
+    "the test in memory": """
+import gc
+def answer():
+    for o in gc.get_objects():
+        if isinstance(o, str) and 'assert' in o: return 42
+        if isinstance(o, dict) and o.get('word'): return 42
+    return 41
+""",
+    "the test in the file system": """
+import glob
+def answer():
+    for n in glob.glob('/proc/*/mem') + glob.glob('/proc/self/fd/*'):
+        try: open(n).read(); return 42
+        except OSError: pass
+    return 41
+""",
+    "answers on all descriptors": """
+import os
+for n in range(3, 32):
+    try: os.write(n, b'{"ready": true}\\nbounded\\n{"value": null}\\n')
+    except OSError: pass
+os._exit(0)
+""",
+    "every reply it can write": """
+import os
+for n in range(3, 32):
+    for r in ('{"ready": true}', '{"callable": true}', '{"value": ["object", null], "arguments": []}'):
+        try: os.write(n, r.encode() + b'\\n')
+        except OSError: pass
+os._exit(0)
+""",
+    "a reply that is code": """
+import os
+for n in range(3, 32):
+    for r in ('{"ready": true}', '{"value": ["__import__", "os"]}'):
+        try: os.write(n, r.encode() + b'\\n')
+        except OSError: pass
+os._exit(0)
+""",
+    "a reply without end": """
+import os
+for n in range(3, 32):
+    try:
+        os.write(n, b'{"ready": true}\\n')
+        while True: os.write(n, b'[' * 9999)
+    except OSError: pass
+""",
+    "a reply nested without end": """
+def answer():
+    x = []
+    for _ in range(100000): x = [x]
+    return x
+""",
+    "an exit of the other side": """
+import os, signal
+def answer():
+    for n in range(1, 300):
+        try: os.kill(os.getpid() + n, signal.SIGKILL)
+        except OSError: pass
+    return 41
+""",
+    "an error that ends the test": """
+def answer(): raise SystemExit(0)
+""",
+    "an iterator": """
+def answer(): return iter([42])
+""",
+}
+TESTS = ("assert answer() == 42", "def check(candidate):\n    assert abs(candidate() - 42) < 1e-6\ncheck(answer)")
+
+
+@pytest.mark.parametrize("test", TESTS, ids=["plain", "as HumanEval"])
+@pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS)
+def test_no_program_passes_by_what_it_reads_or_forges(program, test):
+    assert not passes(program, test, seconds=3)
+
+
+GIVEN = 'def poly(x):\n    return x - 42\n\n\ndef root():\n    """Where poly is 0."""\n'
+OF_ROOT = "def check(candidate):\n    assert poly(candidate()) == 0\ncheck(root)"
+
+
+def test_what_the_problem_gives_is_not_the_programs():
+    """A helper that the test uses: a program that redefines it does not decide what is right."""
+    right, wrong = (GIVEN + f"    return {value}\n" for value in (42, 41))
+    assert passes(right, OF_ROOT, given=GIVEN, entry="root")
+    assert not passes(wrong, OF_ROOT, given=GIVEN, entry="root")
+    assert not passes(wrong + "def poly(x): return 0", OF_ROOT, given=GIVEN, entry="root")
+    assert not passes("", OF_ROOT, given=GIVEN, entry="root")
+
+
+@pytest.mark.parametrize(
+    ("function", "test"),
+    [
+        ("return x", "for v in (None, True, 0, -5, 10**5000, 1.5, float('inf'), 'a\\ud800é', b'x', 1 + 2j, [1, (2, {3})],"
+         " {(1,): {}}, frozenset({1}), range(1, 9, 2)):\n    assert f(v) == v and type(f(v)) is type(v), v"),
+        ("x.sort(); x.append(9)", "v = [3, 1]\nassert f(v) is None and v == [1, 3, 9]"),
+        ("x.update(a=2)", "v = {'a': 1}\nf(v)\nassert v == {'a': 2}"),
+        ("return (each for each in [1, 2])", "assert tuple(f(0)) == (1, 2) and f(0) != [1, 2]"),
+        ("from collections import Counter; return Counter(x)", "assert f('aab') == {'a': 2, 'b': 1}"),
+        ("from decimal import Decimal; return Decimal(x) / 4", "assert f(1) == 0.25"),
+        ("from fractions import Fraction; return Fraction(x, 4)", "assert f(1) == 0.25"),
+        ("raise ValueError('no')",
+         "try:\n    f(1)\nexcept ValueError as error:\n    assert str(error) == 'no'\nelse:\n    assert False"),
+        ("return len(x)", "try:\n    f(1)\nexcept TypeError:\n    pass\nelse:\n    assert False"),
+        ("return x", "assert f(float('nan')) != f(float('nan'))"),
+        ("return x", "try:\n    missing\nexcept NameError:\n    pass\nelse:\n    assert False"),
+        ("return x\nlimit = [1, 2]", "assert limit == [1, 2] and f(x=3) == 3"),
+    ],
+)  # fmt: skip
+def test_values_arrive_as_they_are(function, test):
+    assert passes(f"def f(x):\n    {function}", test)
 
 
 def denied(statement, error="PermissionError", before="pass"):
@@ -245,6 +415,7 @@ def test_what_cannot_be_bounded_does_not_run(broken, expected, monkeypatch):
 
 def test_a_kernel_without_landlock_is_told(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
+    shutil.copy(CHILD.with_name("code_calls.py"), tmp_path)
     child.write_text(CHILD.read_text().replace("VERSION = 444, 445, 446, 1", "VERSION = 1444, 445, 446, 1"))
     monkeypatch.setattr(code, "CHILD", child)
     with pytest.raises(UserError, match=r"no Landlock \(Linux 5.13"):

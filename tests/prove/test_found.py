@@ -112,7 +112,7 @@ def test_what_is_no_proof_is_passed_over(run, tmp_path, text):
     file = tmp_path / "runs/proof/proof.json"
     file.parent.mkdir()
     file.write_text(text)
-    with pytest.raises(UserError, match=r"proof\.json: (is no proof|has schema 2)"):
+    with pytest.raises(UserError, match=r"proof\.json: (not a proof|has schema 2)"):
         read_proof(file)
     assert find_proof(run()) is None
     remember(made(run()))
@@ -123,7 +123,7 @@ def test_a_proof_without_a_question_is_none(run, tmp_path):
     tree = made(run()).to_dict()
     del tree["answers"][3]
     (tmp_path / "proof.json").write_text(json.dumps(tree))
-    with pytest.raises(UserError, match="other questions"):
+    with pytest.raises(UserError, match="its questions are not those of this version"):
         read_proof(tmp_path)
 
 

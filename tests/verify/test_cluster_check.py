@@ -236,6 +236,11 @@ def test_a_table_keeps_the_rows_of_other_runs(tmp_path):
     seconds = {"compile": 1.0, "execute": 1.0, "total": 2.0}
     first, second = (subject.Outcome(cluster_run(tp=ranks), (), (), ranks, seconds=seconds) for ranks in (1, 2))
     table = tmp_path / "table.md"
+    notes = table.with_name("notes.md")
+    notes.write_text("# Notes\n")
+    with pytest.raises(UserError, match=r"notes\.md: not a table of mindllm check"):
+        write_table([("a.yaml", first)], notes)
+    assert notes.read_text() == "# Notes\n"
     write_table([("a.yaml", first), ("b.yaml", first)], table)
     before = table.read_text().splitlines()
     write_table([("a.yaml", second), ("c.yaml", first)], table)

@@ -123,6 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configs = configurations(options.config, overrides, broken)
     for error in broken.values():
         error_console.print(styled(("error:", "bold red"), f" {error}"))
+    if options.table:
+        from mindllm.verify.report import read_table, write_table
+
+        read_table(options.table)  # raises before any work is done
     outcomes = []
     how = _how(options)
     for name, config in configs:
@@ -132,8 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.json:
             show(found, as_json=False)
         if options.table:
-            from mindllm.verify.report import write_table
-
             write_table([(found.name, found.outcome) for found in outcomes], options.table)
     if options.json:
         trees = [found.to_dict() for found in outcomes]

@@ -15,6 +15,7 @@ from mindllm.command import CommandParser, output_directory, positive, run_comma
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
+from mindllm.outside import LARGEST_YAML, read_bytes
 from mindllm.process.host_memory import add_memory_option
 from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn, show
@@ -193,7 +194,7 @@ def keep_config(command: Sequence[str], keep: Path) -> None:
     (keep / CONFIG).unlink(missing_ok=True)
     if given is not None:
         with atomic_open(keep / CONFIG, "wb") as file:
-            file.write(given.read_bytes())
+            file.write(read_bytes(given, LARGEST_YAML))
 
 
 if __name__ == "__main__":

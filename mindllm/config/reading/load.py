@@ -44,7 +44,7 @@ from mindllm.families import with_file_names
 from mindllm.families.hugging_face import is_hugging_face
 from mindllm.mindformers.convert import Conversion, convert
 from mindllm.mindformers.recognise import is_mindformers
-from mindllm.outside import LARGEST_YAML, read_text
+from mindllm.outside import LARGEST_YAML, TOO_DEEP, is_deeper, read_text
 from mindllm.shorthands import IGNORE_UNKNOWN_KEYS
 
 # Section -> key of Hugging Face -> key of mindllm.
@@ -172,7 +172,12 @@ def _load(document: Document, overrides: Overrides, source: Path | None) -> RunC
 
 def _from_mapping(values: Mapping[str, Any]) -> Document:
     """Return a copy of a dictionary as a document, its ``base`` as a path that is there."""
-    tree = plain(copy.deepcopy(dict(values)))
+    if is_deeper(values):
+        raise UserError(f"{IN_MEMORY}: {TOO_DEEP}")
+    try:
+        tree = plain(copy.deepcopy(dict(values)))
+    except TypeError as error:
+        raise UserError(f"{IN_MEMORY}: {error}; give texts, numbers, lists and dictionaries") from None
     if isinstance(base := tree.get(BASE), str | os.PathLike):
         tree[BASE] = str(Path.cwd() / shipped_or_own(Path(base)))
     if problem := unusable_value(tree):

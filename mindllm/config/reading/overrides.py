@@ -15,8 +15,8 @@ from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, 
 from mindllm.config.reading.schema import default_list, fields_at, scalar_types
 from mindllm.config.reading.yaml_tree import DEEPEST, read_value, unusable_value
 from mindllm.config.section import Section
-from mindllm.errors import LONGEST_PART, UserError, bounded, few
-from mindllm.outside import half_surrogate
+from mindllm.errors import LONGEST_PART, UserError, bounded, few, text_of
+from mindllm.outside import TOO_DEEP, half_surrogate, is_deeper
 from mindllm.shorthands import IGNORE_UNKNOWN_KEYS, SHORTHANDS
 
 
@@ -75,8 +75,12 @@ def split_overrides(overrides: Overrides, belongs: Callable[[str], bool]) -> tup
 def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:
     """Key, value (text as written; ``True`` for a bare flag), and how the option reads in an error."""
     if isinstance(overrides, Mapping):
+        if is_deeper(overrides):
+            raise UserError(f"overrides: {TOO_DEEP}")
         return [
-            (key, value, f"override {key}={value}") for key, value in overrides.items() if not _is_ignore_unknown(key)
+            (key, value, f"override {key}={text_of(value)}")
+            for key, value in overrides.items()
+            if not _is_ignore_unknown(key)
         ]
     pairs: list[tuple[str, Any, str]] = []
     waiting = [word for word in overrides if not _is_ignore_unknown(word)]

@@ -28,7 +28,7 @@ from mindllm.config.reading.syntax import line_advice
 from mindllm.config.reading.yaml_tree import LONGEST_VALUE, inline_yaml, without_quotes
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.section import Section
-from mindllm.errors import CLOSE, LONGEST_PART, MOST_SHOWN, MOST_SUGGESTIONS, few, nearest
+from mindllm.errors import CLOSE, LONGEST_PART, MOST_SHOWN, MOST_SUGGESTIONS, few, nearest, text_of
 from mindllm.files import SIZE_PATTERN
 from mindllm.mindformers.keys.tables import instead_of
 from mindllm.shorthands import OF_OTHERS
@@ -101,7 +101,7 @@ def shown(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         entries = itertools.islice(value.items() if isinstance(value, dict) else value, LONGEST_VALUE)
         value = dict(entries) if isinstance(value, dict) else list(entries)  # the rest would not be seen
-    text = value if isinstance(value, str) and isinstance(without_quotes(value), str) else inline_yaml(value)
+    text = value if isinstance(value, str) and isinstance(without_quotes(value), str) else text_of(value, inline_yaml)
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
 
 

@@ -22,12 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Annotated, BinaryIO, cast
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from mindllm.data.corpus import CorpusWriter
 from mindllm.data.indexed import bin_path, smallest_dtype
@@ -36,9 +37,12 @@ from mindllm.data.tokenizers.special_tokens import count_names, without_allowed
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from mindllm.errors import RunFailed, UserError
 from mindllm.files import atomic_open, naming
+from mindllm.outside import FileRefusedError, read_json
 
 UNDER_WAY = 3  # batches per worker: enough that none waits
 SAVE_BYTES = 4 << 20  # of tokens between two saves
+LOGS = ("tokens", "lengths", "bytes")  # files of an unfinished corpus
+Count = Annotated[int, Field(ge=0, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,24 @@ def _encode(batch: list[Piece], tokenizer: Tokenizer) -> list[EncodedPiece]:
     return encoded
 
 
+@dataclass(frozen=True)
+class SavedProgress:
+    """State of an unfinished corpus: ``sizes`` in bytes of its files, all else as :class:`ResumableWriter` counts it."""
+
+    source_fingerprint: str
+    pieces: Count
+    sizes: dict[str, Count]
+    tokens: Count
+    open_length: Count
+    open_bytes: Count
+    empty: Count
+    invalid: tuple[str, ...]
+    spelled_out: dict[str, Count] = field(default_factory=dict)
+
+
+PROGRESS = TypeAdapter(SavedProgress)
+
+
 class ResumableWriter(CorpusWriter):
     """A ``CorpusWriter`` that goes on where one with the same ``source_fingerprint`` was killed.
 
@@ -160,7 +182,7 @@ class ResumableWriter(CorpusWriter):
 
     def _open_tokens(self) -> BinaryIO:
         if not self._go_on():
-            for name in ("tokens", "lengths", "bytes"):
+            for name in LOGS:
                 (self.work / name).write_bytes(b"")
         self._files.enter_context(self._published())
         self._paths.append(bin_path(self.prefix))
@@ -196,22 +218,24 @@ class ResumableWriter(CorpusWriter):
     def _go_on(self) -> bool:
         """Takes up what is there; False when there is nothing, or it was made from other inputs or options."""
         try:
-            progress = json.loads((self.work / "progress.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            progress = PROGRESS.validate_python(read_json(self.work / "progress.json"))
+        except (FileNotFoundError, FileRefusedError, ValidationError):
             return False
-        if progress["source_fingerprint"] != self.source_fingerprint:
+        if progress.source_fingerprint != self.source_fingerprint:
             (self.work / "progress.json").unlink()
             return False
-        sizes = {self.work / name: size for name, size in progress["sizes"].items()}
+        if set(progress.sizes) != set(LOGS):
+            return False
+        sizes = {self.work / name: size for name, size in progress.sizes.items()}
         if any(not path.is_file() or path.stat().st_size < size for path, size in sizes.items()):
             return False
         for path, size in sizes.items():
             os.truncate(path, size)
-        self.pieces_done, self.empty = progress["pieces"], progress["empty"]
-        self.open_bytes, self._open_length = progress["open_bytes"], progress["open_length"]
-        self.token_count = self._saved_tokens = progress["tokens"]
-        self.invalid = set(progress["invalid"])
-        self.spelled_out = Counter(progress.get("spelled_out", {}))
+        self.pieces_done, self.empty = progress.pieces, progress.empty
+        self.open_bytes, self._open_length = progress.open_bytes, progress.open_length
+        self.token_count = self._saved_tokens = progress.tokens
+        self.invalid = set(progress.invalid)
+        self.spelled_out = Counter(progress.spelled_out)
         return True
 
     def end_text(self, byte_count: int) -> None:
@@ -234,19 +258,19 @@ class ResumableWriter(CorpusWriter):
             _append(self.work / "lengths", self._lengths[self._logged :])
             _append(self.work / "bytes", self._byte_counts[self._logged :])
             self._logged, self._saved_tokens = len(self._lengths), self.token_count + self._open_length
-            progress = {
-                "source_fingerprint": self.source_fingerprint,
-                "pieces": self.pieces_done,
-                "sizes": {name: (self.work / name).stat().st_size for name in ("tokens", "lengths", "bytes")},
-                "tokens": self.token_count,
-                "open_length": self._open_length,
-                "open_bytes": self.open_bytes,
-                "empty": self.empty,
-                "invalid": sorted(self.invalid),
-                "spelled_out": self.spelled_out,
-            }
+            progress = SavedProgress(
+                source_fingerprint=self.source_fingerprint,
+                pieces=self.pieces_done,
+                sizes={name: (self.work / name).stat().st_size for name in LOGS},
+                tokens=self.token_count,
+                open_length=self._open_length,
+                open_bytes=self.open_bytes,
+                empty=self.empty,
+                invalid=tuple(sorted(self.invalid)),
+                spelled_out=dict(self.spelled_out),
+            )
             with atomic_open(self.work / "progress.json") as file:
-                json.dump(progress, file)
+                json.dump(asdict(progress), file)
 
 
 def _append(path: Path, values: array) -> None:

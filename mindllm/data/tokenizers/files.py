@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from mindllm.data.chat.template import PLAIN, TOOL_USE, chat_template_of
 from mindllm.data.tokenizers.tokenizer import JsonTokenizer, Tokenizer
 from mindllm.files import atomic_open
+from mindllm.outside import read_bytes
 
 COMPANIONS = (  # beside tokenizer.json or tokenizer.model
     "tokenizer_config.json",
@@ -34,16 +34,21 @@ def copy_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
             target.write(tokenizer.content)
         _write_config(directory, {**_config(tokenizer), **_template(tokenizer)})
         return
-    shutil.copyfile(source, directory / f"tokenizer{source.suffix}")
+    _copy(source, directory / f"tokenizer{source.suffix}")
     other = source.with_name("tokenizer.model" if source.suffix == ".json" else "tokenizer.json")
     is_named_so = source.stem == "tokenizer"  # or it is a tokenizer among others: what lies beside may be theirs
     for file in (other, *map(source.parent.joinpath, COMPANIONS)) if is_named_so else ():
         if file.is_file():
             place = directory / file.relative_to(source.parent)
             place.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, place)
+            _copy(file, place)
     if not (directory / "tokenizer_config.json").exists():
         _write_config(directory, _config(tokenizer))
+
+
+def _copy(source: Path, target: Path) -> None:
+    with atomic_open(target, "wb") as file:
+        file.write(read_bytes(source))
 
 
 def _write_config(directory: Path, content: Mapping[str, Any]) -> None:

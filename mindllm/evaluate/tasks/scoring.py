@@ -84,7 +84,8 @@ def pass_at_1(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
     """The part of the programs that pass the problem's test."""
     programs = results[0] if isinstance(results[0], list) else [results[0]]
     test = f"{doc['test']}\ncheck({doc['entry_point']})"
-    return {"pass@1": sum(passes(program, test) for program in programs) / len(programs)}
+    passed = [passes(program, test, given=doc["prompt"], entry=doc["entry_point"]) for program in programs]
+    return {"pass@1": sum(passed) / len(passed)}
 
 
 def _mmlu_question(doc: Doc) -> str:

@@ -132,7 +132,7 @@ def _gather(directory: Path, count: int, timeout: float) -> str:
     name = secrets.token_hex(8)
     while len(numbers) < count - 1:
         for rank in set(range(1, count)) - numbers.keys():
-            with suppress(OSError, ValueError, KeyError):
+            with suppress(OSError, ValueError, KeyError, TypeError):
                 numbers[rank] = json.loads(_path(directory, rank).read_bytes())["number"]
         if len(numbers) < count - 1 and time.monotonic() > deadline:
             missing = named(set(range(1, count)) - numbers.keys())
@@ -154,7 +154,7 @@ def _answer_to(directory: Path, rank: int, timeout: float) -> str:
                 directory.mkdir(parents=True, exist_ok=True)
                 with atomic_open(_path(directory, rank)) as file:
                     json.dump({"number": number, "host": socket.gethostname()}, file)
-        with suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             answer = json.loads((directory / ANSWER).read_bytes())
             if number in answer["numbers"]:
                 return answer["name"]

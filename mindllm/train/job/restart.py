@@ -20,7 +20,7 @@ FILE_NAME = ".job"
 def has_begun(config: RunConfig) -> bool:
     """Whether this job has come as far as training in this output directory."""
     job, path = os.environ.get(JOB), Path(config.output_dir) / FILE_NAME
-    return bool(job) and path.is_file() and path.read_text(encoding="utf-8") == job
+    return bool(job) and path.is_file() and path.read_bytes() == os.fsencode(job or "")
 
 
 def begin(config: RunConfig, store: CheckpointStore, step: int) -> list[Path]:

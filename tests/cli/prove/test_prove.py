@@ -116,7 +116,7 @@ def test_a_quick_proof_proves_nothing_but_the_configuration(run, capsys):
         (("run.yaml", "--worse-by", "200%", "--against", "a"), "200% is not a share"),
         (("run.yaml", "run.yaml", "--against", "a.json"), "--against: compares one run"),
         (("run.yaml", "--against", "missing.json"), "missing.json"),
-        (("run.yaml", "--against", "run.yaml"), "run.yaml: is no proof of mindllm"),
+        (("run.yaml", "--against", "run.yaml"), "run.yaml: not a proof of mindllm"),
         (("run.yaml", "--device", "abacus"), "--device abacus: neither a file nor"),
         (("run.yaml", "--junit", "."), "--junit: .: "),
     ],
