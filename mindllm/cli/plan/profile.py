@@ -23,8 +23,8 @@ def make_parser() -> CommandParser:
         takes_keys=True,
         description="Where a recorded step differs from the predicted one: kernels by shape, exchanges, bubbles, gaps of the "
         "host, ranks, data; and what each is worth. Reads what MindSpore's profiler leaves (step_trace_time.csv, "
-        "kernel_details.csv, communication.json, communication_matrix.json, trace_view.json) and traces of Kineto. Further "
-        "options change keys of the configuration, as with run_llm.py.",
+        "kernel_details.csv, communication.json, communication_matrix.json, trace_view.json). Further options change "
+        "keys of the configuration, as with run_llm.py.",
         epilog=EXAMPLES,
     )
     parser.add_argument("run", metavar="YAML", help="the run that was recorded, or a Hugging Face directory")
