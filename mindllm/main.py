@@ -21,7 +21,11 @@ OF_OTHERS = {
     "import": "write mindllm weights import WEIGHTS DIRECTORY",
     "pt": "write mindllm pretrain --like NETWORK TEXT",
     "download": "write mindllm fetch ORGANISATION/MODEL",
-    "verify": "write mindllm check RUN",
+    **dict.fromkeys(("verify", "cluster_check"), "write mindllm check RUN"),
+    **dict.fromkeys(("tune", "tuner"), "write mindllm search RUN"),
+    **dict.fromkeys(("pipeline-balance", "pipeline_balance"), "write mindllm plan RUN"),
+    **dict.fromkeys(("ir-inspect", "ir_inspect"), "write mindllm inspect"),
+    "run_llm.py": "write mindllm train RUN",
 }
 """Commands of ms-swift, LLaMA-Factory and others, and what does their work here."""
 
@@ -80,7 +84,7 @@ def version() -> str:
 
 
 def _unknown(word: str) -> Exception:
-    from mindllm.cli.registry import RUN_SCRIPT, VERBS
+    from mindllm.cli.registry import VERBS
     from mindllm.errors import LONGEST_PART, UserError, bounded, nearest
 
     shown = bounded(word, LONGEST_PART)
@@ -91,9 +95,7 @@ def _unknown(word: str) -> Exception:
         )
     if word in OF_OTHERS:
         return UserError(f"{shown}: no such verb; {OF_OTHERS[word]}; mindllm --help lists all")
-    olds = {verb.old.rpartition(".")[2]: name for name, verb in VERBS.items() if not verb.run_mode}
-    known = olds.get(word.replace("-", "_")) or ("train" if word == RUN_SCRIPT else "")
-    hint = f"; did you mean '{known}'?" if known else nearest(word, [*VERBS, COMPLETION]).partition("; valid")[0]
+    hint = nearest(word, [*VERBS, COMPLETION]).partition("; valid")[0]
     return UserError(f"{shown}: no such verb{hint}; mindllm --help lists all")
 
 

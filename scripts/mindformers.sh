@@ -7,7 +7,7 @@ usage='usage: bash scripts/mindformers.sh [DIRECTORY]
 MindFormers 1.8.0 on MindSpore 2.7.2, about 3 GB, without those of its requirements that training does not import. Afterwards, on a
 machine without a device:
 
-  python -m toolkit.offline -- .venv-mindformers/bin/python run_mindformer.py --config theirs.yaml
+  mindllm offline -- .venv-mindformers/bin/python run_mindformer.py --config theirs.yaml
 
 examples/mindformers/ has a run_mindformer.py and a YAML for it.'
 set -euo pipefail

@@ -3,7 +3,7 @@
 usage='usage: bash scripts/preflight.sh CONFIG [options]                                   one machine, all devices of CONFIG
        bash scripts/preflight.sh CONFIG WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK [options]
                                                       on every machine at the same time, each with its own NODE_RANK
-options are those of python -m toolkit.preflight (--json, --directory DIR, --timeout SECONDS) and keys of the configuration'
+options are those of mindllm preflight (--json, --directory DIR, --timeout SECONDS) and keys of the configuration'
 set -euo pipefail
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
   echo "$usage"
@@ -25,4 +25,4 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 if [ -z "${VIRTUAL_ENV:-}" ] && [ -x "$root/.venv/bin/python" ]; then
   PATH=$root/.venv/bin:$PATH
 fi
-exec python -m toolkit.preflight --config "$config" ${options[@]+"${options[@]}"} "$@"
+exec python -m mindllm preflight --config "$config" ${options[@]+"${options[@]}"} "$@"

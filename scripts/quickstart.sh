@@ -10,7 +10,7 @@ config=configs/llama2/pretrain_llama2_tiny.yaml
 output=output/llama2_tiny
 
 echo "== corpus: the Python standard library's source, and a tokenizer trained on it"
-python -m toolkit.data_preprocess --python-stdlib --output-prefix data/stdlib/corpus \
+mindllm data --python-stdlib --output-prefix data/stdlib/corpus \
   --tokenizer data/stdlib/tokenizer.json --train-tokenizer 4096 --workers 2
 
 if compgen -G "$output/checkpoint/llm-*" > /dev/null; then
@@ -20,7 +20,7 @@ else
 fi
 python run_llm.py --config "$config" --resume_training auto
 last=$(ls -d "$output"/checkpoint/llm-* | grep -E 'llm-[0-9]+$' | sort -V | tail -n 1)
-python -m toolkit.loss_curve "$output" --output "$output/loss_curve.png"
+mindllm loss-curve "$output" --output "$output/loss_curve.png"
 
 echo "== held-out text"
 python run_llm.py --config "$config" --run_mode eval --load_checkpoint "$last"

@@ -1,4 +1,4 @@
-"""Directories as ``toolkit.offline`` keeps them, unpacked from ``kept_programs``."""
+"""Directories as ``mindllm offline`` keeps them, unpacked from ``kept_programs``."""
 
 import gzip
 import shutil

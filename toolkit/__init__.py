@@ -1,4 +1,4 @@
-"""The verbs of ``mindllm`` by the names they had before, ``python -m toolkit.<tool>``, and tools for developers of mindllm."""
+"""Tools for developers of mindllm, and the three command names that users of MindFormers know."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""``python -m toolkit.dry_run``: ``mindllm dry-run`` by the name it had before."""
+"""``python -m toolkit.dry_run``, the name that users of MindFormers know, runs ``mindllm dry-run``."""
 
-from mindllm.cli.registry import former
+from mindllm.cli.registry import VERBS
 
-main = former("toolkit.dry_run")
+main = VERBS["dry-run"].run
 
 if __name__ == "__main__":
     from mindllm.command import run_command

@@ -1,8 +1,8 @@
-"""``python -m toolkit.ir_inspect``: ``mindllm inspect`` by the name it had before."""
+"""``python -m toolkit.ir_inspect``, the name that users of MindFormers know, runs ``mindllm inspect``."""
 
-from mindllm.cli.registry import former
+from mindllm.cli.registry import VERBS
 
-main = former("toolkit.ir_inspect")
+main = VERBS["inspect"].run
 
 if __name__ == "__main__":
     from mindllm.command import run_command

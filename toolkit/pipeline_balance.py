@@ -1,8 +1,8 @@
-"""``python -m toolkit.pipeline_balance``: ``mindllm plan`` by the name it had before."""
+"""``python -m toolkit.pipeline_balance``, the name that users of MindFormers know, runs ``mindllm plan``."""
 
-from mindllm.cli.registry import former
+from mindllm.cli.registry import VERBS
 
-main = former("toolkit.pipeline_balance")
+main = VERBS["plan"].run
 
 if __name__ == "__main__":
     from mindllm.command import run_command

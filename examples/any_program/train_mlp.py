@@ -1,8 +1,8 @@
 """A MindSpore program that knows nothing of mindllm: blocks of two matrices, over devices and stages as asked for.
 
-python -m toolkit.offline --devices 4 --ranks all --keep output_cluster -- python train_mlp.py
-python -m toolkit.offline --keep output_single -- python train_mlp.py --data_parallel 1 --model_parallel 1
-python -m toolkit.offline --devices 8 -- python train_mlp.py --split 3,1 --recompute 2,0
+mindllm offline --devices 4 --ranks all --keep output_cluster -- python train_mlp.py
+mindllm offline --keep output_single -- python train_mlp.py --data_parallel 1 --model_parallel 1
+mindllm offline --devices 8 -- python train_mlp.py --split 3,1 --recompute 2,0
 """
 
 import argparse

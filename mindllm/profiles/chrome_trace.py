@@ -1,4 +1,4 @@
-"""Traces in Chrome's trace-event form, Kineto's and MindSpore's (``trace_view.json``): slices, and sums over intervals."""
+"""Read traces in Chrome's trace-event form (MindSpore's ``trace_view.json``): slices, and sums over intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.errors import UserError, shortened
-from mindllm.outside import read_compressed_json, read_json
+from mindllm.outside import read_json
 from mindllm.units import MIB
 
 MOST = 128 * MIB  # a tree of it takes some gigabytes
@@ -40,11 +40,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace: its slices, the names of its processes, and what else its object holds."""
+    """A trace: its slices and the names of its processes."""
 
     slices: Sequence[Slice]
     processes: dict[str, str]
-    beside: dict[str, Any]
 
     def of(self, process: str) -> list[Slice]:
         """Return the slices of processes of a name."""
@@ -52,17 +51,16 @@ class Trace:
 
 
 def read_trace_events(file: Path) -> Trace:
-    """Read a trace, compressed or not.
+    """Read a trace.
 
     Raises:
         UserError: it cannot be read, is too large, is no trace, or a time is no number.
     """
     try:
-        tree = read_compressed_json(file, MOST) if file.suffix == ".gz" else read_json(file, MOST)
+        tree = read_json(file, MOST)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
-    beside = tree if isinstance(tree, dict) else {}
-    events = beside.get("traceEvents") if isinstance(tree, dict) else tree
+    events = tree.get("traceEvents") if isinstance(tree, dict) else tree
     if not isinstance(events, list):
         raise UserError(f"{file}: has no traceEvents: it is no trace of a profiler")
     slices, processes = [], {}
@@ -80,7 +78,7 @@ def read_trace_events(file: Path) -> Trace:
             slices.append(Slice(name, category, row, MICROSECOND * start, MICROSECOND * seconds, told or {}))
     if not slices:
         raise UserError(f"{file}: has no slice with a beginning and an end: it is no trace of a profiler")
-    return Trace(slices, processes, beside)
+    return Trace(slices, processes)
 
 
 def _first(file: Path, events: Sequence[Any]) -> float:

@@ -42,7 +42,7 @@ PARTS = ("computing", "exposed", "bubble", "free")
 FASTER = {"kernel": "kernel faster", "exchange": "exchange faster", "exposed": "exchange better hidden",
           "host": "fewer host gaps", "bubble": "smaller bubble", "send": "send faster"}  # fmt: skip
 NOT_OF_A_DEVICE = (
-    "files of devices are read as MindSpore's writers, CANN's documentation and Kineto's have them; none was at hand"
+    "files of devices are read as MindSpore's writers and CANN's documentation have them; none was at hand"
 )
 
 

@@ -20,7 +20,7 @@ from mindllm.timing.step import step_time
 
 DEEPEST = 6
 MOST = 4096  # directories of ranks; a run with more is looked at in parts
-TRACE, KINETO = "trace_view.json", (".pt.trace.json", ".pt.trace.json.gz")
+TRACE = "trace_view.json"
 RANK_DIRECTORY = re.compile(r"rank[_-]?(\d{1,6})$")
 RANK_FILE = re.compile(r"profiler_info_(\d{1,6})\.json$")
 """What MindSpore writes into the directory above ``ASCEND_PROFILER_OUTPUT``."""
@@ -63,19 +63,15 @@ def read_recording(directory: Path, steps: int = 1) -> tuple[list[RankRecord], l
         notes += records[-1].notes
     if not records:
         raise UserError(
-            f"{directory}: has no {STEPS_FILE} and no trace, here or below; give what MindSpore's profiler (profile: true) "
-            "or torch.profiler wrote"
+            f"{directory}: has no {STEPS_FILE} and no {TRACE}, here or below; give a directory that MindSpore's profiler wrote "
+            "(profile: true)"
         )
     return records, notes
 
 
 def _recording(files: Sequence[str]) -> Iterator[str]:
-    """The files by which recordings are told: of a device its steps; without them, MindSpore's trace; Kineto's traces."""
-    if STEPS_FILE in files:
-        yield STEPS_FILE
-    elif TRACE in files:
-        yield TRACE
-    yield from sorted(name for name in files if name.endswith(KINETO))
+    """Yield the file that makes a directory a recording: the steps of a device, or else the trace."""
+    yield from [name for name in (STEPS_FILE, TRACE) if name in files][:1]
 
 
 def _below(directory: Path) -> Iterator[Path]:

@@ -46,7 +46,7 @@ def tokenizer_path(tmp_path_factory):
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "toolkit.data_preprocess", *map(str, arguments)]
+    return [sys.executable, "-m", "mindllm.main", "data", *map(str, arguments)]
 
 
 def environment():

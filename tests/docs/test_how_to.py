@@ -25,7 +25,7 @@ from mindllm.cli.registry import VERBS
 PARTS = [(page, part) for page, table in HOW_TO.items() for part in table.names()]
 NOT_HERE = [(page, part) for page, table in HOW_TO.items() for part in table.not_here]
 HEADINGS = re.compile(r"^[^\d:]*\w  +\w[^\d:]*$")  # the first line of a table
-NAMES = {"mindllm": [], "run_llm.py": ["train"], "toolkit.offline": ["offline"]}  # of programs, and the verbs they are
+NAMES = {"mindllm": [], "run_llm.py": ["train"]}  # of programs, and the verbs they are
 
 
 def steps_of(page: str) -> list[Step]:
@@ -145,7 +145,7 @@ def calls_in_sentences(page: str) -> list[str]:
 def test_calls_in_sentences_have_verbs_and_options_that_there_are(page):
     for call in calls_in_sentences(page):
         verb, *words = re.split(r"[ |]", call)
-        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        options = {word.partition("=")[0] for word in words if word.startswith("--") and word != "--"}
         parser = calibrate_parser() if words[:1] == [CALIBRATE] else VERBS[verb].parser()
         known = set(option_strings(parser))
         assert [option for option in options - known if not is_key(option)] == [], call

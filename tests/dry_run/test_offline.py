@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
     command = program(directory / "train.py", TRAINS, limit="0.001GB")
     keep = directory / "kept"
     options = ["--devices", "4", "--ranks", "0,3", "--json", "--keep", str(keep)]
-    tool = [sys.executable, "-m", "toolkit.offline", *options, "--", *command]
+    tool = [sys.executable, "-m", "mindllm.main", "offline", *options, "--", *command]
     result = subprocess.run(tool, capture_output=True, text=True, check=False, cwd=directory, timeout=500)
     return result, keep
 
@@ -240,7 +240,7 @@ def test_ranks_that_are_none(tmp_path, ranks):
 
 @needs_compiler
 def test_the_environment_for_a_shell(tmp_path):
-    tool = [sys.executable, "-m", "toolkit.offline", "--devices", "16", "--ranks", "9", "--env"]
+    tool = [sys.executable, "-m", "mindllm.main", "offline", "--devices", "16", "--ranks", "9", "--env"]
     printed = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
     show = 'echo "$RANK_ID $RANK_SIZE $MS_SIMULATION_LEVEL"'
     shell = subprocess.run(["bash", "-c", f"{printed}\n{show}"], capture_output=True, text=True, check=True)

@@ -49,7 +49,7 @@ def test_mindformers_trains_without_a_device(tmp_path):
     assert made.returncode == 0, made.stderr
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(changed(SMALL)))
     program = [str(PYTHON), str(EXAMPLE / "run_mindformer.py"), "--config", str(tmp_path / "theirs.yaml")]
-    tool = [sys.executable, "-m", "toolkit.offline", "--json", "--keep", str(tmp_path / "kept"), "--", *program]
+    tool = [sys.executable, "-m", "mindllm.main", "offline", "--json", "--keep", str(tmp_path / "kept"), "--", *program]
     result = _run(tool, tmp_path)
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)

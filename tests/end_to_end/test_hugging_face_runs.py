@@ -113,7 +113,8 @@ def test_a_checkpoint_of_the_run_is_exported_by_the_tool(tuned, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "toolkit.weights",
+        "mindllm.main",
+        "weights",
         "export",
         output / "checkpoint" / f"llm-{STEPS}",
         tmp_path / "hf",

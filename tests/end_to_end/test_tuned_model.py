@@ -60,7 +60,7 @@ def test_adapters_of_a_cluster_go_on_on_one_device_and_are_merged_and_talked_to(
     found, wanted = (read_lines(directory / "metrics.jsonl") for directory in (output, tmp_path / "alone"))
     assert [record["loss"] for record in found] == pytest.approx([record["loss"] for record in wanted], rel=1e-4)
     last = output / "checkpoint" / "llm-6"
-    tool = (sys.executable, "-m", "toolkit.weights")
+    tool = (sys.executable, "-m", "mindllm.main", "weights")
     command(*tool, "adapter", last, tmp_path / "adapter")
     command(*tool, "merge", tmp_path / "adapter", tmp_path / "merged", "--base", base)
     ways = (

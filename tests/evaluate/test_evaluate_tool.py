@@ -1,4 +1,4 @@
-"""``python -m toolkit.evaluate`` as a user calls it."""
+"""``mindllm evaluate`` as a user calls it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The command line of toolkit.convert_config, and run_llm.py and the tools on a YAML of MindFormers as it is."""
+"""The command line of mindllm convert, and run_llm.py and the tools on a YAML of MindFormers as it is."""
 
 import io
 import json

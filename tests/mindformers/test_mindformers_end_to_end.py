@@ -40,9 +40,9 @@ RECOMPUTE = {
     "recompute_config.select_recompute": {r"feed_forward\.mul": [2, 1]},
 }
 TOOLS = {  # what stands before and after the run
-    "toolkit.ir_inspect": (["comm"], ["--rank", "0"]),
-    "toolkit.dry_run": ([], ["--json"]),
-    "toolkit.cluster_check": ([], []),
+    "inspect": (["comm"], ["--rank", "0"]),
+    "dry-run": ([], ["--json"]),
+    "check": ([], []),
 }
 
 
@@ -78,16 +78,16 @@ def test_tools_take_theirs_as_it_is(name, tmp_path):
     before, after = TOOLS[name]
     told = []
     for path in (theirs, ours):
-        command = [sys.executable, "-m", name, *before, "--config", str(path), *after]
+        command = [sys.executable, "-m", "mindllm.main", name, *before, "--config", str(path), *after]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         told.append(done.stdout)
-    if name == "toolkit.dry_run":
+    if name == "dry-run":
         assert json.loads(told[0]) == json.loads(told[1])
         assert all(stage["used_peak_mb"] > 0 for stage in json.loads(told[0])["stages"])
-    elif name == "toolkit.cluster_check":
+    elif name == "check":
         assert all("the ranks together compute what a single device does" in text for text in told)
     else:
         assert told[0] == told[1]

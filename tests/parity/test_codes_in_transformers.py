@@ -1,4 +1,4 @@
-"""What ``toolkit.weights quantize`` writes, loaded by ``transformers`` with GPT-QModel's kernels for CPU: logits beside ours.
+"""What ``mindllm weights quantize`` writes, loaded by ``transformers`` with GPT-QModel's kernels for CPU: logits beside ours.
 
 Needs ``pip install gptqmodel optimum`` beside the test extra; without them it is skipped. The kernels compute in 16 bits in part:
 logits are compared to a hundredth of the largest one.

@@ -146,7 +146,7 @@ def test_what_is_no_file_is_refused(rank, file):
 
 
 def test_nothing_of_a_profiler(tmp_path):
-    with pytest.raises(UserError, match=r"has no step_trace_time\.csv and no trace, here or below"):
+    with pytest.raises(UserError, match=r"has no step_trace_time\.csv and no trace_view\.json, here or below"):
         read_recording(tmp_path)
     with pytest.raises(UserError, match="neither a directory nor a trace"):
         read_recording(tmp_path / "nowhere")
@@ -215,19 +215,30 @@ def test_whatever_a_trace_holds_it_is_read_or_refused(step, tmp_path_factory, da
     odd = st.sampled_from(
         [None, -1, 0, 1, 1e308, float("nan"), "7", "x", [], {}, True, 10**30, [[64, 32], [32, 16]], [[-1], "a"]]
     )
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 90}
-    event["args"] = {"External id": 1, "Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
+    event = {
+        "ph": "X",
+        "cat": "",
+        "name": "Default/Dense/MatMul-op0",
+        "pid": 2,
+        "tid": 1,
+        "ts": 1,
+        "dur": 90,
+        "args": {},
+    }
+    process = {"ph": "M", "name": "process_name", "pid": 2, "tid": 0, "args": {"name": "CPU OP"}}
+    lane = {**process, "pid": 3, "args": {"name": "Overlap Analysis"}}
     events = [
+        process,
         event,
-        {**event, "cat": "kernel", "name": "k"},
-        {**event, "cat": "user_annotation", "name": "ProfilerStep#1"},
+        {**event, "name": "ProfilerStep#1"},
+        *data.draw(st.sampled_from([[], [lane, {**event, "pid": 3, "name": "Computing"}]])),
     ]
     for one in events:
-        inside = one if data.draw(st.booleans()) else one["args"] if isinstance(one["args"], dict) else one
+        inside = one if data.draw(st.booleans()) or not one["args"] else one["args"]
         inside[data.draw(st.sampled_from(list(inside)))] = data.draw(odd)
     place = tmp_path_factory.mktemp("odd")
-    tree = data.draw(st.just({"traceEvents": events, "distributedInfo": data.draw(odd)}) | st.just(events) | odd)
-    (place / "odd.pt.trace.json").write_text(json.dumps(tree))
+    tree = data.draw(st.just({"traceEvents": events}) | st.just(events) | odd)
+    (place / "trace_view.json").write_text(json.dumps(tree))
     assert len(read_or_refused(step, place)) < 20_000
 
 

@@ -38,7 +38,7 @@ def write(path: Path, **run) -> Path:
 
 
 def start(*arguments: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "toolkit.cluster_check", *map(str, arguments)]
+    words = [sys.executable, "-m", "mindllm.main", "check", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=500, check=False)
 

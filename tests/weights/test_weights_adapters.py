@@ -1,4 +1,4 @@
-"""``toolkit.weights`` on adapters: out of checkpoints, into their base and out again, and what does not belong together."""
+"""``mindllm weights`` on adapters: out of checkpoints, into their base and out again, and what does not belong together."""
 
 from __future__ import annotations
 

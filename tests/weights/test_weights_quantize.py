@@ -1,4 +1,4 @@
-"""``toolkit.weights quantize``: two readers read what is written, and what cannot be meant is refused."""
+"""``mindllm weights quantize``: two readers read what is written, and what cannot be meant is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m toolkit.weights: there and back through the command line, mistakes told, memory of a tensor and not of a model."""
+"""mindllm weights: there and back through the command line, mistakes told, memory of a tensor and not of a model."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ MODEL = ModelConfig(
 
 
 def run(*arguments, expect=0):
-    command = [sys.executable, "-m", "toolkit.weights", *map(str, arguments)]
+    command = [sys.executable, "-m", "mindllm.main", "weights", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert result.returncode == expect, result.stdout + result.stderr

@@ -30,7 +30,7 @@ from toolkit.benchmark.side import Side, spread
 from toolkit.benchmark.workers.evaluate import SIDES
 
 EXAMPLES = """example:
-  python -m toolkit.weights export output/llama2_tiny/checkpoint/llm-400 output/llama2_tiny_hf
+  mindllm weights export output/llama2_tiny/checkpoint/llm-400 output/llama2_tiny_hf
   python -m toolkit.benchmark.evaluate --model output/llama2_tiny_hf --markdown docs/benchmarks/evaluation.md
 """
 WORKER = "toolkit.benchmark.workers.evaluate"
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures every task and prints the table."""
     parser = CommandParser(prog="python -m toolkit.benchmark.evaluate", description=__doc__, epilog=EXAMPLES)
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face directory (toolkit.weights export)")
+    add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face directory (mindllm weights export)")
     add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks (default: all)")
     add("--questions", type=int, default=200, help="questions of each task (default: %(default)s)")
     add("--shots", type=int, default=5, help="solved examples before a question (default: %(default)s)")
@@ -99,9 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(rounds, *options.values()) < 1:
         raise UserError("--questions, --shots, --new, --batch, --rounds and --threads must be at least 1")
     if not is_hugging_face(model):
-        raise UserError(
-            f"{model}: no Hugging Face directory; python -m toolkit.weights export makes one of a checkpoint"
-        )
+        raise UserError(f"{model}: no Hugging Face directory; mindllm weights export makes one of a checkpoint")
     sizes = {**options, "model": str(model.resolve()), "max_length": read_model_config(model).seq_length}
     with tempfile.TemporaryDirectory() as data:
         write_questions(Path(data), options["questions"])

@@ -2,7 +2,7 @@
 
 ``bash scripts/mindformers.sh`` makes the environment of MindFormers 1.8 (MindSpore 2.7.2). Every case is
 ``examples/mindformers/qwen3_32b_4_layers.yaml`` with some keys changed; mindllm reads that file as it is. Both programs
-are run by ``toolkit.offline``, so one instrument measures both.
+are run by ``mindllm offline``, so one instrument measures both.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def write_page(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def measure(programs: Programs, case: str) -> list[dict[str, Any]]:
-    """What ``toolkit.offline`` says of every stage of a case, by both programs."""
+    """What ``mindllm offline`` says of every stage of a case, by both programs."""
     config = programs.directory / "run.yaml"
     config.write_text(yaml.safe_dump(changed(CASES[case]), sort_keys=False), encoding="utf-8")
     theirs = [str(programs.python), str(EXAMPLE / "run_mindformer.py"), "--config", str(config)]
@@ -248,7 +248,7 @@ def _write_data(programs: Programs, seq_length: int) -> None:
 
 def _offline(command: Sequence[str], variables: Mapping[str, str], directory: Path) -> list[dict[str, Any]]:
     keep = directory / "kept"
-    tool = [sys.executable, "-m", "toolkit.offline", "--json", "--keep", str(keep), "--", *command]
+    tool = [sys.executable, "-m", "mindllm.main", "offline", "--json", "--keep", str(keep), "--", *command]
     ranks = json.loads(_run(tool, {"PYTHONPATH": str(ROOT), **variables}, directory).splitlines()[-1])["ranks"]
     told = ({key: value for key, value in rank.items() if key != "kept"} for rank in ranks)  # a temporary directory
     return [{**rank, **found} for rank, found in zip(told, compiled_to(keep), strict=True)]
@@ -278,7 +278,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str], directory: Path) 
 DESCRIPTION = """
 One YAML of MindFormers (`examples/mindformers/qwen3_32b_4_layers.yaml`: 4 layers, rows of 4096 tokens, dp2 tp2 pp2,
 4 micro-batches, sequence and optimizer parallel) through MindFormers 1.8.0 on MindSpore 2.7.2 and, as it is, through mindllm on
-MindSpore 2.10.0, the first rank of each stage. Both are programs as they are, run by `toolkit.offline`. Memory in MiB;
+MindSpore 2.10.0, the first rank of each stage. Both are programs as they are, run by `mindllm offline`. Memory in MiB;
 operators and exchanges (the collective ones among them) are those that were launched in a step. Times are of a busy machine:
 they compare orders of magnitude. O0 and O1 are `memory_optimize_level`.
 """

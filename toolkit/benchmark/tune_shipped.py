@@ -1,7 +1,7 @@
-"""The strategy of every shipped YAML beside the best that ``toolkit.tune`` finds for the same devices and global batch.
+"""The strategy of every shipped YAML beside the best that ``mindllm search`` finds for the same devices and global batch.
 
 Both are predicted by one model of time and memory on one device description, so what differs is the strategy. Memory is by
-formula: ``toolkit.tune --dry_run`` measures it. Where nothing faster is found, the YAML's strategy is the best here.
+formula: ``mindllm search --dry_run`` measures it. Where nothing faster is found, the YAML's strategy is the best here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--configs", nargs="+", metavar="NAME", help="below configs/, without .yaml (all that train on several devices)"
     )
-    parser.add_argument("--device", default=DEFAULT, metavar="FILE", help="as of toolkit.tune (default: %(default)s)")
+    parser.add_argument("--device", default=DEFAULT, metavar="FILE", help="as of mindllm search (default: %(default)s)")
     parser.add_argument("--best", type=int, default=3, metavar="K", help="planned of each (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each plan (default: %(default)s)")
     parser.add_argument(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from mindllm.cli.launch.nodes import add_node_options, on_this_node, scheduled
 from mindllm.cli.launch.ranks import say
-from mindllm.cli.registry import spelled
 from mindllm.command import INTERRUPTED, CommandParser, output_directory, positive, run_command
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.clusters.schedulers import forget_task
@@ -42,7 +41,7 @@ Exit codes: 0 good, 1 a run failed or no claim was run, 2 wrong input, 3 a claim
 def make_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("accept"),
+        prog="mindllm accept",
         description="Holds what mindllm claims against a few small runs: on Ascend devices where there are some, otherwise as "
         "processes of this CPU. Leaves one page, and one archive without names, paths or addresses. Installs nothing.",
         epilog=EXAMPLES,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.cli.launch.nodes import add_node_options, on_this_node, scheduled
 from mindllm.cli.launch.ranks import Shown, has_ascend_devices, say
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.errors import UserError
 from mindllm.launch.clusters.job_command import launch_words, name_of, nodes_of
@@ -51,7 +50,7 @@ MAX_WARNINGS = 5  # about placeholders
 
 def make_parser() -> CommandParser:
     """Return the parser of the command line."""
-    parser = module_parser(spelled("launch"), "train")
+    parser = module_parser("mindllm launch", "train")
     parser.set_defaults(msrun=has_ascend_devices())
     return parser
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.registry import spelled
 from mindllm.command import LARGEST_PORT, CommandParser, duration, port, positive, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.launch.job import HOST
@@ -28,7 +27,7 @@ Exit codes: 0 nothing says no, 2 wrong input, 3 something says no.
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("preflight"),
+        prog="mindllm preflight",
         takes_keys=True,
         description="Checks this node before a run: versions, devices, memory, the shared directory, ports, clocks.",
         epilog=EXAMPLE,

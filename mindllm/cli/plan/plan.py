@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open, size_in_bytes
@@ -49,7 +48,7 @@ OF_CONFIG = Path()  # --apply without a file: the run of --config
 
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
-    parser = CommandParser(prog=spelled("plan"), takes_keys=True, description=DESCRIPTION, epilog=EXAMPLES)
+    parser = CommandParser(prog="mindllm plan", takes_keys=True, description=DESCRIPTION, epilog=EXAMPLES)
     _add_subject(parser)
     _add_settings(parser)
     _add_planning(parser)
@@ -75,13 +74,13 @@ def _add_subject(parser: CommandParser) -> None:
         type=Path,
         nargs="+",
         metavar="DIR",
-        help=f"directories that {spelled('offline')} kept of a program, with other offsets or recomputation each; "
+        help="directories that mindllm offline kept of a program, with other offsets or recomputation each; "
         "the plan is written as keys of MindFormers",
     )
     parser.add_argument(
         "--formula",
         action="store_true",
-        help=f"costs of --config from the architecture alone, as {spelled('search')} has them: in seconds, for a layer that "
+        help="costs of --config from the architecture alone, as mindllm search has them: in seconds, for a layer that "
         "predicts ahead too",
     )
     parser.add_argument(

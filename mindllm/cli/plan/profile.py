@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, positive, run_command
 from mindllm.terminal.render import show
 from mindllm.timing.shipped import DEFAULT, shipped_devices
@@ -20,12 +19,12 @@ EXAMPLES = """example:
 def make_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("profile"),
+        prog="mindllm profile",
         takes_keys=True,
         description="Where a recorded step differs from the predicted one: kernels by shape, exchanges, bubbles, gaps of the "
         "host, ranks, data; and what each is worth. Reads what MindSpore's profiler leaves (step_trace_time.csv, "
-        "kernel_details.csv, communication.json, communication_matrix.json, trace_view.json) and traces of Kineto. Further "
-        "options change keys of the configuration, as with run_llm.py.",
+        "kernel_details.csv, communication.json, communication_matrix.json, trace_view.json). Further options change "
+        "keys of the configuration, as with run_llm.py.",
         epilog=EXAMPLES,
     )
     parser.add_argument("run", metavar="YAML", help="the run that was recorded, or a Hugging Face directory")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mindllm.architecture.experts import DISPATCHES
 from mindllm.architecture.layer_counts import SEARCHED
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, duration, output_directory, output_file, run_command
 from mindllm.executor.option import add_executor_option
 from mindllm.process.host_memory import add_memory_option
@@ -25,7 +24,7 @@ EXAMPLES = """example:
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("search"),
+        prog="mindllm search",
         takes_keys=True,
         description="The strategies of a run on a number of devices, the fastest first: predicted, the best planned, and the "
         "best of those held to a dry run, beside the YAML as it is. What does not fit is never called best. An interrupted "

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.terminal.console import error_console
@@ -46,7 +45,7 @@ class TimeParser(CommandParser):
 def make_parser() -> CommandParser:
     """Returns the parser of predictions."""
     parser = TimeParser(
-        prog=spelled("time"),
+        prog="mindllm time",
         takes_keys=True,
         description="How long a training step takes on a described device, and where the time goes. Further options change "
         "keys of the configuration, as with run_llm.py. Exit code 0: predicted (also of a run that does not fit, which is told), "
@@ -59,7 +58,7 @@ def make_parser() -> CommandParser:
         "--simulated",
         type=Path,
         metavar="DIR",
-        help=f"what {spelled('offline')} kept of any program: from its compiled graphs",
+        help="what mindllm offline kept of any program: from its compiled graphs",
     )
     parser.add_argument(
         "--device",
@@ -80,7 +79,7 @@ def make_parser() -> CommandParser:
 def calibrate_parser() -> CommandParser:
     """Return the parser of calibration."""
     parser = CommandParser(
-        prog=f"{spelled('time')} {CALIBRATE}",
+        prog=f"mindllm time {CALIBRATE}",
         description="Fits the free constants of a device: what kernels reach to the kernels of a profile, the others to "
         "measured steps. The errors that are told are of kernels and steps that were left out.",
         epilog=CALIBRATE_EXAMPLES,
@@ -151,7 +150,7 @@ def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: De
         if getattr(options, name):
             raise UserError(f"--{name}: belongs to --config YAML; of a kept graph there is one step and no other")
     if options.must_fit:
-        raise UserError(f"--must_fit: belongs to --config YAML; what a kept program needs says {spelled('offline')}")
+        raise UserError("--must_fit: belongs to --config YAML; what a kept program needs says mindllm offline")
     with drawn() as progress:
         progress(f"reading the graphs of {options.simulated}", 0, 1)
         step = program_step(options.simulated, device)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import UserError
 from mindllm.files import atomic_open, naming
@@ -41,7 +40,7 @@ COMMENT = "Converted from {source} by {command}, which says what became of every
 def make_parser() -> CommandParser:
     """Returns the parser of what is not an override."""
     parser = CommandParser(
-        prog=spelled("convert"),
+        prog="mindllm convert",
         takes_keys=True,
         usage="%(prog)s THEIRS [-o FILE] [--changes] [--to FORM] [--json] [--section.key=value ...]",
         description="Converts a YAML of MindFormers (1.3 to 2.1): each of its keys is used, translated, without effect here, or "
@@ -127,7 +126,7 @@ def _write_pynative(options: Namespace, overrides: Sequence[str]) -> int:
         raise UserError("--changes: cuts the table of a conversion to ours; leave it out")
     config = load_config(options.source, overrides)
     written = write_pynative(config, make_plan(config).layers)
-    text = f"# {TO_PYNATIVE.format(source=options.source.name, command=spelled('convert'))}\n{write_yaml(written.tree)}"
+    text = f"# {TO_PYNATIVE.format(source=options.source.name, command='mindllm convert')}\n{write_yaml(written.tree)}"
     if options.output:
         with naming(options.output), atomic_open(options.output) as file:
             file.write(text)
@@ -158,7 +157,7 @@ def _written(config: RunConfig, source: Path, output: Path | None) -> str:
     from mindllm.config.reading.shorten import short_yaml, write_short
 
     bases = sorted(shipped_configs().rglob("*.yaml"))
-    comment = COMMENT.format(source=source.name, command=spelled("convert"))
+    comment = COMMENT.format(source=source.name, command="mindllm convert")
     if output is None:
         return short_yaml(config, bases, comment)
     return write_short(config, output, bases, comment)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.registry import spelled
 from mindllm.command import IMPOSSIBLE, CommandParser, output_file, positive, run_command
 from mindllm.errors import RunFailed, UserError
 from mindllm.process.cores import cores
@@ -35,7 +34,7 @@ HANDLERS = ("GeneralPretrainHandler", "AlpacaPretrainHandler", "StackOverflowPyt
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("data"),
+        prog="mindllm data",
         description="Turns text and records into an indexed corpus (Megatron's .bin and .idx). A document is a record of a "
         "jsonl, json, csv, tsv or parquet file, or any other file as a whole; .gz, .bz2, .xz and .zst are decompressed. Memory "
         "does not grow with the files. Text is UTF-8: invalid bytes of a text file are replaced by U+FFFD and the files "

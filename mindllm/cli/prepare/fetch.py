@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.render import BYTES, drawn
@@ -25,7 +24,7 @@ What was interrupted goes on where it was.
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("fetch"),
+        prog="mindllm fetch",
         description="Downloads a model directory from Hugging Face's hub or ModelScope: safetensors, architecture, tokenizer, "
         "model card; no pickles and no Python code unless asked for. Each file is checked against the hub's checksum. The "
         "directory is whole or absent.",

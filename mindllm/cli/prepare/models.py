@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.cli.registry import spelled
 from mindllm.command import MAX_SUGGESTIONS, CommandParser, run_command
 from mindllm.errors import UserError, nearest
 from mindllm.terminal.console import output, print_json
@@ -27,7 +26,7 @@ EXAMPLE = """examples:
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("models"),
+        prog="mindllm models",
         description="Lists the models that come with a YAML, by family and size: parameters, sequence length, devices, where a "
         "page of docs/ has results of theirs. Of directories, and GGUF files, it lists the models in them.",
         epilog=EXAMPLE,

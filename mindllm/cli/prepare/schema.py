@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 
 from mindllm import __version__
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.files import atomic_open
 from mindllm.terminal.console import output
@@ -23,7 +22,7 @@ and as the first line of a YAML, for VS Code and PyCharm:
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("schema"),
+        prog="mindllm schema",
         description="Prints the JSON Schema (draft 7) of a run's YAML, by which editors complete, explain and check its keys.",
         epilog=EXAMPLE,
     )

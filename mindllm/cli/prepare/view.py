@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, positive, run_command
 from mindllm.errors import UserError
 from mindllm.terminal.console import output, print_json
@@ -28,7 +27,7 @@ COMPARED = ": another row's answer, by which the distance from the reference is 
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("view"),
+        prog="mindllm view",
         takes_keys=True,
         description="Shows the samples of a run as its model gets them: trained tokens green, those only read dim, documents "
         "that do not see each other apart. Further options change keys of the configuration, as with run_llm.py.",

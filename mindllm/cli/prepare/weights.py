@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.cli.prepare.weight_options import METHODS, add_export_options, add_format_options, add_quantize_options
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.progress import Progress
@@ -33,7 +32,7 @@ QUANTIZE = "quantize", FORMER_QUANTIZE
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("weights"),
+        prog="mindllm weights",
         description="Converts weights between Hugging Face directories (config.json, safetensors or pickled tensors, tokenizer) "
         "or those of MindFormers and checkpoints, one tensor in memory at a time. What is written is whole or absent.",
         epilog=EXAMPLE,
@@ -133,7 +132,7 @@ def _convert(options: argparse.Namespace, progress: Progress) -> Path:
             return merge(options.source, options.target, options.base, written, progress)
         return unmerge(options.source, options.adapter, options.target, written, progress)
     if options.command == FORMER_QUANTIZE:
-        error_console.print(f"{FORMER_QUANTIZE}: a former name; write {spelled('weights')} quantize")
+        error_console.print(f"{FORMER_QUANTIZE}: a former name; write mindllm weights quantize")
     if options.command in QUANTIZE:
         from mindllm.weights.quantize import Options, quantize_weights
 

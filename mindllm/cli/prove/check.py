@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, output_file, positive, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.executor.option import add_executor_option
@@ -43,7 +42,7 @@ EXAMPLES = """examples:
 
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
-    parser = CommandParser(prog=spelled("check"), takes_keys=True, description=DESCRIPTION, epilog=EXAMPLES)
+    parser = CommandParser(prog="mindllm check", takes_keys=True, description=DESCRIPTION, epilog=EXAMPLES)
     subject = parser.add_mutually_exclusive_group(required=True)
     subject.add_argument(
         "--config",
@@ -56,7 +55,7 @@ def make_parser() -> CommandParser:
         "--program",
         type=Path,
         metavar="DIR",
-        help=f"what {spelled('offline')} --ranks all kept of any program, executed as it is",
+        help="what mindllm offline --ranks all kept of any program, executed as it is",
     )
     parser.add_argument(
         "--single",

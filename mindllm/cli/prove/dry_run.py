@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mindllm.axes import NAMED_AXES
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, patience, positive, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.executor.option import add_executor_option
@@ -28,7 +27,7 @@ EXAMPLE = """example:
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("dry-run"),
+        prog="mindllm dry-run",
         takes_keys=True,
         description="MindSpore's own dry run of the first rank of every pipeline stage, without a device: what fills its "
         "memory, and whether that fits. Further options change keys of the configuration, as with run_llm.py. "

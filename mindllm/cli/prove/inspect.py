@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import UserError
 from mindllm.process.host_memory import add_memory_option
@@ -49,7 +48,7 @@ FILES: dict[str, Callable[[Inspection, Path], None]] = {
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("inspect"),
+        prog="mindllm inspect",
         description="Looks into the compiled graph of one rank: operations and memory by module, communication and its causes, "
         "layout changes nobody asked for, and the recomputation that really happens.",
         epilog=EXAMPLE,

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
 from mindllm.errors import CheckFailed, UserError
@@ -39,7 +38,7 @@ Exit code 0: all ranks fit, 3: one does not, 2: wrong input, or a program that d
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("offline"),
+        prog="mindllm offline",
         description="Runs any MindSpore program in MindSpore's dry run, on a machine without a device: what fills the memory of "
         "its ranks, and whether that fits into what the program grants itself (max_device_memory).",
         epilog=EXAMPLE,
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.json:
         if alone:
             output.print(_of_one_device(options.keep, missing))
-        output.print(f"{options.keep / PAGE}: what fills the memory; {spelled('inspect')} comm {runs[0].directory}")
+        output.print(f"{options.keep / PAGE}: what fills the memory; mindllm inspect comm {runs[0].directory}")
     if not found.fits:
         raise CheckFailed(found.shortage)
     return 0
@@ -110,7 +109,7 @@ def _of_one_device(keep: Path, missing: str) -> str:
 
     if missing:
         return f"the program on one device is not kept: {missing}"
-    return f"{keep / SINGLE}: the program on one device; {spelled('check')} --program {keep} holds all ranks against it"
+    return f"{keep / SINGLE}: the program on one device; mindllm check --program {keep} holds all ranks against it"
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -138,7 +137,7 @@ def _subject(options: argparse.Namespace) -> Subject:
 
     command = _command(options)
     if not command:
-        raise UserError(f"no program is given; write it behind --, as: {spelled('offline')} -- python train.py")
+        raise UserError("no program is given; write it behind --, as: mindllm offline -- python train.py")
     wheel = wheel_of(options.python or python_of(command))
     limit = _limit(options.max_device_memory) if options.max_device_memory else None
     return Subject(command, wheel, _devices(options, command), options.steps, limit)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.registry import spelled
 from mindllm.command import INTERRUPTED, CommandParser, output_directory, output_file, patience, positive, run_command
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.executor.option import add_executor_option
@@ -55,7 +54,7 @@ def share(text: str) -> float:
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("prove"),
+        prog="mindllm prove",
         takes_keys=True,
         usage="%(prog)s RUN [RUN ...] [options] [--section.key=value ...]",
         description=DESCRIPTION,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.terminal.console import output
 
@@ -22,7 +21,7 @@ EXAMPLES = """example:
 
 def make_parser() -> CommandParser:
     """Return the parser of the command line."""
-    parser = CommandParser(prog=spelled("loss-curve"), description=DESCRIPTION, epilog=EXAMPLES)
+    parser = CommandParser(prog="mindllm loss-curve", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="output directory of a run")
     parser.add_argument(
         "--output",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.errors import UserError
 from mindllm.process.interrupts import interruptible
@@ -37,7 +36,7 @@ DATA, BATCH_SIZE = "./eval_data", 8  # defaults of mindllm.config.generation
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
-        prog=spelled("evaluate"),
+        prog="mindllm evaluate",
         takes_keys=True,
         description="Evaluates a Hugging Face directory or a checkpoint with lm-evaluation-harness.",
         epilog=EXAMPLE,
@@ -111,9 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = make_parser().parse_known_args(given)
     named = options.named or options.model
     if bool(named) == bool(options.config) or (options.named and options.model):
-        raise UserError(
-            f"{spelled('evaluate')}: name a model, as in {spelled('evaluate')} DIR, or --config FILE: one of them"
-        )
+        raise UserError("mindllm evaluate: name a model, as in mindllm evaluate DIR, or --config FILE: one of them")
     if named and not options.tasks:
         raise UserError("--tasks: name what the model is evaluated on, as in --tasks arc_challenge,gsm8k")
     import lm_eval  # noqa: F401  (what is not installed is told before anything is done)

@@ -90,7 +90,7 @@ def of_dry_run(printed: str) -> Figures:
 
 
 def of_step_time(printed: str) -> Figures:
-    """Time of a step, by ``python -m toolkit.step_time --json``."""
+    """Time of a step, by ``mindllm time --json``."""
     step = _object(printed)
     return {
         "step_s": step["seconds"],

@@ -107,7 +107,7 @@ def _dry(sweep: Sweep, place: Path) -> tuple[str, str, Mapping[str, Any]]:
     """Memory and time; what does not fit a device has a row with both."""
     config = ["--config", str(place / "config.yaml"), "--json"]
     figures: dict[str, Any] = {}
-    tool = [sys.executable, "-m", "toolkit.step_time", *config, "--device", sweep.device]
+    tool = [sys.executable, "-m", "mindllm.main", "time", *config, "--device", sweep.device]
     ended = watched(tool, place / "step_time", sweep.memory_limit, sweep.timeout)
     if problem := _problem(ended):
         return *problem, figures
