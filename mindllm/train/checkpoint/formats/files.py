@@ -5,6 +5,7 @@ Which reader one file of weights wants stands in its name.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mindllm.train.checkpoint.formats.mindspore_file import checkpoint_tensors
 from mindllm.train.checkpoint.formats.pickled import pickled_tensors
 from mindllm.train.checkpoint.tensors import stored_tensors
 
+logger = logging.getLogger(__name__)
 # suffix: (what such a file is, its reader)
 READERS: dict[str, tuple[str, Callable[[Path], Mapping[str, Any]]]] = {
     ".safetensors": ("a safetensors file", stored_tensors),
@@ -50,7 +52,7 @@ def tensors_of_file(path: Path) -> dict[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files of weights in ``directory``, in order.
+    """Return the files of weights in ``directory``, in order. One file goes before shards, as in transformers.
 
     Raises:
         UserError: there are none, shards of the index are missing, or it names files elsewhere.
@@ -58,10 +60,13 @@ def weight_files(directory: Path) -> list[Path]:
     if gguf := gguf_file(directory):
         return sorted({tensor.path for tensor in read_header(gguf).tensors.values()})
     for file in (WEIGHTS_FILE, PICKLED_FILE):
-        if (directory / index_of(file)).is_file():
-            return shards_of(directory / index_of(file))
+        index = directory / index_of(file)
         if (directory / file).is_file():
+            if index.is_file():
+                logger.warning("%s: reading %s; %s is ignored, as in transformers", directory, file, index.name)
             return [directory / file]
+        if index.is_file():
+            return shards_of(index)
     found = sorted(path.name for path in directory.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
     if ggufs := sorted(path.name for path in directory.glob(f"*{SUFFIX}")):
         raise UserError(f"{directory}: its weights are in GGUF; give one of its files, such as {directory / ggufs[0]}")
