@@ -34,7 +34,9 @@ def evaluated_model(
     with values_follow():
         model = build_tuned_model(model_config, device)
     assign(model_weights(model), pretrained.whole(config.model.config.base))
-    generator = Generator(model, model_config, tokenizer, device_target=device, shares_prefixes=True)
+    generator = Generator(
+        model, model_config, tokenizer, device_target=device, shares_prefixes=True, chat_template=config.chat_template
+    )
     place = directory / ANSWERS / identity(config, pretrained, tokenizer) if directory is not None else None
     return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), progress)
 

@@ -221,7 +221,11 @@ def _family(path: Path, content: dict[str, Any]) -> Family:
 
 
 def _end_of_text(generation: Path | None, content: dict[str, Any]) -> Any:
-    """The tokens that end a text, or None: generation_config.json knows them better than config.json."""
-    told = read_json(generation).get("eos_token_id") if generation and generation.is_file() else None
-    ends = content.get("eos_token_id") if told is None else told
-    return None if ends == -1 else ends
+    """Return the tokens that end a text, of generation_config.json and of config.json; None where both name none."""
+    first = read_json(generation).get("eos_token_id") if generation and generation.is_file() else None
+    named = [ends for ends in (first, content.get("eos_token_id")) if ends not in (None, -1)]
+    if len(named) < 2:
+        return next(iter(named), None)
+    first, second = (ends if isinstance(ends, list) else [ends] for ends in named)
+    together = [*first, *(end for end in second if end not in first)]
+    return together[0] if len(together) == 1 else together

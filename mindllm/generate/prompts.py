@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mindllm.config import ModelConfig, RunConfig
-from mindllm.config.dataset import ConversationDataConfig
 from mindllm.data.chat.conversations import ROLES, Conversation, Message
 from mindllm.data.chat.instruction import encode_chat
 from mindllm.data.chat.template import chat_template_of
@@ -27,14 +26,6 @@ def pieces(longest: int) -> tuple[int, int]:
     while width < min(longest, WIDEST):
         width *= 2
     return -(-longest // width), width
-
-
-def eos_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The tokens that end a text: the configuration's, else the tokenizer's, and those that end an answer; perhaps none."""
-    if tokenizer is None:
-        return config.eos_token_ids
-    ends = config.eos_token_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
-    return (*ends, *(id for id in tokenizer.end_ids if id not in ends))
 
 
 def encode_prompt(text: str, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
@@ -70,9 +61,7 @@ def conversation_encoder(config: RunConfig, tokenizer: Tokenizer) -> Encoder:
     The prompt is what a model was trained to see there: special tokens of the template are tokens, their names in messages are
     words. Raises UserError for a template that is none; the function, for a conversation that the template refuses.
     """
-    data = config.train_dataset.data_loader.config
-    given = data.chat_template if isinstance(data, ConversationDataConfig) else ""
-    template = chat_template_of(tokenizer, given)
+    template = chat_template_of(tokenizer, config.chat_template)
 
     def encode(messages: Sequence[Message]) -> list[int]:
         chat = template.render_prompt(Conversation(tuple(messages)), "the conversation")

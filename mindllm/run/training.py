@@ -229,6 +229,7 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
         dtype=section.dtype,
         max_shard_bytes=size_in_bytes(section.max_shard_size),
         tokenizer=tokenizer,
+        chat_template=state.config.chat_template,
     )
     logger.info("exported the weights to %s in %s", directory, section.dtype)
     state.results["Hugging Face directory"] = str(directory)

@@ -140,11 +140,11 @@ def test_defaults_are_those_of_transformers(directory):
     assert (ours.tie_word_embeddings, ours.qkv_has_bias) == (theirs.tie_word_embeddings, theirs.attention_bias)
 
 
-def test_generation_config_knows_the_ends_of_a_text_better(directory):
+def test_the_ends_of_a_text_are_those_of_both_files(directory):
     write_config(directory, eos_token_id=1)
     assert read_model_config(directory).eos_token_ids == (1,)
     (directory / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    assert read_model_config(directory).eos_token_ids == (7, 8)
+    assert read_model_config(directory).eos_token_ids == (7, 8, 1)
 
 
 @pytest.mark.parametrize(

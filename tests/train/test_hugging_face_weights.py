@@ -137,6 +137,7 @@ def test_a_shard_that_is_missing(tmp_path):
 
 @pytest.mark.parametrize("places", [{"a": "../outside.safetensors"}, {"a": 3}, {}, [], None])
 def test_an_index_that_leads_elsewhere(exported, places):
+    (exported / "model.safetensors").unlink()
     (exported / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with pytest.raises(UserError, match="weight_map must give the file in this directory of every tensor"):
         read_weights(exported, MODEL)
