@@ -38,7 +38,7 @@ from mindllm.train.job.execution import Execution, Executor, describe
 from mindllm.train.job.output_directory import CHECKPOINTS, claim_output_directory
 from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.job.restart import begin, checkpoint_to_resume
-from mindllm.train.job.resume import restore
+from mindllm.train.job.resume import restore, sample_offset
 from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.optimizers.schedule import group_learning_rates, learning_rates
 from mindllm.train.state import RunState, last_step
@@ -63,10 +63,6 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     data = RunData(config, share_of(config, execution), progress)
     if not ranks.simulated:
         refuse_different_data(data.dataset, ranks)
-    total_steps = data.total_steps
-    assert config.lr_schedule is not None  # or loading had refused it
-    rates = learning_rates(config.lr_schedule, total_steps)
-    group_rates = group_learning_rates(config.grouped_lr_schedule.grouped, total_steps)
     evaluator = data.evaluator(evaluation_rows(config, execution)) if config.do_eval else None
     store = make_store(config, peers, ranks.simulated)
     store.recover()
@@ -74,6 +70,12 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     checkpoint = checkpoint_to_resume(config, store)
     if checkpoint is not None and not ranks.simulated:
         checkpoint.refuse_simulated()
+    if checkpoint is not None:
+        data.sample_offset = sample_offset(config, checkpoint)
+    total_steps = data.total_steps
+    assert config.lr_schedule is not None  # or loading had refused it
+    rates = learning_rates(config.lr_schedule, total_steps)
+    group_rates = group_learning_rates(config.grouped_lr_schedule.grouped, total_steps)
     if ranks.simulated:
         config = one_step_unless_said(config, checkpoint.step if checkpoint is not None else 0)
     if checkpoint is not None and checkpoint.step >= last_step(config, total_steps):
