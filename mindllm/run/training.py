@@ -22,7 +22,7 @@ from mindllm.run.proof_monitor import ProofMonitor
 from mindllm.run.proved import NOTHING_FOUND, Found
 from mindllm.run.simulated import one_step_unless_said
 from mindllm.terminal.json_text import strict
-from mindllm.terminal.progress import Progress
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
@@ -63,7 +63,8 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     data = RunData(config, share_of(config, execution), progress)
     if not ranks.simulated:
         refuse_different_data(data.dataset, ranks)
-    evaluator = data.evaluator(evaluation_rows(config, execution)) if config.do_eval else None
+    shown = progress if ranks.is_first and not ranks.simulated else unwatched
+    evaluator = data.evaluator(evaluation_rows(config, execution), shown) if config.do_eval else None
     store = make_store(config, peers, ranks.simulated)
     store.recover()
     ranks.meet()
@@ -104,7 +105,8 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     _announce(state, execution)
     if proved.line:
         logger.info("%s", proved.line)
-    callbacks = make_callbacks(config, store, evaluator, ranks, [*_evaluations(config, ranks), *_monitors(proved)])
+    first = [*_evaluations(config, ranks), *_monitors(proved)]
+    callbacks = make_callbacks(config, store, evaluator, ranks, first, shown)
     peak = peak_of(config.context.device_target, ranks.simulated)
     Trainer(state, data.train_stream(), rates, callbacks, peak, ranks, group_rates).run()
     if ranks.is_first and not ranks.simulated:
