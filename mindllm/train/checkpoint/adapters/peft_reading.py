@@ -165,13 +165,13 @@ class PeftReader:
         whole |= {f"{name}{WEIGHT}": self._whole(name, updates.pop(name)) for name in self._outside_layers(updates)}
         if self.model.tie_word_embeddings:
             self._drop_tied_head(whole)
-        pet, updates = self._with_one_rank(updates)
+        keys, updates = self._with_one_rank(updates)
         weights: dict[str, TensorSource] = {}
         for name, source in whole.items():
             weights |= self.family.read_one(self.family.weights[name], source)
         for name, update in self._in_all_layers(updates).items():
             weights |= dict(self._ours(self.family.weights[f"{name}{WEIGHT}"], update))
-        pet = self._section(pet, weights)
+        pet = self._section(keys, weights)
         self._fill_modules(pet, weights)
         return pet, weights
 
