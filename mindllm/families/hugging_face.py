@@ -6,7 +6,6 @@ Values of a ``config.json`` that no model has are refused before anything is com
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of
 from mindllm.families.family import Family
 from mindllm.families.nearest_family import nearest_family
+from mindllm.families.shared_keys import warn_of_ignored_rope_keys
 from mindllm.families.weight_names import weight_names
 from mindllm.gguf.header import gguf_file, read_header
 from mindllm.gguf.model import config_content
+from mindllm.logs import warn_once
 
-logger = logging.getLogger(__name__)
 MOST_LAYERS = 10_000
 MOST = 2**31 - 1
 LARGEST = 1e30  # of numbers with a fraction: bases of rotations reach 1e9
@@ -161,6 +161,7 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     path, content = _described(directory)
     refuse_implausible(path, content)
     model = _family(path, content).model(path, content)
+    warn_of_ignored_rope_keys(path, content)
     if path.name == CONFIG:
         model = _without_absent_layers(path.parent, model)
     ends = _end_of_text(path.with_name(GENERATION_CONFIG) if path.name == CONFIG else None, content)
@@ -213,7 +214,7 @@ def read_generation(directory: Path | str) -> dict[str, Any]:
     elif found.get("temperature") == 0:
         del found["temperature"]  # asks for what do_sample: false does
     if unsupported := [key for key in UNSUPPORTED_GENERATION if content.get(key) not in (None, False, 0, 1.0, [], {})]:
-        logger.warning("%s: not supported and ignored: %s", path, ", ".join(unsupported))
+        warn_once(__name__, f"{path}: not supported and ignored: {', '.join(unsupported)}")
     return found
 
 

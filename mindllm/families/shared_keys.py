@@ -5,7 +5,6 @@ Rotary positions are ``rope_theta`` with ``rope_scaling``, or ``rope_parameters`
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families.family import Content, given_or
 from mindllm.families.weight_table import EXPERT, FusedExperts, Weight, renamed
+from mindllm.logs import warn_once
 
-logger = logging.getLogger(__name__)
 ORIGINAL = "original_max_position_embeddings"
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -47,12 +46,10 @@ def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: f
     Raises:
         UserError: a key may change the rotations in a way that is not computed; names it.
     """
-    layout = "rope_scaling" if content.get("rope_scaling") else "rope_parameters"
-    values = content.get(layout) or {}
+    scaling, parameters = content.get("rope_scaling"), content.get("rope_parameters")
+    layout, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
     if not isinstance(values, dict):
         raise UserError(f"{path}: {layout}: must be an object (value {shortened(values)})")
-    if layout == "rope_scaling" and content.get("rope_parameters"):
-        logger.warning("%s: rope_parameters is ignored because rope_scaling is set, as in transformers", path)
     kind = values.get("rope_type", values.get("type", "default"))
     if not isinstance(kind, str) or kind not in FIELDS:
         raise UserError(
@@ -64,8 +61,22 @@ def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: f
         where = f"{layout}." if "partial_rotary_factor" in values else ""
         raise UserError(f"{path}: {where}partial_rotary_factor: must be 1 (value {shortened(turned)})")
     base = values.get("rope_theta", given_or(content, "rope_theta", theta))
-    scaling = None if kind == "default" else {"type": kind, **_scaling_fields(path, layout, kind, values, content)}
-    return {"theta": base, "rope_scaling": scaling} | ({} if partial == 1 else {"partial_rotary_factor": turned})
+    section = None if kind == "default" else {"type": kind, **_scaling_fields(path, layout, kind, values, content)}
+    return {"theta": base, "rope_scaling": section} | ({} if partial == 1 else {"partial_rotary_factor": turned})
+
+
+def warn_of_ignored_rope_keys(path: Path, content: Content) -> None:
+    """Log the rotary keys of ``config.json`` that have no effect, here and in transformers."""
+    scaling, parameters = (
+        value if isinstance(value := content.get(key), dict) else {} for key in ("rope_scaling", "rope_parameters")
+    )
+    if scaling and parameters and not {FULL, SLIDING} & parameters.keys():
+        warn_once(__name__, f"{path}: rope_parameters is ignored because rope_scaling is set, as in transformers")
+    values = scaling or parameters
+    if values.get("rope_type", values.get("type")) == "dynamic":
+        original = values.get(ORIGINAL, content.get(ORIGINAL))
+        if original not in (None, content.get("max_position_embeddings")):
+            warn_once(__name__, f"{path}: {ORIGINAL} is ignored with rope_type dynamic, as in transformers")
 
 
 def _check_rope_keys(path: Path, layout: str, values: Mapping[str, Any]) -> None:
@@ -84,13 +95,14 @@ def _scaling_fields(path: Path, layout: str, kind: str, values: Mapping[str, Any
     """Return the fields of ``rope_scaling`` of a kind, with what transformers takes for absent ones."""
     fields = {name: values[name] for name in FIELDS[kind] if values.get(name) is not None}
     original = content.get(ORIGINAL)
-    if kind == "dynamic" and (original or values.get(ORIGINAL)) not in (None, content.get("max_position_embeddings")):
-        logger.warning("%s: %s is ignored with rope_type dynamic, as in transformers", path, ORIGINAL)
+    longest = content.get("max_position_embeddings")
+    if kind == "dynamic" and values.get(ORIGINAL) is not None and values[ORIGINAL] == longest:
+        fields[ORIGINAL] = longest  # another value is ignored by transformers
     if ORIGINAL in FIELDS[kind] and original is not None:
         fields[ORIGINAL] = original
     if kind != "llama3":
         return fields
-    fields.setdefault(ORIGINAL, content.get("max_position_embeddings"))
+    fields.setdefault(ORIGINAL, longest)
     if absent := [name for name in FIELDS[kind] if fields.get(name) is None]:
         raise UserError(f"{path}: {layout}.{absent[0]}: missing, which rope_type llama3 requires")
     low, high = fields["low_freq_factor"], fields["high_freq_factor"]

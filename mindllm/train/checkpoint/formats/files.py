@@ -5,7 +5,6 @@ Which reader one file of weights wants stands in its name.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
 from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
 from mindllm.gguf.header import SUFFIX, gguf_file, read_header
+from mindllm.logs import warn_once
 from mindllm.train.checkpoint.formats.gguf_file import gguf_tensors
 from mindllm.train.checkpoint.formats.mindspore_file import checkpoint_tensors
 from mindllm.train.checkpoint.formats.pickled import pickled_tensors
 from mindllm.train.checkpoint.tensors import stored_tensors
 
-logger = logging.getLogger(__name__)
 # suffix: (what such a file is, its reader)
 READERS: dict[str, tuple[str, Callable[[Path], Mapping[str, Any]]]] = {
     ".safetensors": ("a safetensors file", stored_tensors),
@@ -63,7 +62,7 @@ def weight_files(directory: Path) -> list[Path]:
         index = directory / index_of(file)
         if (directory / file).is_file():
             if index.is_file():
-                logger.warning("%s: reading %s; %s is ignored, as in transformers", directory, file, index.name)
+                warn_once(__name__, f"{directory}: reading {file}; {index.name} is ignored, as in transformers")
             return [directory / file]
         if index.is_file():
             return shards_of(index)
