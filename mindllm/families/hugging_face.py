@@ -19,7 +19,7 @@ from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of
 from mindllm.families.family import Family
 from mindllm.families.nearest_family import nearest_family
-from mindllm.families.shared_keys import warn_of_ignored_rope_keys
+from mindllm.families.shared_keys import check_rope_values
 from mindllm.families.weight_names import weight_names
 from mindllm.gguf.header import gguf_file, read_header
 from mindllm.gguf.model import config_content
@@ -161,7 +161,7 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     path, content = _described(directory)
     refuse_implausible(path, content)
     model = _family(path, content).model(path, content)
-    warn_of_ignored_rope_keys(path, content)
+    check_rope_values(path, content, model)
     if path.name == CONFIG:
         model = _without_absent_layers(path.parent, model)
     ends = _end_of_text(path.with_name(GENERATION_CONFIG) if path.name == CONFIG else None, content)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config.decoder.architecture import FULL, SLIDING, expert_layers, layer_types
+from mindllm.config.decoder.rope_scaling import Llama3RopeScalingConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families.family import Content, given_or
@@ -65,14 +66,22 @@ def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: f
     return {"theta": base, "rope_scaling": section} | ({} if partial == 1 else {"partial_rotary_factor": turned})
 
 
-def warn_of_ignored_rope_keys(path: Path, content: Content) -> None:
-    """Log the rotary keys of ``config.json`` that have no effect, here and in transformers."""
+def check_rope_values(path: Path, content: Content, model: ModelConfig) -> None:
+    """Log the rotary keys of ``config.json`` that have no effect, here and in transformers.
+
+    Raises:
+        UserError: the factors of ``llama3`` are not in order; a section of a run has a check of its own.
+    """
     scaling, parameters = (
         value if isinstance(value := content.get(key), dict) else {} for key in ("rope_scaling", "rope_parameters")
     )
     if scaling and parameters and not {FULL, SLIDING} & parameters.keys():
         warn_once(__name__, f"{path}: rope_parameters is ignored because rope_scaling is set, as in transformers")
     values = scaling or parameters
+    section = model.rope_scaling
+    if isinstance(section, Llama3RopeScalingConfig) and section.high_freq_factor <= section.low_freq_factor:
+        low, high = section.low_freq_factor, section.high_freq_factor
+        raise UserError(f"{path}: high_freq_factor: must be above low_freq_factor {low} (value {high})")
     if values.get("rope_type", values.get("type")) == "dynamic":
         original = values.get(ORIGINAL, content.get(ORIGINAL))
         if original not in (None, content.get("max_position_embeddings")):
@@ -105,9 +114,6 @@ def _scaling_fields(path: Path, layout: str, kind: str, values: Mapping[str, Any
     fields.setdefault(ORIGINAL, longest)
     if absent := [name for name in FIELDS[kind] if fields.get(name) is None]:
         raise UserError(f"{path}: {layout}.{absent[0]}: missing, which rope_type llama3 requires")
-    low, high = fields["low_freq_factor"], fields["high_freq_factor"]
-    if high <= low:
-        raise UserError(f"{path}: {layout}.high_freq_factor: must be above low_freq_factor {low} (value {high})")
     return fields
 
 
