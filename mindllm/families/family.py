@@ -57,7 +57,14 @@ WITHOUT_EFFECT = frozenset(
             "skip_bias_add_qkv",
             "reorder_and_upcast_attn",
         ),
-        *("summary_activation", "head_dim", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+        *(
+            "summary_activation",
+            "head_dim",
+            "qk_head_dim",
+            "num_attention_heads",
+            "num_hidden_layers",
+            "num_key_value_heads",
+        ),
         *(
             "n_head",
             "n_layer",

@@ -64,3 +64,12 @@ def test_every_key_of_transformers_is_read_or_known(kind):
         )
     unread = {item.name for item in fields(configured)} - read - WITHOUT_EFFECT
     assert {key for key in unread if COMPUTES.search(key)} <= {"chunk_size_feed_forward", "num_mtp_layers"}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_transformers_saves_is_read(name):
+    """Its files hold attributes that follow from others, too."""
+    transformers = pytest.importorskip("transformers")
+    content = dict(TINY[name])
+    saved = transformers.AutoConfig.for_model(content.pop("model_type"), **content).to_dict()
+    assert BY_TYPE[TINY[name]["model_type"]].model(PATH, saved).hidden_size == model(TINY[name]).hidden_size
