@@ -49,6 +49,13 @@ def test_keys_without_effect_and_unset_ones_are_read_over(keys):
     assert model({**TINY["llama"], **keys}) == model(TINY["llama"])
 
 
+def test_the_rotary_object_of_internlm_gives_the_base():
+    content = {**TINY["llama"], "model_type": "internlm", "rope_theta": None, "num_key_value_heads": None}
+    assert model({**content, "rotary": {"base": 5000, "type": "dynamic"}}).theta == 5000
+    with pytest.raises(UserError, match="config.json: rotary: must be an object of type origin or dynamic"):
+        model({**content, "rotary": {"type": "yarn"}})
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_key_of_transformers_is_read_or_known(kind):
     """What a class of transformers computes with is read here; a new release of it may add more."""
