@@ -52,7 +52,7 @@ def test_keys_without_effect_and_unset_ones_are_read_over(keys):
 def test_the_rotary_object_of_internlm_gives_the_base():
     content = {**TINY["llama"], "model_type": "internlm", "rope_theta": None, "num_key_value_heads": None}
     assert model({**content, "rotary": {"base": 5000, "type": "dynamic"}}).theta == 5000
-    with pytest.raises(UserError, match="config.json: rotary: must be an object of type origin or dynamic"):
+    with pytest.raises(UserError, match=r"config.json: rotary: must be an object of type origin or dynamic"):
         model({**content, "rotary": {"type": "yarn"}})
 
 
