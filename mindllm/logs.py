@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 from mindllm.terminal.text import visible
@@ -38,6 +39,12 @@ class LogFile(logging.FileHandler):
         if not self.told:
             self.told = True
             sys.stderr.write(f"{self.baseFilename}: the log cannot be written: {sys.exc_info()[1]}\n")
+
+
+@lru_cache(maxsize=256)
+def warn_once(name: str, message: str) -> None:
+    """Log a warning, once in a process however often a file is read."""
+    logging.getLogger(name).warning("%s", message)
 
 
 def set_up_logging(output_dir: Path | str) -> Path:

@@ -64,7 +64,7 @@ def _yarn_scaled(frequencies: np.ndarray, rotary: RotarySpec, scaling: YarnRopeS
 
     low = max(math.floor(channel(scaling.beta_fast)), 0)
     high = min(math.ceil(channel(scaling.beta_slow)), width - 1)
-    ramp = np.clip((np.arange(width // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    ramp = np.clip((np.arange(width // 2) - low) / ((high - low) or 0.001), 0.0, 1.0)
     return frequencies / scaling.factor * ramp + frequencies * (1 - ramp)
 
 

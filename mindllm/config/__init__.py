@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from mindllm.config.recompute import RecomputeConfig
     from mindllm.config.run import RunConfig
     from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
-    from mindllm.families.hugging_face import config_json, is_hugging_face, read_model_config, tokenizer_in
+    from mindllm.families.hugging_face import (
+        config_json,
+        is_hugging_face,
+        read_generation,
+        read_model_config,
+        tokenizer_in,
+    )
 
 HOMES = {
     "keys_of_layers": "mindllm.config.decoder.architecture",
@@ -48,6 +54,7 @@ HOMES = {
     "RunnerConfig": "mindllm.config.runtime",
     "config_json": "mindllm.families.hugging_face",
     "is_hugging_face": "mindllm.families.hugging_face",
+    "read_generation": "mindllm.families.hugging_face",
     "read_model_config": "mindllm.families.hugging_face",
     "tokenizer_in": "mindllm.families.hugging_face",
 }
@@ -73,6 +80,7 @@ __all__ = [
     "load_config",
     "on_this_device",
     "override_config",
+    "read_generation",
     "read_model_config",
     "render_config",
     "tokenizer_in",

@@ -10,6 +10,9 @@ from pydantic import Field
 
 from mindllm.config.section import Fraction, List, PositiveInt, Section
 
+DEFAULT_TOP_K = 50  # of transformers, where tokens are drawn and nothing gives top_k
+DRAWS = ("temperature", "top_k", "top_p", "min_p")
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 StopString = Annotated[str, Field(min_length=1)]
 
 
@@ -66,6 +69,22 @@ class GenerationConfig(Section):
         default=False,
         description="`run_mode: predict` asks each prompt as a person does in a conversation, and writes the answer alone.",
     )
+
+    def describe(self) -> str:
+        """Return the settings that choose tokens, as a line for people."""
+        defaults = type(self).model_fields
+        draws, penalties = (
+            [f"{key} {getattr(self, key):g}" for key in keys if getattr(self, key) != defaults[key].default]
+            for keys in (DRAWS, PENALTIES)
+        )
+        if self.num_beams > 1:
+            line = f"beam search: num_beams {self.num_beams}, length_penalty {self.length_penalty:g}"
+        elif self.do_sample:
+            line = ", ".join(["sampling (do_sample: true)", *draws])
+        else:
+            unused = f"; {', '.join(draws)} without effect" if draws else ""
+            line = f"greedy (do_sample: false{unused})"
+        return ", ".join(["tokens: " + line, *penalties])
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -169,6 +169,11 @@ class RunConfig(Section):
         return shared and model.moe_grouped_gemm and model.moe_token_dispatcher_type == "alltoall"
 
     @property
+    def chat_template(self) -> str:
+        """File of the chat template that conversations are written with; empty: the tokenizer's own."""
+        return getattr(self.train_dataset.data_loader.config, "chat_template", "")
+
+    @property
     def is_preference_tuning(self) -> bool:
         """Whether the run learns which of two answers was preferred."""
         return isinstance(self.train_dataset.data_loader, PreferenceDataLoader)

@@ -1,4 +1,4 @@
-"""From text to batches: tokenizers, corpora, conversations, sampling. A dataset is a deterministic function of (seed, step).
+"""From text to batches: tokenizers, corpora, conversations, sampling. A dataset is a function of (seed, sample number).
 
 ``Corpus(prefix, tokenizer).split("train")`` gives documents, ``GPTDataset`` samples of them, ``BatchStream`` batches by step.
 ``InstructionRows`` reads conversations, ``RowDataset`` makes samples of them.

@@ -1,4 +1,4 @@
-"""Batches by step number: no state but the step, so resuming, another number of hosts, or reading ahead change nothing."""
+"""Batches by step number and sample offset: no other state, so resuming, other hosts and reading ahead change nothing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class SampleSource(Protocol):
 
 
 class BatchStream:
-    """The batches of a run: row r of step s (from 0) is sample ``s * global_batch_size + r``.
+    """The batches of a run: row r of step s (from 0) is sample ``offset + s * global_batch_size + r``.
 
+    ``offset`` is not 0 where earlier steps of the run had another batch size: samples then follow those consumed before.
     Of ``rank_count`` data-parallel readers, reader ``rank`` gets its consecutive slice of the rows: all slices in the order of
     ranks are the batch of a single reader. Where ``vocab_size`` is given, a larger token is a UserError: on a device it would
     read beyond the embedding table. With a ``random_seed`` batches have the column ``random_keys``.
@@ -43,6 +44,7 @@ class BatchStream:
         rank_count: int = 1,
         vocab_size: int | None = None,
         random_seed: int | None = None,
+        offset: int = 0,
     ) -> None:
         if global_batch_size % rank_count or not 0 <= rank < rank_count:
             raise UserError(
@@ -52,12 +54,14 @@ class BatchStream:
         self.global_batch_size = global_batch_size
         self.vocab_size = vocab_size
         self.random_seed = random_seed
+        self.offset = offset
         local = global_batch_size // rank_count
         self._rows = range(rank * local, (rank + 1) * local)
 
     def batch(self, step: int) -> Batch:
         """Returns this reader's rows of ``step``: input_ids int32 [B, S], labels int32 [B, S], loss_mask float32 [B, S]."""
-        numbers = [step * self.global_batch_size + row for row in self._rows]
+        first = self.offset + step * self.global_batch_size
+        numbers = [first + row for row in self._rows]
         samples = [self.source.sample(number) for number in numbers]
         batch = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
         if self.random_seed is not None:

@@ -58,7 +58,12 @@ class TasksWhileTraining:
         self._used = False  # by a compiled graph
         tokenizer = run_tokenizer(config)
         self.generator = Generator(
-            self.model, config.model.config.merged, tokenizer, device_target=device, shares_prefixes=True
+            self.model,
+            config.model.config.merged,
+            tokenizer,
+            device_target=device,
+            shares_prefixes=True,
+            chat_template=config.chat_template,
         )
 
     def evaluate(self, weights: Mapping[str, ArrayLike], directory: Path) -> Outcome:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 
-from mindllm.config import RunConfig
+from mindllm.config import RunConfig, read_generation
 from mindllm.data import run_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.evaluate.answers import Answers
@@ -18,6 +19,7 @@ from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained
 from mindllm.train.job.ranks import ALONE, Ranks
 
 ANSWERS = "answers"
+logger = logging.getLogger(__name__)
 
 
 def evaluated_model(
@@ -34,9 +36,15 @@ def evaluated_model(
     with values_follow():
         model = build_tuned_model(model_config, device)
     assign(model_weights(model), pretrained.whole(config.model.config.base))
-    generator = Generator(model, model_config, tokenizer, device_target=device, shares_prefixes=True)
+    generator = Generator(
+        model, model_config, tokenizer, device_target=device, shares_prefixes=True, chat_template=config.chat_template
+    )
     place = directory / ANSWERS / identity(config, pretrained, tokenizer) if directory is not None else None
-    return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), progress)
+    settings = read_generation(pretrained.path)
+    if settings:
+        listed = ", ".join(f"{key} {value}" for key, value in settings.items())
+        logger.info("generation_config.json: %s (settings of a task go first)", listed)
+    return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), progress, settings)
 
 
 def identity(config: RunConfig, pretrained: Pretrained, tokenizer: Tokenizer) -> str:
@@ -44,5 +52,11 @@ def identity(config: RunConfig, pretrained: Pretrained, tokenizer: Tokenizer) ->
     roots = [Path(pretrained.path), *([Path(pretrained.adapter.path)] if pretrained.adapter else [])]
     files = sorted(path for root in roots for path in ([root] if root.is_file() else root.rglob("*")) if path.is_file())
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    parts = (stats, config.model.config.model_dump_json(), tokenizer.fingerprint, config.seed)
+    parts = (
+        "settings of generation_config.json",
+        stats,
+        config.model.config.model_dump_json(),
+        tokenizer.fingerprint,
+        config.seed,
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -66,6 +66,7 @@ class EvaluatedModel(TemplateLM):
         batch_size: sequences that go through the model together.
         answers: those of an evaluation that was interrupted, and of the other processes of this one.
         progress: is told of every request that is answered.
+        settings: keys of section ``generation`` of the model's generation_config.json, which the ``hf`` class applies, too.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class EvaluatedModel(TemplateLM):
         batch_size: int = 8,
         answers: Answers | None = None,
         progress: Progress = unwatched,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         assert generator.tokenizer is not None
@@ -82,6 +84,7 @@ class EvaluatedModel(TemplateLM):
         self.batch_size = batch_size
         self.answers = answers or Answers()
         self.progress = progress
+        self.settings = dict(settings or {})
         self._encoded = lru_cache(KEPT_TEXTS)(self._encode)
 
     @property
@@ -186,7 +189,8 @@ class EvaluatedModel(TemplateLM):
             by_wishes.setdefault(key[1], []).append(key)
         for keys in by_wishes.values():
             wishes = dict(normalize_gen_kwargs(asked[keys[0]], MAX_NEW_TOKENS))
-            options = generation_options(wishes, self.max_length, tuple(map(self.text.token, self.generator.eos_ids)))
+            ends = tuple(map(self.text.token, self.generator.eos_ids))
+            options = generation_options(wishes, self.max_length, ends, self.settings)
             room = self.max_length - options.max_new_tokens
             prompts = {key: tuple(self.tok_encode(key[0])[-room:]) for key in keys}
             for key, tokens in in_batches(self.generator, prompts, options, self.batch_size):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from mindllm.config.generation import GenerationConfig
+from mindllm.config.generation import DEFAULT_TOP_K, GenerationConfig
 from mindllm.errors import UserError, nearest
 from mindllm.generate.choosing.growing import require_finite
 from mindllm.generate.choosing.sampling import log_softmax
@@ -130,10 +130,13 @@ def _of_batch(
                 yield (context, continuation), (first_logprob + logprob, first_greedy and greedy)
 
 
-def generation_options(wishes: Mapping[str, Any], max_length: int, ends: tuple[str, ...]) -> GenerationConfig:
-    """The options of ``wishes``: ``generation_kwargs`` of a task that were normalised by the harness.
+def generation_options(
+    wishes: Mapping[str, Any], max_length: int, ends: tuple[str, ...], settings: Mapping[str, Any] | None = None
+) -> GenerationConfig:
+    """Return the options of ``wishes``, ``generation_kwargs`` of a task that were normalized by the harness.
 
     Arguments:
+        settings: of the model's generation_config.json, which a task's own replace; whether tokens are drawn is the task's.
         max_length: most tokens of prompt and continuation.
         ends: names of the tokens that end a text; as texts they end a continuation, too.
 
@@ -148,7 +151,10 @@ def generation_options(wishes: Mapping[str, Any], max_length: int, ends: tuple[s
         )
     if unknown := [name for name in wishes if name not in PASSED_ON | OURS]:
         raise UserError(f"--gen_kwargs {unknown[0]}: no such option{nearest(unknown[0], PASSED_ON | OURS)}")
-    given = {name: value for name, value in wishes.items() if name in PASSED_ON and value is not None}
+    given = {name: value for name, value in (settings or {}).items() if name in PASSED_ON - {"do_sample"}}
+    given |= {name: value for name, value in wishes.items() if name in PASSED_ON and value is not None}
+    if given.get("do_sample"):
+        given.setdefault("top_k", DEFAULT_TOP_K)
     if not given.get("do_sample"):
         given = {name: value for name, value in given.items() if name not in ("temperature", "top_k", "top_p", "min_p")}
     stops = tuple(dict.fromkeys(text for text in (*(wishes.get("until") or ()), *ends) if text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,92 @@ class Required:
 
 
 REQUIRED = Required()
+
+
+EMPTY: tuple[Any, ...] = (None, False, {}, [], "")  # and 0, which equals False
+COMPUTES = re.compile(
+    r"rope|rotary|yarn|ntk|alibi|nope|position|attn|attention|window|sink|softcap|logit|multiplier|scal(e|ing)|norm|bias|mlp|"
+    r"expert|moe|router|residual|activation|hidden_act|head|layer|mup|transformers_weights"
+)
+"""Names of keys of ``config.json`` that may change what a model computes; others describe files, training or generation."""
+WITHOUT_EFFECT = frozenset(
+    (
+        *(
+            "_attn_implementation",
+            "_attn_implementation_internal",
+            "_attn_implementation_autoset",
+            "attn_implementation",
+        ),
+        *("flash_attn", "use_flash_attn", "_flash_attn_2_enabled", "softmax_in_fp32", "attention_softmax_in_fp32"),
+        *(
+            "attention_probs_dropout_prob",
+            "attn_pdrop",
+            "attn_dropout_prob",
+            "bias_dropout_fusion",
+            "masked_softmax_fusion",
+        ),
+        *("output_attentions", "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef", "scale_loss"),
+        *(
+            "apply_query_key_layer_scaling",
+            "offset_alibi",
+            "skip_bias_add",
+            "skip_bias_add_qkv",
+            "reorder_and_upcast_attn",
+        ),
+        *(
+            "summary_activation",
+            "head_dim",
+            "qk_head_dim",
+            "num_attention_heads",
+            "num_hidden_layers",
+            "num_key_value_heads",
+        ),
+        *(
+            "n_head",
+            "n_layer",
+            "num_layers",
+            "max_position_embeddings",
+            "n_positions",
+            "rms_norm_eps",
+            "layer_norm_eps",
+        ),
+        *(
+            "layer_norm_epsilon",
+            "layer_types",
+            "sliding_window",
+            "max_window_layers",
+            "original_max_position_embeddings",
+        ),
+        *(
+            "sliding_window_pattern",
+            "_sliding_window_pattern",
+            "mlp_only_layers",
+            "partial_rotary_factor",
+            "rope_theta",
+        ),
+    )
+)
+"""Keys with such a name that change nothing: of an implementation, of training, or sizes that are read where they count."""
+
+
+class ReadKeys(dict):
+    """The content of a ``config.json`` that records which keys are read."""
+
+    def __init__(self, content: Content) -> None:
+        super().__init__(content)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
 
 
 @dataclass(frozen=True)
@@ -78,11 +165,23 @@ class Family:
         ]
         if missing:
             raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {path.name} of a {self.name} model")
+        content = ReadKeys(content)
         quantized = content.get(KEY)
         fields = {ours: given_or(content, theirs, default) for ours, (theirs, default) in self.keys.items()}
         fields |= {**self.fixed, **self._read(path, content), **({"model_type": self.name} if self.named else {})}
         fields |= {} if quantized is None else {KEY: read_quantization(path, quantized)}
+        self._refuse_unread(path, content)
         return self._validated(path, fields)
+
+    def _refuse_unread(self, path: Path, content: ReadKeys) -> None:
+        """Raise UserError for the first key that is set, was not read, and by its name may change what the model computes."""
+        named = {theirs for theirs, _ in self.keys.values()} | self.only.keys() | self.written.keys()
+        for key in sorted(content.keys() - content.read - named - WITHOUT_EFFECT):
+            if content[key] not in EMPTY and COMPUTES.search(key):
+                raise UserError(
+                    f"{path}: {key}: unknown for {self.name} (value {shortened(content[key])}); remove the key if it does not "
+                    "change what the model computes"
+                )
 
     def _read(self, path: Path, content: Content) -> Content:
         """What a family reads itself; where it meets a value of another type than any of its files has, a UserError."""

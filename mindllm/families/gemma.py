@@ -11,13 +11,19 @@ from typing import Any
 
 from mindllm.config.decoder.architecture import FULL, SLIDING
 from mindllm.config.model import ModelConfig
+from mindllm.errors import UserError, shortened
 from mindllm.families import llama
-from mindllm.families.family import Content, Family
+from mindllm.families.family import Content, Family, given_or
 from mindllm.families.shared_keys import read_pattern, read_rotary, write_rotary, written_scaling, written_types
 from mindllm.families.weight_table import renamed
 
 TANH = ("gelu", "gelu_pytorch_tanh")  # their code computes the tanh form, whichever the file says
-ONLY = {"hidden_act": TANH, "hidden_activation": TANH, "attention_bias": (False,)}
+ONLY = {
+    "hidden_act": TANH,
+    "hidden_activation": TANH,
+    "attention_bias": (False,),
+    "use_bidirectional_attention": (False,),
+}
 FIXED = {
     "layernorm_zero_centered_gamma": True,
     "hidden_act": "gelu_tanh",
@@ -68,14 +74,19 @@ def _scalar(model: ModelConfig) -> Content:
 
 
 def _read_third(path: Path, content: Content) -> dict[str, Any]:
-    """Newer files have rotary parameters for each of the two types of layers."""
-    local = content.get("rope_local_base_freq", 10000.0)
-    rope = content.get("rope_parameters")
-    if isinstance(rope, dict) and isinstance(rope.get(FULL), dict):
-        local = rope.get(SLIDING, {}).get("rope_theta", local)
-        content = {**content, "rope_parameters": rope[FULL]}
-    rotary = read_rotary(path, content, theta=1e6)
-    return {"rope_local_base_freq": local, **read_pattern(content, 6), **rotary}
+    """Newer files have rotary parameters for each of the two types of layers; ``rope_scaling`` is for full attention."""
+    nested, scaling = content.get("rope_parameters") or {}, content.get("rope_scaling") or {}
+    if not isinstance(nested, dict) or nested.keys() - {FULL, SLIDING}:
+        raise UserError(f"{path}: rope_parameters: must hold {FULL} and {SLIDING} (value {shortened(nested)})")
+    if not isinstance(scaling, dict) or ("type" in scaling and "rope_type" not in scaling):
+        raise UserError(f"{path}: rope_scaling: must be an object with rope_type (value {shortened(scaling)})")
+    local = nested.get(SLIDING) or {}
+    if set(local) - {"rope_type", "rope_theta"} or local.get("rope_type", "default") != "default":
+        raise UserError(f"{path}: rope_parameters.{SLIDING}: scaling is not supported (value {shortened(local)})")
+    whole = {"rope_parameters": {**(nested.get(FULL) or {}), **scaling}, "rope_theta": content.get("rope_theta")}
+    whole |= {key: content.get(key) for key in ("max_position_embeddings", "partial_rotary_factor")}
+    base = local.get("rope_theta", given_or(content, "rope_local_base_freq", 10000.0))
+    return {"rope_local_base_freq": base, **read_pattern(content, 6), **read_rotary(path, whole, theta=1e6)}
 
 
 def _write_third(model: ModelConfig) -> Content:
@@ -116,7 +127,7 @@ GEMMA3 = Family(
     keys={**KEYS, **CAPPED, "max_position_embedding": ("max_position_embeddings", 131072)},
     weights=SANDWICH,
     fixed={**FIXED, "sandwich_norm": True, "qk_layernorm": True},
-    only={**ONLY, "use_bidirectional_attention": (False,)},
+    only=ONLY,
     written=WRITTEN,
     read=_read_third,
     write=_write_third,

@@ -12,15 +12,18 @@ from typing import Any
 
 from mindllm import outside
 from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.config.generation import DEFAULT_TOP_K
 from mindllm.config.model import ModelConfig
 from mindllm.config.quantization import KEY, QuantizationConfig, read_quantization
 from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of
 from mindllm.families.family import Family
 from mindllm.families.nearest_family import nearest_family
+from mindllm.families.shared_keys import check_rope_values
 from mindllm.families.weight_names import weight_names
 from mindllm.gguf.header import gguf_file, read_header
 from mindllm.gguf.model import config_content
+from mindllm.logs import warn_once
 
 MOST_LAYERS = 10_000
 MOST = 2**31 - 1
@@ -44,6 +47,31 @@ POSITIVE = (
 )
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+GENERATION_KEYS = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("num_beams", "length_penalty", "early_stopping", "max_new_tokens"),
+)
+"""Keys of generation_config.json that section ``generation`` has by the same name and meaning."""
+UNSUPPORTED_GENERATION = (
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "bad_words_ids"),
+    *(
+        "min_length",
+        "min_new_tokens",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "suppress_tokens",
+        "guidance_scale",
+    ),
+    *("begin_suppress_tokens", "sequence_bias", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"),
+    *(
+        "exponential_decay_length_penalty",
+        "num_beam_groups",
+        "diversity_penalty",
+        "penalty_alpha",
+        "watermarking_config",
+    ),
+)
+"""Keys of generation_config.json that change texts and have no counterpart here."""
 
 
 def refuse_implausible(path: Path, content: dict[str, Any]) -> None:
@@ -133,6 +161,7 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     path, content = _described(directory)
     refuse_implausible(path, content)
     model = _family(path, content).model(path, content)
+    check_rope_values(path, content, model)
     if path.name == CONFIG:
         model = _without_absent_layers(path.parent, model)
     ends = _end_of_text(path.with_name(GENERATION_CONFIG) if path.name == CONFIG else None, content)
@@ -170,6 +199,23 @@ def _described(directory: Path | str) -> tuple[Path, dict[str, Any]]:
     """The file that describes a model, and its content; of a GGUF file, what stood in the ``config.json``."""
     path = described_by(directory)
     return path, read_json(path) if path.name == CONFIG else config_content(read_header(path))
+
+
+def read_generation(directory: Path | str) -> dict[str, Any]:
+    """Return the keys of section ``generation`` that a directory's generation_config.json sets, as transformers applies them.
+
+    Keys that draw tokens have no effect without ``do_sample: true``. Keys that are set and not supported are logged.
+    """
+    path = Path(directory) / GENERATION_CONFIG
+    content = read_json(path) if path.is_file() else {}
+    found = {key: content[key] for key in GENERATION_KEYS if content.get(key) is not None}
+    if found.get("do_sample") is True:
+        found.setdefault("top_k", DEFAULT_TOP_K)
+    elif found.get("temperature") == 0:
+        del found["temperature"]  # asks for what do_sample: false does
+    if unsupported := [key for key in UNSUPPORTED_GENERATION if content.get(key) not in (None, False, 0, 1.0, [], {})]:
+        warn_once(__name__, f"{path}: not supported and ignored: {', '.join(unsupported)}")
+    return found
 
 
 def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +267,11 @@ def _family(path: Path, content: dict[str, Any]) -> Family:
 
 
 def _end_of_text(generation: Path | None, content: dict[str, Any]) -> Any:
-    """The tokens that end a text, or None: generation_config.json knows them better than config.json."""
-    told = read_json(generation).get("eos_token_id") if generation and generation.is_file() else None
-    ends = content.get("eos_token_id") if told is None else told
-    return None if ends == -1 else ends
+    """Return the tokens that end a text, of generation_config.json and of config.json; None where both name none."""
+    first = read_json(generation).get("eos_token_id") if generation and generation.is_file() else None
+    named = [ends for ends in (first, content.get("eos_token_id")) if ends not in (None, -1)]
+    if len(named) < 2:
+        return next(iter(named), None)
+    first, second = (ends if isinstance(ends, list) else [ends] for ends in named)
+    together = [*first, *(end for end in second if end not in first)]
+    return together[0] if len(together) == 1 else together

@@ -4,8 +4,12 @@ Llama whose query, key and value are one matrix, head by head.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from mindllm.errors import UserError, shortened
 from mindllm.families import llama
-from mindllm.families.family import Family
+from mindllm.families.family import Content, Family, given_or
 from mindllm.families.shared_keys import read_rotary, write_rotary
 from mindllm.families.weight_table import (
     EMBEDDING,
@@ -32,6 +36,14 @@ SECOND_OUTSIDE = {
 }
 
 
+def _read_first(path: Path, content: Content) -> dict[str, Any]:
+    """Read ``rotary``, an object with the base; its type ``dynamic`` changes sequences beyond the context only."""
+    rotary = content.get("rotary") or {}
+    if not isinstance(rotary, dict) or rotary.get("type", "origin") not in ("origin", "dynamic"):
+        raise UserError(f"{path}: rotary: must be an object of type origin or dynamic (value {shortened(rotary)})")
+    return read_rotary(path, content, theta=given_or(rotary, "base", 10000.0))
+
+
 BIASES = dict.fromkeys(("qkv_has_bias", "attn_proj_has_bias"), ("bias", True))
 INTERNLM = Family(
     name="internlm",
@@ -40,7 +52,7 @@ INTERNLM = Family(
     weights=llama.WEIGHTS,
     only=llama.ONLY,
     written={"hidden_act": "silu"},
-    read=read_rotary,
+    read=_read_first,
     write=write_rotary,
 )
 INTERNLM2 = Family(

@@ -12,6 +12,7 @@ from mindllm.families.family import Family
 from mindllm.families.shared_keys import experts_weights, fused_experts, read_rotary, write_rotary
 from mindllm.families.weight_table import renamed
 
+MIXTRAL_BASE = 1e6  # of the rotations, where the file does not give rope_theta
 WINDOW = 4096  # where the file does not say
 BELOW = "block_sparse_moe"
 NAMES = {"w1": "w1", "w3": "w3", "w2": "w2"}
@@ -48,6 +49,9 @@ MIXTRAL = Family(
     ),
     only={**llama.ONLY, "router_jitter_noise": (0,)},
     written={"hidden_act": "silu"},
-    read=lambda path, content: {"sliding_window": content.get("sliding_window"), **read_rotary(path, content)},
+    read=lambda path, content: {
+        "sliding_window": content.get("sliding_window"),
+        **read_rotary(path, content, theta=MIXTRAL_BASE),
+    },
     write=lambda model: {"sliding_window": model.sliding_window, **write_rotary(model)},
 )

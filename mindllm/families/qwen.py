@@ -129,7 +129,7 @@ QWEN = Family(
         computed=("rotary_emb.inv_freq",),
     ),
     fixed={"qkv_has_bias": True},
-    only={"no_bias": (True,), "rotary_pct": (1,)},
+    only={"no_bias": (True,), "rotary_pct": (1,), "scale_attn_weights": (True,)},
     written={"no_bias": True, "rotary_pct": 1.0, "use_dynamic_ntk": True, "use_logn_attn": True},
     read=_read_first,
     write=_write_first,

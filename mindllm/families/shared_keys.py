@@ -10,34 +10,45 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config.decoder.architecture import FULL, SLIDING, expert_layers, layer_types
+from mindllm.config.decoder.rope_scaling import Llama3RopeScalingConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families.family import Content, given_or
 from mindllm.families.weight_table import EXPERT, FusedExperts, Weight, renamed
+from mindllm.logs import warn_once
 
-FIELDS = {
+ORIGINAL = "original_max_position_embeddings"
+FIELDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
-    "dynamic": ("factor", "original_max_position_embeddings"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        *("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
-        "original_max_position_embeddings",
-    ),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", ORIGINAL),
 }
-REFUSED = {"truncate": (True,)}  # what they may say of YaRN
+"""What each kind of scaling reads; transformers ignores the fields of the other kinds."""
+KNOWN = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "finetuned",
+    *(key for keys in FIELDS.values() for key in keys),
+}
 GATE_UP_DOWN = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 FUSED_LAYER = "model.layers.{layer}.mlp"  # in the newest files, whatever the family
 
 
 def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: float = 1.0) -> dict[str, Any]:
-    """``theta``, ``rope_scaling`` and the part that is turned, whichever layout says them.
+    """Return ``theta``, ``rope_scaling`` and the part that is turned, with the precedence of transformers.
+
+    ``rope_scaling`` replaces ``rope_parameters``; values in the object replace those of ``config.json`` itself, except for
+    ``original_max_position_embeddings``.
 
     Raises:
-        UserError: a scaling that is not known.
+        UserError: a key may change the rotations in a way that is not computed; names it.
     """
-    layout = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
-    values = content.get(layout) or {}
+    scaling, parameters = content.get("rope_scaling"), content.get("rope_parameters")
+    layout, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
     if not isinstance(values, dict):
         raise UserError(f"{path}: {layout}: must be an object (value {shortened(values)})")
     kind = values.get("rope_type", values.get("type", "default"))
@@ -45,17 +56,65 @@ def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: f
         raise UserError(
             f"{path}: {layout}.rope_type: not supported (value {shortened(kind)}); supported: {', '.join(FIELDS)}"
         )
-    for key, allowed in REFUSED.items():
-        if values.get(key) is not None and values[key] not in allowed:
-            raise UserError(f"{path}: {layout}.{key}: not supported (value {shortened(values[key])})")
+    _check_rope_keys(path, layout, values)
     turned = values.get("partial_rotary_factor", given_or(content, "partial_rotary_factor", partial))
     if partial == 1 and turned != 1:
         where = f"{layout}." if "partial_rotary_factor" in values else ""
         raise UserError(f"{path}: {where}partial_rotary_factor: must be 1 (value {shortened(turned)})")
-    fields = {name: values[name] for name in FIELDS[kind] if values.get(name) is not None}
-    scaling = None if kind == "default" else {"type": kind, **fields}
     base = values.get("rope_theta", given_or(content, "rope_theta", theta))
-    return {"theta": base, "rope_scaling": scaling} | ({} if partial == 1 else {"partial_rotary_factor": turned})
+    section = None if kind == "default" else {"type": kind, **_scaling_fields(path, layout, kind, values, content)}
+    return {"theta": base, "rope_scaling": section} | ({} if partial == 1 else {"partial_rotary_factor": turned})
+
+
+def check_rope_values(path: Path, content: Content, model: ModelConfig) -> None:
+    """Log the rotary keys of ``config.json`` that have no effect, here and in transformers.
+
+    Raises:
+        UserError: the factors of ``llama3`` are not in order; a section of a run has a check of its own.
+    """
+    scaling, parameters = (
+        value if isinstance(value := content.get(key), dict) else {} for key in ("rope_scaling", "rope_parameters")
+    )
+    if scaling and parameters and not {FULL, SLIDING} & parameters.keys():
+        warn_once(__name__, f"{path}: rope_parameters is ignored because rope_scaling is set, as in transformers")
+    values = scaling or parameters
+    section = model.rope_scaling
+    if isinstance(section, Llama3RopeScalingConfig) and section.high_freq_factor <= section.low_freq_factor:
+        low, high = section.low_freq_factor, section.high_freq_factor
+        raise UserError(f"{path}: high_freq_factor: must be above low_freq_factor {low} (value {high})")
+    if values.get("rope_type", values.get("type")) == "dynamic":
+        original = values.get(ORIGINAL, content.get(ORIGINAL))
+        if original not in (None, content.get("max_position_embeddings")):
+            warn_once(__name__, f"{path}: {ORIGINAL} is ignored with rope_type dynamic, as in transformers")
+
+
+def _check_rope_keys(path: Path, layout: str, values: Mapping[str, Any]) -> None:
+    """Raise UserError for the first key that may change the rotations and is unknown."""
+    if values.get("truncate", True) is not True:
+        raise UserError(f"{path}: {layout}.truncate: not supported (value {shortened(values['truncate'])})")
+    for key, value in values.items():
+        if key not in KNOWN and key != "truncate" and value is not None:
+            raise UserError(
+                f"{path}: {layout}.{key}: not supported (value {shortened(value)}); remove the key if it does not change "
+                "the rotations"
+            )
+
+
+def _scaling_fields(path: Path, layout: str, kind: str, values: Mapping[str, Any], content: Content) -> dict[str, Any]:
+    """Return the fields of ``rope_scaling`` of a kind, with what transformers takes for absent ones."""
+    fields = {name: values[name] for name in FIELDS[kind] if values.get(name) is not None}
+    original = content.get(ORIGINAL)
+    longest = content.get("max_position_embeddings")
+    if kind == "dynamic" and values.get(ORIGINAL) is not None and values[ORIGINAL] == longest:
+        fields[ORIGINAL] = longest  # another value is ignored by transformers
+    if ORIGINAL in FIELDS[kind] and original is not None:
+        fields[ORIGINAL] = original
+    if kind != "llama3":
+        return fields
+    fields.setdefault(ORIGINAL, longest)
+    if absent := [name for name in FIELDS[kind] if fields.get(name) is None]:
+        raise UserError(f"{path}: {layout}.{absent[0]}: missing, which rope_type llama3 requires")
+    return fields
 
 
 def write_rotary(model: ModelConfig) -> Content:

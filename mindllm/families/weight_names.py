@@ -1,4 +1,4 @@
-"""Which tensors a directory of Hugging Face holds, by its index or the header of its one file; no tensor is read."""
+"""Names of the tensors in a directory of Hugging Face, from the header of its one file or its index; no tensor is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDEX_FILE = index_of(WEIGHTS_FILE)
 def weight_names(directory: Path) -> frozenset[str] | None:
     """Their names; None where there are no safetensors files, or their names cannot be read: whoever reads them says why."""
     try:
-        if (directory / INDEX_FILE).is_file():
+        if not (directory / WEIGHTS_FILE).is_file() and (directory / INDEX_FILE).is_file():
             return frozenset(read_json(directory / INDEX_FILE)["weight_map"])
         with open_file(directory / WEIGHTS_FILE) as file:
             length = int.from_bytes(file.read(8), "little")

@@ -11,13 +11,14 @@ import numpy as np
 
 from mindllm.config import ModelConfig
 from mindllm.config.generation import GenerationConfig
+from mindllm.data.chat.instruction import end_ids
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.generate.choosing.beam_search import BeamSearch, Finished
 from mindllm.generate.choosing.growing import Continuation, GrowingSequence, require_finite, whole_text
 from mindllm.generate.choosing.sampling import log_softmax, penalise, random_streams
 from mindllm.generate.host import HostModel, HostSession
-from mindllm.generate.prompts import check_prompts, eos_ids, pieces
+from mindllm.generate.prompts import check_prompts, pieces
 
 if TYPE_CHECKING:  # MindSpore, which a model on the host does without
     from mindllm.generate.graphs.kept import KeptGraphs
@@ -61,6 +62,7 @@ class Generator:
         native: decode with C++ kernels where they fit and can be built.
         shares_prefixes: what prompts have in common, with each other or with those before them, goes through the model once.
         kept: where compiled graphs are kept for the next process; not of those that share prefixes.
+        chat_template: file of the chat template whose end marker ends an answer; empty: the tokenizer's own.
     """
 
     def __init__(
@@ -73,12 +75,13 @@ class Generator:
         native: bool = True,
         shares_prefixes: bool = False,
         kept: KeptGraphs | None = None,
+        chat_template: str = "",
     ) -> None:
         self.model = model
         self.model_config = model_config
         self.tokenizer = tokenizer
         self.max_length = max_length or model_config.seq_length
-        self.eos_ids = eos_ids(model_config, tokenizer)
+        self.eos_ids = end_ids(model_config.eos_token_ids, tokenizer, chat_template)
         self.speed = Speed()
         self._device_target = device_target
         self._native = native

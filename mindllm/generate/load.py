@@ -68,7 +68,7 @@ def load_generator(config: RunConfig, tokenizer: Tokenizer, found: Found | None 
     """
     found = found or find_weights(config)
     if found.host is not None:
-        return Generator(found.host, found.model_config, tokenizer)
+        return Generator(found.host, found.model_config, tokenizer, chat_template=config.chat_template)
     return _in_graphs(config, found.model_config, found.weights, tokenizer)
 
 
@@ -90,4 +90,11 @@ def _in_graphs(
     assign({**model_weights(model), **quantized_parameters(model)}, weights)
     if device == "Ascend":
         use_quantized_products(model, model_config, Kernels.choose(model_config, device))
-    return Generator(model, model_config, tokenizer, device_target=device, kept=KeptGraphs(config, model_config))
+    return Generator(
+        model,
+        model_config,
+        tokenizer,
+        device_target=device,
+        kept=KeptGraphs(config, model_config),
+        chat_template=config.chat_template,
+    )

@@ -30,14 +30,6 @@ def pieces(longest: int) -> tuple[int, int]:
     return -(-longest // width), width
 
 
-def eos_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The tokens that end a text: the configuration's, else the tokenizer's, and those that end an answer; perhaps none."""
-    if tokenizer is None:
-        return config.eos_token_ids
-    ends = config.eos_token_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
-    return (*ends, *(id for id in tokenizer.end_ids if id not in ends))
-
-
 def encode_prompt(text: str, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
     """The tokens of ``text``, after what begins a text if there is such a thing."""
     begin = tokenizer.prefix_ids if config.bos_token_id is None else (config.bos_token_id,)

@@ -12,7 +12,7 @@ from mindllm.config import RunConfig
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.reading.load import plain
 from mindllm.config.reading.overrides import Overrides
-from mindllm.errors import CheckFailed, UserError
+from mindllm.errors import CheckFailed, UserError, shortened
 from mindllm.prove.answers import Standing
 from mindllm.prove.proof import Proof
 from mindllm.prove.questions import MEMORY
@@ -268,8 +268,8 @@ def _refuse_decided(request: Request) -> None:
     """Raise UserError if a person sets keys that the search decides; a capacity of experts is the person's to set."""
     decided = decided_keys() - {CAPACITY}
     asked = [
-        key
-        for key in _dotted(asked_keys(request.network.base, request.overrides))
+        f"{key} (value {shortened(value)})"
+        for key, value in _dotted(asked_keys(request.network.base, request.overrides))
         if any(f"{key}.".startswith(f"{one}.") for one in decided)
     ]
     if asked:
@@ -279,14 +279,14 @@ def _refuse_decided(request: Request) -> None:
         )
 
 
-def _dotted(tree: Mapping[str, Any], section: str = "") -> Iterator[str]:
-    """Yield the dotted keys of all values in a tree."""
+def _dotted(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key of every value in a tree, with the value."""
     for name, value in tree.items():
         key = f"{section}{name}"
         if isinstance(value, dict):
             yield from _dotted(value, f"{key}.")
         else:
-            yield key
+            yield key, value
 
 
 def _changes(before: RunConfig, after: RunConfig) -> Iterator[Choice]:

@@ -11,7 +11,7 @@ from typing import Any
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config, tokenizer_in
 from mindllm.config.precision import TYPES
 from mindllm.errors import LONGEST_PART, UserError, bounded, nearest
-from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG, read_json
+from mindllm.families.hugging_face import CONFIG, read_generation, read_json
 from mindllm.recipes.licence import licence_line
 from mindllm.recipes.recipe import Choice
 
@@ -84,9 +84,8 @@ class ModelSource:
             yield Choice("processor.tokenizer.vocab_file", self.tokenizer, "of the checkpoint")
 
     def generation(self) -> dict[str, Any]:
-        """What ``generation_config.json`` says, or nothing."""
-        path = self.directory / GENERATION_CONFIG if self.directory else None
-        return read_json(path) if path and path.is_file() else {}
+        """Return the keys of section ``generation`` that ``generation_config.json`` sets."""
+        return read_generation(self.directory) if self.directory else {}
 
     def notes(self) -> tuple[str, ...]:
         """Lines that a person should read before using the model: what its licence forbids."""

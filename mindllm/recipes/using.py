@@ -15,7 +15,6 @@ from mindllm.recipes.recipe import Choice, Recipe
 BASE = "configs/base/use.yaml"
 CONVERSATION = {CPU: 2048, ASCEND: 8192}  # tokens of one: the cache of keys and values is read for every token
 ANSWER, CONTINUATION = 512, 256  # most new tokens where generation_config.json names none
-PENALTIES_AND_DRAWS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 def chat_recipe(model: ModelSource, command: str, output: Path) -> Recipe:
@@ -78,13 +77,12 @@ def _length(model: ModelSource, mode: str) -> Iterator[Choice]:
 
 
 def _answers(model: ModelSource, most_new: int) -> Iterator[Choice]:
-    """Yield what ``generation_config.json`` says of drawing, and the longest answer."""
-    told = model.generation()
+    """Yield the settings of ``generation_config.json``, and the longest answer."""
+    settings = model.generation()
     fields = GenerationConfig.model_fields
-    for key in PENALTIES_AND_DRAWS:
-        value = told.get(key)
-        if value is not None and key in fields and value != fields[key].default:
+    for key, value in settings.items():
+        if value != fields[key].default:
             yield Choice(f"generation.{key}", value, f"of {GENERATION_CONFIG}")
-    if told.get("max_new_tokens") is None:
+    if settings.get("max_new_tokens") is None:
         longest = max(1, model.architecture.max_position_embedding // 2)
         yield Choice("generation.max_new_tokens", min(most_new, longest), "longest answer; --max_new_tokens N")

@@ -22,7 +22,7 @@ from mindllm.run.proof_monitor import ProofMonitor
 from mindllm.run.proved import NOTHING_FOUND, Found
 from mindllm.run.simulated import one_step_unless_said
 from mindllm.terminal.json_text import strict
-from mindllm.terminal.progress import Progress
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
@@ -38,7 +38,7 @@ from mindllm.train.job.execution import Execution, Executor, describe
 from mindllm.train.job.output_directory import CHECKPOINTS, claim_output_directory
 from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.job.restart import begin, checkpoint_to_resume
-from mindllm.train.job.resume import restore
+from mindllm.train.job.resume import restore, sample_offset
 from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.optimizers.schedule import group_learning_rates, learning_rates
 from mindllm.train.state import RunState, last_step
@@ -63,17 +63,20 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     data = RunData(config, share_of(config, execution), progress)
     if not ranks.simulated:
         refuse_different_data(data.dataset, ranks)
-    total_steps = data.total_steps
-    assert config.lr_schedule is not None  # or loading had refused it
-    rates = learning_rates(config.lr_schedule, total_steps)
-    group_rates = group_learning_rates(config.grouped_lr_schedule.grouped, total_steps)
-    evaluator = data.evaluator(evaluation_rows(config, execution)) if config.do_eval else None
+    shown = progress if ranks.is_first and not ranks.simulated else unwatched
+    evaluator = data.evaluator(evaluation_rows(config, execution), shown) if config.do_eval else None
     store = make_store(config, peers, ranks.simulated)
     store.recover()
     ranks.meet()
     checkpoint = checkpoint_to_resume(config, store)
     if checkpoint is not None and not ranks.simulated:
         checkpoint.refuse_simulated()
+    if checkpoint is not None:
+        data.sample_offset = sample_offset(config, checkpoint)
+    total_steps = data.total_steps
+    assert config.lr_schedule is not None  # or loading had refused it
+    rates = learning_rates(config.lr_schedule, total_steps)
+    group_rates = group_learning_rates(config.grouped_lr_schedule.grouped, total_steps)
     if ranks.simulated:
         config = one_step_unless_said(config, checkpoint.step if checkpoint is not None else 0)
     if checkpoint is not None and checkpoint.step >= last_step(config, total_steps):
@@ -102,7 +105,8 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     _announce(state, execution)
     if proved.line:
         logger.info("%s", proved.line)
-    callbacks = make_callbacks(config, store, evaluator, ranks, [*_evaluations(config, ranks), *_monitors(proved)])
+    first = [*_evaluations(config, ranks), *_monitors(proved)]
+    callbacks = make_callbacks(config, store, evaluator, ranks, first, shown)
     peak = peak_of(config.context.device_target, ranks.simulated)
     Trainer(state, data.train_stream(), rates, callbacks, peak, ranks, group_rates).run()
     if ranks.is_first and not ranks.simulated:
@@ -229,6 +233,7 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
         dtype=section.dtype,
         max_shard_bytes=size_in_bytes(section.max_shard_size),
         tokenizer=tokenizer,
+        chat_template=state.config.chat_template,
     )
     logger.info("exported the weights to %s in %s", directory, section.dtype)
     state.results["Hugging Face directory"] = str(directory)

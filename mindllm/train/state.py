@@ -72,6 +72,7 @@ class RunState:
     which ``overflows``: steps of the whole run, as far as its checkpoints say how many overflowed.
     ``pretrained``: the weights the run was given. ``base``: what checkpoints say of the frozen ones, which they leave out; None
     where they hold all.
+    ``sample_offset``: samples consumed beyond ``step`` global batches; not 0 after a resume with another batch size.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
     """
 
@@ -95,6 +96,7 @@ class RunState:
     health: dict[str, float] = field(default_factory=dict)
     counted_steps: int = 0
     overflows: int = 0
+    sample_offset: int = 0
     spikes: SpikeGuard = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,5 +112,12 @@ class RunState:
         return last_step(self.config, self.total_steps)
 
     def place_in_epoch(self, step: int) -> tuple[int, int]:
-        """Epoch and step within it, both counted from 1."""
-        return (step - 1) // self.steps_per_epoch + 1, (step - 1) % self.steps_per_epoch + 1
+        """Return the epoch and the step within it, both counted from 1."""
+        size = self.config.global_batch_size
+        last = self.consumed_samples(step) - 1
+        of_epoch = self.steps_per_epoch * size
+        return last // of_epoch + 1, last % of_epoch // size + 1
+
+    def consumed_samples(self, step: int) -> int:
+        """Return the number of samples that the run has consumed after ``step``."""
+        return self.sample_offset + step * self.config.global_batch_size

@@ -53,7 +53,7 @@ def merge(
     refuse_existing(directory)
     place = base or _named_base(source)
     beneath = read_whole(place)
-    adapter = read_adapter(source, beneath.model)
+    adapter = read_adapter(source, beneath.model, beneath.weights)
     if adapter.pet.tuner.own_format:
         raise UserError(
             f"{source}: bottlenecks are in no Hugging Face model; load_checkpoint: BASE and load_adapter use them"

@@ -140,11 +140,11 @@ def test_defaults_are_those_of_transformers(directory):
     assert (ours.tie_word_embeddings, ours.qkv_has_bias) == (theirs.tie_word_embeddings, theirs.attention_bias)
 
 
-def test_generation_config_knows_the_ends_of_a_text_better(directory):
+def test_the_ends_of_a_text_are_those_of_both_files(directory):
     write_config(directory, eos_token_id=1)
     assert read_model_config(directory).eos_token_ids == (1,)
     (directory / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    assert read_model_config(directory).eos_token_ids == (7, 8)
+    assert read_model_config(directory).eos_token_ids == (7, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -241,3 +241,39 @@ def test_what_a_directory_that_is_not_there_was_to_give_is_told_once(tree):
     (problem,) = caught.value.problems
     assert (problem.key, problem.value) == ("load_checkpoint", "models/nowhere")
     assert problem.advice.startswith("it was to give the architecture")
+
+
+GENERATION = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "expected", "line"),
+    [
+        (GENERATION, (), (False, 0.6, 0), "greedy (do_sample: false; temperature 0.6, top_p 0.9 without effect)"),
+        (
+            {**GENERATION, "do_sample": True},
+            (),
+            (True, 0.6, 50),
+            "sampling (do_sample: true), temperature 0.6, top_k 50",
+        ),
+        (
+            {**GENERATION, "do_sample": True, "top_k": 20},
+            ("--generation.temperature=1.2",),
+            (True, 1.2, 20),
+            "temperature 1.2, top_k 20, top_p 0.9, repetition_penalty 1.1",
+        ),
+        ({"temperature": 0.0, "do_sample": False}, (), (False, 1.0, 0), "greedy (do_sample: false)"),
+    ],
+)
+def test_generation_follows_the_file_of_the_model(
+    directory, load_without_sizes, caplog, content, options, expected, line
+):
+    (directory / "generation_config.json").write_text(json.dumps(content))
+    options = (*options, "--processor.tokenizer.vocab_file=mine.json", "--input_data=text")
+    config = load_without_sizes(f"--load_checkpoint={directory}", "--run_mode=predict", *options)
+    found = config.generation
+    assert (found.do_sample, found.temperature, found.top_k) == expected
+    assert line in found.describe()
+    assert ("no_repeat_ngram_size" in caplog.text) == ("no_repeat_ngram_size" in content)
+    trained = load_without_sizes(f"--load_checkpoint={directory}", "--run_mode=finetune")
+    assert trained.generation.temperature == 1.0, "only what writes text follows it"

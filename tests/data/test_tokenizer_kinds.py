@@ -14,13 +14,13 @@ from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
 from mindllm.data import load_tokenizer
 from mindllm.data.chat.conversations import Conversation
-from mindllm.data.chat.instruction import encode_chat
+from mindllm.data.chat.instruction import encode_chat, end_ids
 from mindllm.data.chat.template import chat_template_of
 from mindllm.data.tokenizers.byte_level_files import _characters
 from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.known import CL100K, KNOWN, QWEN
 from mindllm.errors import UserError
-from mindllm.generate.prompts import encode_prompt, eos_ids
+from mindllm.generate.prompts import encode_prompt
 
 LETTERS = "aab bé日本語 \n\t'st ſ1 2३ .,!ab"
 CHAT = ({"role": "user", "content": "ab é"}, {"role": "assistant", "content": "ba"}, {"role": "user", "content": "a"})
@@ -94,7 +94,7 @@ def test_qwens_file_gives_the_ids_of_tiktoken(qwen, byte_level):
     assert tokenizer.encode_marked(marked)[0] == public.encode(marked, allowed_special="all")
     assert tokenizer.encode(marked) == public.encode_ordinary(marked), "in a text they are words"
     assert (tokenizer.eos_id, tokenizer.vocab_size) == (special["<|endoftext|>"], public.n_vocab)
-    assert eos_ids(NO_CONFIG, tokenizer) == (special["<|endoftext|>"], special["<|im_end|>"])
+    assert end_ids((), tokenizer) == (special["<|endoftext|>"], special["<|im_end|>"])
 
 
 def test_qwens_chat_is_what_its_code_writes(qwen):
@@ -240,7 +240,7 @@ def test_chatglm3s_chat_has_the_ids_that_its_code_builds(tmp_path, pieces):
     chat = chat_template_of(tokenizer).render_prompt(Conversation(CHAT), "chat")
     assert encode_chat(chat, tokenizer)[0] == [*expected, ids["<|assistant|>"]]
     assert encode_prompt("ab", NO_CONFIG, tokenizer) == [ids["[gMASK]"], ids["sop"], *public.encode("ab")]
-    assert set(eos_ids(NO_CONFIG, tokenizer)) == {public.eos_id(), ids["<|user|>"], ids["<|observation|>"]}
+    assert set(end_ids((), tokenizer)) == {public.eos_id(), ids["<|user|>"], ids["<|observation|>"]}
     assert tokenizer.decode([ids["<|user|>"], *public.encode("ab"), ids["sop"]]) == "<|user|>absop"
     assert ids["<|user|>"] not in tokenizer.encode("a <|user|> b")
 
@@ -253,7 +253,7 @@ def test_internlm_is_written_in_one_text(tmp_path, pieces):
     chat = chat_template_of(tokenizer).render_prompt(Conversation(CHAT[:1]), "chat")
     assert chat.text == "<s><|User|>:ab é<eoh>\n<|Bot|>:"
     assert encode_chat(chat, tokenizer)[0] == [public.bos_id(), *public.encode("<|User|>:ab é<eoh>\n<|Bot|>:")]
-    assert public.piece_to_id("<eoa>") in eos_ids(NO_CONFIG, tokenizer)
+    assert public.piece_to_id("<eoa>") in end_ids((), tokenizer)
 
 
 def test_baichuans_chat_needs_its_tokens_at_their_places(tmp_path, pieces, monkeypatch):

@@ -46,6 +46,16 @@ def test_packed_conversations_are_learnt_and_a_stopped_run_repeats_them(conversa
     assert trajectory(tmp_path / "out") == trajectory(tmp_path / "whole")
 
 
+@pytest.mark.slow
+def test_a_resume_with_another_batch_size_continues_with_the_next_sample(conversations, tmp_path):
+    run(conversations, tmp_path / "out", "--runner_config.batch_size=2", "--runner_config.stop_step=3")
+    sizes = ["--runner_config.batch_size=3", "--runner_config.stop_step=5"]
+    printed = run(conversations, tmp_path / "out", "--resume_training", *sizes)
+    assert "continuing after the 6 samples consumed so far" in printed
+    newest = max((tmp_path / "out" / "checkpoint").glob("llm-*"), key=lambda path: path.stat().st_mtime)
+    assert json.loads((newest / "state.json").read_text())["consumed_samples"] == 12
+
+
 def test_joined_conversations_and_only_the_first_rows(conversations, tmp_path):
     options = [f"{LOADER}.config.packing=joined", f"{LOADER}.config.max_rows=20", "--runner_config.stop_step=2"]
     printed = run(conversations, tmp_path / "out", *options)

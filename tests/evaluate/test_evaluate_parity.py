@@ -1,5 +1,6 @@
 """The adapter beside the harness's own class for Hugging Face models, on the same directory: every answer and every score."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def run(model, hub, manager, **options):
 
 def compare(name, tmp_path, hub, manager):
     directory = write_model(tmp_path / "model", name)
+    settings = json.loads((directory / "generation_config.json").read_text()) | {"repetition_penalty": 1.5}
+    (directory / "generation_config.json").write_text(json.dumps(settings))  # `hf` applies it
     config = evaluate_recipe(find_model(directory), "", tmp_path, TASKS, {"batch_size": 4}).made().config
     assert config.model.config.seq_length == LENGTH
     ours = run(evaluated_model(config, None), hub, manager)

@@ -15,7 +15,8 @@ from mindllm.architecture.adapters import MAGNITUDE  # noqa: E402
 from mindllm.config import read_model_config  # noqa: E402
 from mindllm.config.tuning import PetConfig  # noqa: E402
 from mindllm.train.checkpoint.adapters.merging import adapted, merged, unmerged  # noqa: E402
-from mindllm.train.checkpoint.adapters.peft import read_peft, write_peft  # noqa: E402
+from mindllm.train.checkpoint.adapters.peft import write_peft  # noqa: E402
+from mindllm.train.checkpoint.adapters.peft_reading import read_peft  # noqa: E402
 from mindllm.train.checkpoint.hugging_face import read_weights  # noqa: E402
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face  # noqa: E402
 

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 from tiny import options, tiny_config, tiny_model
 
+from mindllm.data.chat import instruction
+from mindllm.data.chat.instruction import end_ids
 from mindllm.generate.generator import Generator
-from mindllm.generate.prompts import encode_prompt, eos_ids
+from mindllm.generate.prompts import encode_prompt
 
 
 def tokenizer(**changes):
@@ -22,12 +24,13 @@ def test_a_prompt_begins_as_the_tokenizer_would_begin_it(given, prefix, expected
     assert encode_prompt("text", tiny_config(bos_token_id=given), tokenizer(prefix_ids=prefix)) == expected
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, (2,)), (4, (4,)), ([4, 5], (4, 5))])
-def test_ends_of_a_text(given, expected):
-    assert eos_ids(tiny_config(eos_token_id=given), tokenizer()) == expected
-    with_ends = eos_ids(tiny_config(eos_token_id=given), tokenizer(end_ids=(5, 9)))
-    assert (set(with_ends), len(with_ends)) == ({*expected, 5, 9}, len({*expected, 5, 9}))
-    assert eos_ids(tiny_config(), None) == ()
+@pytest.mark.parametrize(("own", "expected"), [((), (2, 7)), ((4,), (4, 2, 7)), ((7, 5), (7, 5, 2))])
+def test_ends_of_a_text_are_those_of_model_tokenizer_and_template(own, expected, monkeypatch):
+    monkeypatch.setattr(instruction, "chat_template_of", lambda tokenizer, given: None)
+    monkeypatch.setattr(instruction, "answer_end_ids", lambda template, tokenizer: (7,))
+    assert end_ids(own, tokenizer()) == expected
+    assert set(end_ids(own, tokenizer(end_ids=(5, 9)))) == {*expected, 5, 9}
+    assert end_ids(own, None) == own
 
 
 def test_any_of_several_ends_a_text():

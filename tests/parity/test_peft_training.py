@@ -24,7 +24,8 @@ from mindllm.finetune.transform import build_tuned_model  # noqa: E402
 from mindllm.models import build_model  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.checkpoint.adapters.merging import adapted  # noqa: E402
-from mindllm.train.checkpoint.adapters.peft import read_peft, write_peft  # noqa: E402
+from mindllm.train.checkpoint.adapters.peft import write_peft  # noqa: E402
+from mindllm.train.checkpoint.adapters.peft_reading import read_peft  # noqa: E402
 from mindllm.train.optimizers.adamw import AdamW  # noqa: E402
 from mindllm.train.optimizers.build import make_optimizer  # noqa: E402
 from mindllm.train.step import TrainStep  # noqa: E402

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,6 +137,7 @@ def test_a_shard_that_is_missing(tmp_path):
 
 @pytest.mark.parametrize("places", [{"a": "../outside.safetensors"}, {"a": 3}, {}, [], None])
 def test_an_index_that_leads_elsewhere(exported, places):
+    (exported / "model.safetensors").unlink()
     (exported / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with pytest.raises(UserError, match="weight_map must give the file in this directory of every tensor"):
         read_weights(exported, MODEL)
@@ -216,3 +218,22 @@ def test_names_of_the_two_conventions_are_not_mixed_up(exported):
     tensors = tensors_of_directory(exported)
     for name, array in random_weights().items():
         np.testing.assert_array_equal(tensors[HUGGING_FACE.theirs(name)], array)
+
+
+def test_one_file_goes_before_older_shards_as_in_transformers(tmp_path, caplog):
+    """The index and its shards are those of an earlier model in the same directory."""
+    transformers = pytest.importorskip("transformers")
+    directory = tmp_path / "model"
+    new, old = random_weights(MODEL, seed=1), random_weights(MODEL, seed=2)
+    export_hugging_face(directory, MODEL, new)
+    export_hugging_face(tmp_path / "old", MODEL, old, max_shard_bytes=900)
+    for path in [*(tmp_path / "old").glob("model-*"), tmp_path / "old/model.safetensors.index.json"]:
+        shutil.copy(path, directory)
+    found = read_weights(directory, MODEL)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    name = "model.tok_embeddings.embedding_weight"
+    np.testing.assert_array_equal(np.asarray(found[name]), new[name])
+    np.testing.assert_array_equal(theirs.get_input_embeddings().weight.detach().numpy(), new[name])
+    assert "model.safetensors.index.json is ignored" in caplog.text
+    (directory / "model.safetensors").unlink()
+    np.testing.assert_array_equal(np.asarray(read_weights(directory, MODEL)[name]), old[name])

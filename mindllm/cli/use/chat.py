@@ -31,6 +31,7 @@ def chat(config: RunConfig) -> None:
         encoder = conversation_encoder(config, tokenizer)
         with error_console.status("building the model"):
             generator = load_generator(config, tokenizer, weights.result())
+    error_console.print(config.generation.describe())
     conversation = Chat(config, generator, encoder)
     with interruptible():
         with error_console.status("compiling"):

@@ -27,6 +27,7 @@ def predict(config: RunConfig) -> None:
         prompts = read_prompts(config)
         with error_console.status("building the model"):
             generator = load_generator(config, prompts.tokenizer, weights.result())
+    error_console.print(config.generation.describe())
     try:
         with interruptible():
             (_stream if prompts.is_streamed else _in_batches)(generator, prompts)

@@ -14,9 +14,11 @@ from mindllm.families import family_of
 from mindllm.families.family import TRAINING_KEYS
 from mindllm.families.hugging_face import (
     CONFIG,
+    GENERATION_CONFIG,
     described_by,
     family_in,
     is_hugging_face,
+    read_generation,
     read_json,
     read_model_config,
     tokenizer_in,
@@ -27,6 +29,7 @@ from mindllm.gguf.header import gguf_files
 STATE = "state.json"  # of a checkpoint
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
 MODEL: KeyPath = ("model", "model_config")
+TEXT_MODES = ("predict", "chat")  # of which generation_config.json gives the keys of section generation
 VOCABULARY: KeyPath = ("processor", "tokenizer", "vocab_file")
 PREFERENCES = {
     "seq_length",
@@ -73,6 +76,10 @@ def _fill(document: Document, directory: Path) -> None:
     origin = Origin(file=str(described_by(directory)))
     for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
         _set_if_absent(document, (*MODEL, name), value, origin)
+    if document.data.get("run_mode") in TEXT_MODES:
+        origin = Origin(file=str(directory / GENERATION_CONFIG))
+        for name, value in read_generation(directory).items():
+            _set_if_absent(document, ("generation", name), value, origin)
     tokenizer = tokenizer_in(directory)
     if tokenizer is not None:
         _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from mindllm.data.chat.conversation_rows import ConversationRows
-from mindllm.data.chat.conversations import conversation_of
-from mindllm.data.chat.template import RenderedChat, Span
+from mindllm.data.chat.conversations import Conversation, Message, conversation_of
+from mindllm.data.chat.template import ChatTemplate, RenderedChat, Span, chat_template_of
 from mindllm.data.rows import Row
 from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable
+from mindllm.errors import UserError
 
 logger = logging.getLogger(__name__)
+ANSWER = "answer"  # of a conversation that shows how a template ends a turn
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,33 @@ def encode_chat(chat: RenderedChat, tokenizer: Tokenizer) -> tuple[list[int], li
     if crossed and is_cuttable(tokenizer):
         ids, places = _encode_parts(chat.text, sorted({*chat.seams, *crossed}), tokenizer)
     return ids, places
+
+
+def end_ids(own: Sequence[int], tokenizer: Tokenizer | None, chat_template: str = "") -> tuple[int, ...]:
+    """Return the tokens that end a text: a model's ``own``, the tokenizer's, and the end of an answer in the chat template."""
+    if tokenizer is None:
+        return tuple(own)
+    eos = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+    template = answer_end_ids(chat_template_of(tokenizer, chat_template), tokenizer)
+    return tuple(dict.fromkeys((*own, *eos, *tokenizer.end_ids, *template)))
+
+
+def answer_end_ids(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the special token that ends an answer in ``template``, which training learns to write; empty if there is none."""
+    messages: tuple[Message, ...] = ({"role": "user", "content": ANSWER}, {"role": "assistant", "content": ANSWER})
+    try:
+        chat = template.render(Conversation(messages), "a conversation")
+    except UserError:  # it refuses such a short conversation, or cannot tell turns apart
+        return ()
+    ids, places = encode_chat(chat, tokenizer)
+    said = chat.text.rfind(ANSWER) + len(ANSWER)
+    learned, special = trained_tokens(places, chat.spans), set(tokenizer.special_names)
+    ends = (
+        id
+        for id, (first, _), learn in zip(ids, places, learned, strict=True)
+        if first >= said and learn and tokenizer.token(id) in special
+    )
+    return tuple(islice(ends, 1))
 
 
 def _crossed(places: Sequence[Span], spans: Sequence[Span]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindllm.mindformers.keys.rules import Table, decided, idle, only, refused
 
-READING = "a batch is a function of (seed, step), whatever reads it and how fast"
+READING = "a batch is a function of (seed, consumed samples), whatever reads it and how fast"
 COLUMNS = "columns are input_ids, labels and what keeps documents apart, found by their names"
 COPY = "the same section again, by its anchor"
 FILE_SAYS = "the tokenizer's own file says it"

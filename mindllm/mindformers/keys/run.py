@@ -12,7 +12,7 @@ from mindllm.mindformers.keys.rules import Table, decided, idle, moved, only, us
 WHOLE_PARAMETERS = "checkpoints hold whole parameters, whatever the layout they are read into"
 NO_SINKING = "every step is one call of the compiled graph, there is no data sinking"
 ALWAYS_SAFETENSORS = "checkpoints are safetensors; older files are read as what they are"
-PIPELINE_OF_DATA = "a batch is a function of (seed, step), whatever reads it"
+PIPELINE_OF_DATA = "a batch is a function of (seed, consumed samples), whatever reads it"
 PROFILE = "the profile is that of level 1, which has shapes, and otherwise of MindSpore with its defaults"
 
 RUN: Table = {

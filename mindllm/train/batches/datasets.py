@@ -112,6 +112,9 @@ class RunData:
         self.config = config
         self.progress = progress
         self.share = share
+        self.sample_offset = (
+            0  # samples consumed beyond step * global_batch_size, after a resume with another batch size
+        )
         self.model = config.model.config
         if not config.train_dataset.data_loader.config.data_path:
             raise config.error("train_dataset.data_loader.config.data_path", "is empty; give the files to train on")
@@ -143,8 +146,9 @@ class RunData:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run: ``runner_config.train_steps``, or ``epochs`` passes."""
-        runner = self.config.runner_config
-        return runner.train_steps or runner.epochs * self.steps_per_epoch
+        runner, size = self.config.runner_config, self.config.global_batch_size
+        samples = runner.epochs * self.steps_per_epoch * size
+        return runner.train_steps or max(1, (samples - self.sample_offset) // size)
 
     @property
     def random_seed(self) -> int | None:
@@ -160,6 +164,7 @@ class RunData:
             rank_count=self.share.count,
             vocab_size=self.model.vocab_size,
             random_seed=self.random_seed,
+            offset=self.sample_offset,
         )
 
     def evaluator(self, rows: int, progress: Progress = unwatched) -> Evaluator:

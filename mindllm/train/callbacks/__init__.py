@@ -16,6 +16,7 @@ from mindllm.config.callbacks import (
     TensorBoardConfig,
     WandbConfig,
 )
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.evaluation import EvaluationMonitor
@@ -37,10 +38,12 @@ def make_callbacks(
     evaluator: Evaluator | None,
     ranks: Ranks = ALONE,
     first: Sequence[Callback] = (),
+    progress: Progress = unwatched,
 ) -> list[Callback]:
     """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole.
 
     ``first``: made by who knows them, EvalTasks; they are told of a step before those that write what is known of it.
+    ``progress`` is called while the first step compiles.
 
     In a simulation those that show or write what was computed are left out.
     """
@@ -54,7 +57,7 @@ def make_callbacks(
     if config.profile and (config.profile_rank_ids is None or ranks.rank in config.profile_rank_ids):
         made.append(ProfileMonitor(config, ranks.rank))
     if not ranks.simulated:
-        made.insert(0, FirstStep())
+        made.insert(0, FirstStep(progress))
         if config.runner_wrapper.skip_spikes is not None:
             made.append(SpikeMonitor())
         if config.model.config.expert_num > 1:

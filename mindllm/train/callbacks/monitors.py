@@ -1,7 +1,7 @@
 """Monitors of the steps of a run: the loss line, numbers that are no longer finite, spikes, the first step.
 
 The loss line has the format users of MindFormers grep for, with a bar, throughput and the time that is left. The first step
-compiles, which takes from seconds to minutes in which nothing else is said.
+compiles, which takes from seconds to minutes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from datetime import timedelta
 
 from mindllm.errors import RunFailed
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.optimizers.spikes import LOSS, NORM
 from mindllm.train.state import RunState, StepRecord
@@ -18,6 +19,7 @@ BAR_WIDTH = 50
 AVERAGING = 0.1  # weight of the newest step in the average the remaining time is told from
 logger = logging.getLogger(__name__)
 NAMED = 5
+COMPILING = "compiling the training step"
 
 
 class LossMonitor(Callback):
@@ -101,19 +103,22 @@ class SpikeMonitor(Callback):
 
 
 class FirstStep(Callback):
-    """Two lines of the log: before the first step of a process, and after it with the seconds it took."""
+    """Log two lines: before the first step of a process, and after it with its seconds. Report progress in between."""
 
     of_first_rank = True
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress = unwatched) -> None:
+        self.progress = progress
         self.is_done = False
 
     def step_begin(self, state: RunState) -> None:
         if not self.is_done:
             kept = "; one that is kept from an earlier start is loaded" if state.config.context.compile_cache else ""
-            logger.info("compiling the training step: up to a minute, more for many layers%s", kept)
+            logger.info("compiling the training step: a minute for a few layers, longer for many%s", kept)
+            self.progress(COMPILING, 0, 1)
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
         if not self.is_done:
             self.is_done = True
+            self.progress(COMPILING, 1, 1)
             logger.info("compiled, and step %d done, in %.1f s", record.step, record.step_time_s)

@@ -15,6 +15,7 @@ import numpy as np
 
 from mindllm.config import ModelConfig, config_json
 from mindllm.config.quantization import KEY
+from mindllm.data.chat.instruction import end_ids
 from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG
@@ -51,6 +52,7 @@ def export_hugging_face(
     max_shard_bytes: int = 5 * 10**9,
     tokenizer: Tokenizer | None = None,
     codes: InCodes | None = None,
+    chat_template: str = "",
 ) -> Path:
     """Writes ``config.json``, the weights in files of at most ``max_shard_bytes``, and the files of the tokenizer.
 
@@ -60,6 +62,7 @@ def export_hugging_face(
         weights: by our names; each becomes an array when its turn comes.
         dtype: float32, float16 or bfloat16.
         codes: what is written in codes instead.
+        chat_template: file of the chat template that the model was trained with; empty: the tokenizer's own.
 
     Raises:
         UserError: the directory is there and not empty, the model is no Llama of Hugging Face, or a value too large for dtype.
@@ -76,10 +79,21 @@ def export_hugging_face(
         _refuse_if_full(temporary, shards)
         _write_shards(temporary, shards)
         write_json(temporary / CONFIG, content)
-        write_json(temporary / GENERATION_CONFIG, _special_tokens(model, tokenizer))
+        write_json(temporary / GENERATION_CONFIG, _generation_config(model, tokenizer, chat_template))
         if tokenizer is not None:
             copy_tokenizer(tokenizer, temporary)
+        if chat_template:
+            shutil.copyfile(chat_template, temporary / "chat_template.jinja")
     return directory
+
+
+def _generation_config(model: ModelConfig, tokenizer: Tokenizer | None, chat_template: str) -> dict[str, Any]:
+    """Return the special tokens; generation ends at those of the model, the tokenizer and the chat template."""
+    ends = end_ids(model.eos_token_ids, tokenizer, chat_template)
+    return {
+        **_special_tokens(model, tokenizer),
+        "eos_token_id": list(ends) if len(ends) > 1 else next(iter(ends), None),
+    }
 
 
 def _special_tokens(model: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from mindllm.errors import UserError, nearest
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside
 from mindllm.train.checkpoint.adapters.bottlenecks import is_bottlenecks, read_bottlenecks
 from mindllm.train.checkpoint.adapters.merging import adapted, merged
-from mindllm.train.checkpoint.adapters.peft import is_peft, read_peft
+from mindllm.train.checkpoint.adapters.peft import is_peft
+from mindllm.train.checkpoint.adapters.peft_reading import read_peft
 from mindllm.train.checkpoint.formats import code_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.loading import Checkpoint, load_checkpoint
@@ -114,7 +115,7 @@ def find_pretrained(config: RunConfig, base: Base | None = None) -> Pretrained:
     if config.load_adapter:
         if adapter is not None:
             raise config.error("load_adapter", f"{config.load_checkpoint} is an adapter itself; give its base there")
-        adapter = read_adapter(chosen_adapter(config), model)
+        adapter = read_adapter(chosen_adapter(config), model, weights)
     if adapter is not None:
         adapter.model(model)
         adapter.require_base(weights, path)
@@ -187,16 +188,18 @@ def is_adapter(path: Path) -> bool:
     return is_peft(path) or (path / MANIFEST).is_file()
 
 
-def read_adapter(path: Path, model: ModelConfig) -> Adapter:
-    """The adapter of a directory of PEFT or of a checkpoint, for a ``model`` without one.
+def read_adapter(path: Path, model: ModelConfig, base: Mapping[str, TensorSource] | None = None) -> Adapter:
+    """Return the adapter of a directory of PEFT or of a checkpoint, for a ``model`` without one.
+
+    ``base``: its weights, which some adapters of PEFT are read with.
 
     Raises:
-        UserError: it is none, is damaged, or of another model.
+        UserError: it is not an adapter, is damaged, or does not match the model.
     """
     if is_bottlenecks(path):
         return read_bottlenecks(path)
     if is_peft(path):
-        return read_peft(path, model)
+        return read_peft(path, model, base)
     adapter = adapter_of_checkpoint(load_checkpoint(path, option="ADAPTER", with_optimizer=False))
     if adapter is None:
         raise UserError(f"{path}: holds all weights of a model and no adapter; give it as load_checkpoint")

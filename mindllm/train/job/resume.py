@@ -25,10 +25,10 @@ def identity(config: RunConfig, total_steps: int) -> dict[str, Any]:
 
 
 def run_state(state: RunState) -> dict[str, Any]:
-    """What is saved beside the tensors. Batch k is a function of (seed, k), so the sampler's state is the step."""
+    """Return what is saved with the tensors. A batch follows from the seed and the samples consumed before it."""
     return {
         "step": state.step,
-        "consumed_samples": state.step * state.config.global_batch_size,
+        "consumed_samples": state.consumed_samples(state.step),
         "seed": state.config.seed,
         "tokenizer": state.config.processor.tokenizer.vocab_file,
         "loss_scaler": state.scaler.state(),
@@ -58,10 +58,26 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     counted = checkpoint.state.get("overflows", {})  # a checkpoint of an earlier version counts none
     state.counted_steps, state.overflows = int(counted.get("steps", 0)), int(counted.get("overflowed", 0))
     state.step = int(checkpoint.state["step"])
+    state.sample_offset = sample_offset(state.config, checkpoint)
     changed = differences(checkpoint.state["identity"], identity(state.config, state.total_steps))
     for key, old, new in changed:
         logger.warning("%s was %s when %s was saved and is %s now: losses will differ", key, old, checkpoint.path, new)
     logger.info("resumed from %s at step %d", checkpoint.path, state.step)
+    if state.sample_offset:
+        samples = state.consumed_samples(state.step)
+        logger.info("the batch size was another: continuing after the %d samples consumed so far", samples)
+
+
+def sample_offset(config: RunConfig, checkpoint: Checkpoint) -> int:
+    """Return the samples consumed before ``checkpoint`` beyond those of as many steps with the batch size of ``config``.
+
+    Checkpoints that do not record consumed samples were trained with the batch size they record from the first step on.
+    """
+    step, saved = int(checkpoint.state["step"]), checkpoint.state
+    consumed = saved.get("consumed_samples")
+    if consumed is None:
+        consumed = step * int(saved["identity"].get("global_batch_size", config.global_batch_size))
+    return int(consumed) - step * config.global_batch_size
 
 
 def differences(saved: Any, current: Any, key: str = "") -> list[tuple[str, Any, Any]]:

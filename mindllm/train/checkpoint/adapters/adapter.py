@@ -58,7 +58,7 @@ class Adapter:
         expected = {name: (shape, np.float32) for name, shape in model.architecture.trained_shapes().items()}
         found = {name: Shaped(tuple(item.shape)) for name, item in self.weights.items()}
         if lines := differences("weights", found, expected):
-            raise UserError(f"{self.path}: is an adapter of another model; {lines[0]}")
+            raise UserError(f"{self.path}: adapter does not match this model: {lines[0]}")
         return model
 
     def require_base(self, base: Mapping[str, TensorSource], name: str) -> None:

@@ -74,7 +74,7 @@ def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
             found[f"{prefix}.{MAGNITUDE}"] = Lazy(
                 (adapter.out_features,),
                 np.dtype(np.float32),
-                lambda source=base[name]: _row_lengths(np.asarray(source, np.float32)),  # type: ignore[misc]
+                lambda source=base[name]: row_lengths(np.asarray(source, np.float32)),  # type: ignore[misc]
             )
     return found
 
@@ -117,12 +117,13 @@ def _with_adapter(
         if not adapter.dora:
             return weight
         wanted = np.asarray(trained[f"{path}.{MAGNITUDE}"], np.float32)
-        return weight * (wanted / _row_lengths(weight))[:, None]
+        return weight * (wanted / row_lengths(weight))[:, None]
 
     return Lazy((adapter.out_features, adapter.in_features), np.dtype(np.float32), make)
 
 
-def _row_lengths(weight: np.ndarray) -> np.ndarray:
-    from mindllm.models.weights import row_lengths  # with MindSpore, which nothing else here needs
+def row_lengths(weight: np.ndarray) -> np.ndarray:
+    """Return the lengths of the rows of ``weight``."""
+    from mindllm.models import weights  # imports MindSpore, which nothing else here needs
 
-    return row_lengths(weight)
+    return weights.row_lengths(weight)

@@ -13,6 +13,7 @@ from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
 from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
 from mindllm.gguf.header import SUFFIX, gguf_file, read_header
+from mindllm.logs import warn_once
 from mindllm.train.checkpoint.formats.gguf_file import gguf_tensors
 from mindllm.train.checkpoint.formats.mindspore_file import checkpoint_tensors
 from mindllm.train.checkpoint.formats.pickled import pickled_tensors
@@ -50,7 +51,7 @@ def tensors_of_file(path: Path) -> dict[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files of weights in ``directory``, in order.
+    """Return the files of weights in ``directory``, in order. One file goes before shards, as in transformers.
 
     Raises:
         UserError: there are none, shards of the index are missing, or it names files elsewhere.
@@ -58,10 +59,13 @@ def weight_files(directory: Path) -> list[Path]:
     if gguf := gguf_file(directory):
         return sorted({tensor.path for tensor in read_header(gguf).tensors.values()})
     for file in (WEIGHTS_FILE, PICKLED_FILE):
-        if (directory / index_of(file)).is_file():
-            return shards_of(directory / index_of(file))
+        index = directory / index_of(file)
         if (directory / file).is_file():
+            if index.is_file():
+                warn_once(__name__, f"{directory}: reading {file}; {index.name} is ignored, as in transformers")
             return [directory / file]
+        if index.is_file():
+            return shards_of(index)
     found = sorted(path.name for path in directory.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
     if ggufs := sorted(path.name for path in directory.glob(f"*{SUFFIX}")):
         raise UserError(f"{directory}: its weights are in GGUF; give one of its files, such as {directory / ggufs[0]}")
