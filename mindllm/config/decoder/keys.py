@@ -272,7 +272,12 @@ class ModelKeys(Section):
     layernorm_compute_type: DType = Field(default="float32", description="Type inside the norms.")
     softmax_compute_type: DType = Field(default="float32", description="Type of the attention's softmax.")
     rotary_dtype: DType = Field(default="float32", description="Type in which the rotation is applied.")
-    param_init_type: Literal["float32"] = Field(default="float32", description="Type of the parameters.")
+    param_init_type: DType = Field(
+        default="float32",
+        description="Type of the parameters, their gradients, and what gathers and sums exchange of both. Half precision: "
+        "moments stay float32, the update is computed in float32 and rounded (`optimizer.master_weights` keeps a float32 copy). "
+        "Norms then have `layernorm_compute_type`; routers stay float32.",
+    )
     use_flash_attention: bool | Literal["auto"] = Field(
         default="auto",
         description="Fused attention kernel, on devices that have one; auto: if it computes this attention.",

@@ -18,6 +18,7 @@ from mindllm.config.optimizer import GroupedLrSchedule
 from mindllm.config.tuning import PetConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads
+from mindllm.train.optimizers.half_weights import clone_state, in_float32, rounded_to, value_rounding, value_types
 
 update = ops.MultitypeFuncGraph("adamw_update")
 
@@ -28,10 +29,19 @@ update_at_own_rate = ops.MultitypeFuncGraph("adamw_update_at_own_rate")
 update_by_group = ops.MultitypeFuncGraph("adamw_update_by_group")
 
 
+scaled = ops.MultitypeFuncGraph("scaled")
+
+
+@scaled.register("Tensor", "Tensor")
+def _scaled(coefficient, gradient):
+    return in_float32(gradient) * coefficient
+
+
 @update.register("Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
 def _update_one(kernel, rate, correction1, correction2, coefficient, decay, weight, moment1, moment2, gradient):
     """Updates one weight and its moments in place with ``coefficient * gradient``."""
-    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
+    gradient = in_float32(gradient) * coefficient
+    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient)
 
 
 @update_at_own_rate.register(
@@ -41,7 +51,8 @@ def _update_at_own_rate(
     kernel, rate, correction1, correction2, coefficient, factor, decay, weight, moment1, moment2, gradient
 ):
     """The same at ``factor`` times the rate."""
-    return kernel(weight, moment1, moment2, rate * factor, correction1, correction2, decay, gradient * coefficient)
+    gradient = in_float32(gradient) * coefficient
+    return kernel(weight, moment1, moment2, rate * factor, correction1, correction2, decay, gradient)
 
 
 @update_by_group.register(
@@ -49,7 +60,8 @@ def _update_at_own_rate(
 )
 def _update_by_group(kernel, correction1, correction2, coefficient, rate, decay, weight, moment1, moment2, gradient):
     """The same where every weight has a rate."""
-    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
+    gradient = in_float32(gradient) * coefficient
+    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient)
 
 
 class AdamW(nn.Cell):
@@ -86,8 +98,10 @@ class AdamW(nn.Cell):
         self.counts = len(weights) < len(parameters)
         if self.counts:
             self.expert_loads = ExpertLoads(parameters, bias_rate, shares)
-        self.moments1 = self.weights.clone(prefix=MOMENTS[0], init="zeros")
-        self.moments2 = self.weights.clone(prefix=MOMENTS[1], init="zeros")
+        self.moments1 = clone_state(self.weights, MOMENTS[0])
+        self.moments2 = clone_state(self.weights, MOMENTS[1])
+        self.rounding = value_rounding(weights)
+        self.types = value_types(weights)
         self.beta1_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[0], requires_grad=False)
         self.beta2_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[1], requires_grad=False)
         self.decays = decays_of(weights, config)
@@ -114,6 +128,8 @@ class AdamW(nn.Cell):
         of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
         done = self.updates(of_weights, coefficient, rate, 1.0 - power1, 1.0 - power2)
         power1 = ops.depend(power1, done)
+        if self.rounding is not None:
+            power1 = self.round_weights(power1)
         if self.counts:
             power1 = ops.depend(power1, self.expert_loads(gradients, coefficient, power1))
         if self.finish is not None:
@@ -126,6 +142,9 @@ class AdamW(nn.Cell):
         self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate, correction1: Tensor, correction2: Tensor
     ):
         """The update of every weight."""
+        if self.rounding is not None:
+            gradients = self.rounding(self.map(ops.partial(scaled, coefficient), gradients))
+            coefficient = Tensor(1.0, ms.float32)
         if self.grouped:
             common = ops.partial(update_by_group, self.kernel, correction1, correction2, coefficient)
             return self.map(
@@ -133,6 +152,14 @@ class AdamW(nn.Cell):
             )
         common = ops.partial(self.update, self.kernel, rate, correction1, correction2, coefficient)
         return self.map(common, *self.columns, self.weights, self.moments1, self.moments2, gradients)
+
+    def round_weights(self, done: Tensor) -> Tensor:
+        """Round every weight behind ``done`` to the values it holds; return ``done`` behind that."""
+        for index in range(len(self.types)):
+            if self.types[index] != self.weights[index].dtype:
+                weight = ops.depend(self.weights[index], done)
+                done = ops.depend(done, ops.assign(self.weights[index], rounded_to(weight, self.types[index])))
+        return done
 
     def rates(self, of_groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The rate of every weight."""
@@ -168,7 +195,12 @@ class FusedAdam(nn.Cell):
         self.sqrt = P.Sqrt()
 
     def construct(self, weight, moment1, moment2, rate, correction1, correction2, decay, gradient):
-        """``correction1`` and ``correction2`` are ``1 - betaᵗ``; all but weight, moments and gradient are scalars."""
+        """``correction1`` and ``correction2`` are ``1 - betaᵗ``; all but weight, moments and gradient are scalars.
+
+        The operator takes a gradient in the type of the weight, and computes in float32.
+        """
+        if weight.dtype != ms.float32:
+            gradient = ops.cast(gradient, weight.dtype)
         if not self.corrects:
             return self.adam(weight, moment1, moment2, rate, self.beta1, self.beta2, self.eps, decay, gradient)
         root = self.sqrt(correction2)
@@ -184,7 +216,7 @@ last_update = ops.MultitypeFuncGraph("adamw_last_update")
 @last_update.register("Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
 def _last_update(rate, ratio, eps, factor, decay, weight, moment1, moment2):
     """What the step with these moments has added to a weight, with the other sign; the decay was of the weight before it."""
-    rate, decay = rate * ratio * factor, decay / ratio
+    rate, decay, weight = rate * ratio * factor, decay / ratio, in_float32(weight)
     direction = moment1 / (ops.sqrt(moment2) + eps)
     before = (weight + rate * direction) / (1.0 - rate * decay)
     return rate * (direction + decay * before)
