@@ -57,8 +57,8 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
             _begin_as_nothing([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])
     for name, parameter in weights.items():
         parameter.requires_grad = name in trained
-    if pet.frozen_dtype != "float32":
-        _hold_frozen(lm, DTYPES[pet.frozen_dtype], kernels)
+    if model.frozen_dtype != "float32":
+        _hold_frozen(lm, DTYPES[model.frozen_dtype], kernels)
 
 
 def _hold_frozen(lm: CausalLM, dtype: ms.dtype, kernels: Kernels) -> None:

@@ -78,9 +78,7 @@ class CausalLM(nn.Cell):
         self.losses = in_chunks(TokenLosses(self.lm_head, self.cross_entropy), config, kernels)
         if not self.tied:  # the last, or the cell above would rename it
             shape = (config.vocab_size, config.hidden_size)
-            self.lm_head.weight = normal_parameter(
-                "lm_head.weight", shape, config.initializer_range, kernels.weights
-            )
+            self.lm_head.weight = normal_parameter("lm_head.weight", shape, config.initializer_range, kernels.weights)
         self.reshape = P.Reshape()
         self.mul = P.Mul()
         self.sum = P.ReduceSum()

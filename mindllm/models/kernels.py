@@ -105,8 +105,8 @@ class Kernels:
 def norm_parameter_type(model: ModelConfig) -> str:
     """Return the type of the parameters of norms.
 
-    In half precision it is ``layernorm_compute_type``, as ``LlamaRMSNorm`` of MindFormers 1.0 to 1.8 has it. (Its mcore networks and
-    GLM have ``params_dtype``; the memory of norms is negligible, their precision is not.)
+    In half precision it is ``layernorm_compute_type``, as ``LlamaRMSNorm`` of MindFormers 1.0 to 1.8 has it. Its mcore networks
+    and GLM have ``params_dtype``; the memory of norms is negligible, their precision is not.
     """
     return "float32" if model.param_init_type == "float32" else model.layernorm_compute_type
 

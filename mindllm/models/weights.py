@@ -35,7 +35,7 @@ NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
 
 
 class WeightType(NamedTuple):
-    """The type whose values a weight holds, and the one it is stored in: wider on a CPU, which has few kernels for short types."""
+    """The type whose values a weight holds, and the one it is stored in, which is float32 on a CPU."""
 
     values: ms.dtype
     stored: ms.dtype

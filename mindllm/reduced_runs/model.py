@@ -148,8 +148,8 @@ def _matters(key: str, plan: LayerPlan) -> bool:
 
 
 def _in_fp32(model: ModelConfig) -> Mapping[str, Any]:
-    keys = ["compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype"]
-    if model.pet_config is not None and model.pet_config.frozen_dtype != "float32":
+    keys = ["compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype", "param_init_type"]
+    if model.pet_config is not None and model.frozen_dtype != "float32":
         keys.append("pet_config.frozen_dtype")
     return {f"model.model_config.{key}": "float32" for key in keys}
 

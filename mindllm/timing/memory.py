@@ -44,6 +44,7 @@ from mindllm.timing.weight_memory import (
     kept_of_weights,
     left_by_pass,
     more_at_update,
+    own_sizes,
     read_forward,
     squares_at_norm,
     weights_and_gradients,
@@ -51,7 +52,10 @@ from mindllm.timing.weight_memory import (
 )
 from mindllm.timing.workload import Workload
 
-STATE = 3 * FP32_BYTES  # weight and two moments
+MOMENTS = 2 * FP32_BYTES
+CAST_UPDATE = 5 * FP32_BYTES
+"""Bytes of a number whose weight is in half precision while it is updated: weight and gradient as they are cast, and what the
+update yields of weight and moments before they are stored (``AdamApplyOneWithDecay`` in MindSpore's dry run)."""
 COMPRESSED_MASK = 2048 * 2048  # bytes, of sequences of any length
 CAPPED_LOGITS = 5 * FP32_BYTES  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
 LOGITS_OF_ONE_PASS = 5 * FP32_BYTES  # where a step has one alone, all five of the cross entropy are there at once
@@ -153,7 +157,27 @@ def _orders(workload: Workload) -> Orders:
 
 def update_working_bytes(workload: Workload) -> float:
     """What a stage needs beside its state while a weight is updated, where that is not one kernel."""
-    return max(orthogonal_working_bytes(workload), coded_working_bytes(workload))
+    return max(orthogonal_working_bytes(workload), coded_working_bytes(workload), _cast_working_bytes(workload))
+
+
+def _cast_working_bytes(workload: Workload) -> float:
+    """Return what the update of one weight in half precision needs, of the table or layer that needs most.
+
+    Gradients that are not accumulated are gone once they are used.
+    """
+    rule, strategy, architecture = workload.update, workload.strategy, workload.architecture
+    if not rule.in_half or rule.master_weights:
+        return 0.0
+    shards = strategy.shards(strategy.replica_num)
+    sizes = [[architecture.vocab_size * architecture.hidden_size / strategy.model_parallel / shards]]
+    sizes += [own_sizes(spec, workload) for spec in architecture.specifications()]
+    most = 0.0
+    for own in sizes:
+        used = 0.0
+        for size in own:
+            used += 0.0 if workload.accumulates else rule.weight_bytes * size
+            most = max(most, CAST_UPDATE * size - used)
+    return most
 
 
 def placeholder_bytes(workload: Workload, stage: int) -> float:
@@ -269,7 +293,9 @@ def state_bytes(held: Held, workload: Workload) -> float:
     """
     strategy = workload.strategy
     saved = saved_bytes(coded_numbers(held, strategy), workload.update)
-    trained = held.own(strategy) * STATE + held.state - saved + weights_and_gradients(held, workload)
+    rule = workload.update
+    of_weight = MOMENTS + rule.weight_bytes + FP32_BYTES * rule.master_weights
+    trained = held.own(strategy) * of_weight + held.state - saved + weights_and_gradients(held, workload)
     size = FP32_BYTES + (0 if workload.numerics.forms.casts else HALF_BYTES)
     return trained + held.codes + held.frozen * (HALF_BYTES if holds_frozen_in_half(workload) else size)
 

@@ -202,6 +202,9 @@ class UpdateRule:
         ns_steps: Newton-Schulz steps of Muon.
         nesterov: whether its momentum has Nesterov's form.
         block: numbers of a block of AdamW's moments in codes of 8 bits; 0: they are fp32.
+        weight_bytes: bytes of a number of the weights, and of their gradients and accumulators.
+        casts_weights: whether products read casts of the weights, which have another type.
+        master_weights: whether the state has weights in single precision, of which those of the model are rounded copies.
         scales_heads: whether QK-clip scales queries and keys behind it.
     """
 
@@ -210,6 +213,14 @@ class UpdateRule:
     nesterov: bool = True
     block: int = 0
     scales_heads: bool = False
+    weight_bytes: int = FP32_BYTES
+    casts_weights: bool = True
+    master_weights: bool = False
+
+    @property
+    def in_half(self) -> bool:
+        """Return True if the weights are in half precision."""
+        return self.weight_bytes == HALF_BYTES
 
 
 BY_ADAMW = UpdateRule()

@@ -349,12 +349,11 @@ class Dtypes:
 def asked_dtypes(config: RunConfig) -> Dtypes:
     """As the keys of the model say. Hidden states have the dtype of products unless ``fp32_residual_connection``."""
     model = config.model.config
-    pet = model.pet_config
     return Dtypes(
         products=model.compute_dtype,
         hidden="float32" if model.fp32_residual_connection else model.compute_dtype,
         norms=model.layernorm_compute_type,
         softmax=model.softmax_compute_type,
         rotation=model.rotary_dtype,
-        frozen="float32" if pet is None else pet.frozen_dtype,
+        frozen=model.frozen_dtype,
     )

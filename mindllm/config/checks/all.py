@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindllm.architecture.optimizer_state import ADAMW, CODE_BITS, MUON, weight_of_cut_blocks
 from mindllm.architecture.query_key_rows import query_key_rows, why_not_linear
-from mindllm.architecture.tuners import FULL_TUNING, GALORE, LISA
+from mindllm.architecture.tuners import ADALORA, FULL_TUNING, GALORE, LISA
 from mindllm.config.checks import MODEL, Finding
 from mindllm.config.checks.context_parallel import check_context_parallel
 from mindllm.config.checks.experts import check_experts
@@ -218,8 +218,9 @@ def _schedule(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[
 
 
 def check_optimizer(config: RunConfig) -> Iterator[Finding]:
-    """What Muon does not update, its keys where it is not the optimizer, and what has moments of 8 bits."""
+    """What Muon does not update, its keys where it is not the optimizer, what has moments of 8 bits or half precision."""
     optimizer, model = config.optimizer, config.model.config
+    yield from _half_parameters(config)
     if optimizer.state_bits == CODE_BITS:
         yield from _moments_of_8_bits(config)
         yield from _blocks_over_devices(config)
@@ -238,6 +239,19 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
         yield ("optimizer", "type"), f"{message}; write AdamW, or pet_type: full"
     if optimizer.qk_clip_threshold is not None:
         yield from _qk_clip(config)
+
+
+def _half_parameters(config: RunConfig) -> Iterator[Finding]:
+    """Updates that are written for parameters in float32."""
+    model, key = config.model.config, (*MODEL, "param_init_type")
+    pet = model.pet_config
+    if not model.has_half_parameters or config.run_mode not in ("train", "finetune"):
+        return
+    if pet is not None and pet.tuner.name in (ADALORA, GALORE, LISA):
+        yield (
+            key,
+            f"pet_type {pet.pet_type} updates float32 parameters alone (value {model.param_init_type}); write float32",
+        )
 
 
 def _qk_clip(config: RunConfig) -> Iterator[Finding]:

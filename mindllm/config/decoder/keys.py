@@ -327,6 +327,16 @@ class ModelKeys(Section):
         return {key: value for key, value in data.items() if not (key in derived and value is None)}
 
     @property
+    def frozen_dtype(self) -> DType:
+        """The type of matrices that are not trained."""
+        return (self.pet_config and self.pet_config.frozen_dtype) or self.param_init_type
+
+    @property
+    def has_half_parameters(self) -> bool:
+        """Return True if parameters are in half precision."""
+        return self.param_init_type != "float32"
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The tokens that end a document, as a tuple in every case; none where the key is null."""
         if self.eos_token_id is None:

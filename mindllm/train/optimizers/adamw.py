@@ -18,7 +18,7 @@ from mindllm.config.optimizer import GroupedLrSchedule
 from mindllm.config.tuning import PetConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads
-from mindllm.train.optimizers.half_weights import clone_state, in_float32, rounded_to, value_rounding, value_types
+from mindllm.train.optimizers.half_weights import clone_state, in_float32, rounded_to, stores_half, value_rounding
 
 update = ops.MultitypeFuncGraph("adamw_update")
 
@@ -34,14 +34,13 @@ scaled = ops.MultitypeFuncGraph("scaled")
 
 @scaled.register("Tensor", "Tensor")
 def _scaled(coefficient, gradient):
-    return in_float32(gradient) * coefficient
+    return gradient * coefficient
 
 
 @update.register("Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
 def _update_one(kernel, rate, correction1, correction2, coefficient, decay, weight, moment1, moment2, gradient):
     """Updates one weight and its moments in place with ``coefficient * gradient``."""
-    gradient = in_float32(gradient) * coefficient
-    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient)
+    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient, coefficient)
 
 
 @update_at_own_rate.register(
@@ -51,8 +50,7 @@ def _update_at_own_rate(
     kernel, rate, correction1, correction2, coefficient, factor, decay, weight, moment1, moment2, gradient
 ):
     """The same at ``factor`` times the rate."""
-    gradient = in_float32(gradient) * coefficient
-    return kernel(weight, moment1, moment2, rate * factor, correction1, correction2, decay, gradient)
+    return kernel(weight, moment1, moment2, rate * factor, correction1, correction2, decay, gradient, coefficient)
 
 
 @update_by_group.register(
@@ -60,8 +58,7 @@ def _update_at_own_rate(
 )
 def _update_by_group(kernel, correction1, correction2, coefficient, rate, decay, weight, moment1, moment2, gradient):
     """The same where every weight has a rate."""
-    gradient = in_float32(gradient) * coefficient
-    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient)
+    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient, coefficient)
 
 
 class AdamW(nn.Cell):
@@ -101,7 +98,6 @@ class AdamW(nn.Cell):
         self.moments1 = clone_state(self.weights, MOMENTS[0])
         self.moments2 = clone_state(self.weights, MOMENTS[1])
         self.rounding = value_rounding(weights)
-        self.types = value_types(weights)
         self.beta1_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[0], requires_grad=False)
         self.beta2_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[1], requires_grad=False)
         self.decays = decays_of(weights, config)
@@ -116,7 +112,7 @@ class AdamW(nn.Cell):
             self.group_of = tuple(groups.group_of(weight.name) for weight in weights)
             self.factors = tuple(rates) or (1.0,) * len(weights)
         self.beta1, self.beta2 = config.betas
-        self.kernel = FusedAdam(config)
+        self.kernel = FusedAdam(config, stores_half(weights))
         self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
@@ -155,10 +151,10 @@ class AdamW(nn.Cell):
 
     def round_weights(self, done: Tensor) -> Tensor:
         """Round every weight behind ``done`` to the values it holds; return ``done`` behind that."""
-        for index in range(len(self.types)):
-            if self.types[index] != self.weights[index].dtype:
+        for index in range(len(self.rounding.types)):
+            if self.rounding.rounds[index]:
                 weight = ops.depend(self.weights[index], done)
-                done = ops.depend(done, ops.assign(self.weights[index], rounded_to(weight, self.types[index])))
+                done = ops.depend(done, ops.assign(self.weights[index], rounded_to(weight, self.rounding.types[index])))
         return done
 
     def rates(self, of_groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -177,7 +173,9 @@ def decays_of(weights: Sequence[Parameter], config: OptimizerConfig) -> tuple[Te
 
 
 class FusedAdam(nn.Cell):
-    """One kernel per weight, which takes weight and moments through memory once; only the scaled gradient is alive beside them.
+    """One kernel per weight, which updates it and its moments with ``coefficient · gradient``.
+
+    It takes weight and moments through memory once; only the scaled gradient is alive beside them.
 
     Written in elementary operators, the update would set the peak: the back end orders operators by depth, the first of
     every weight, then the second, with the temporaries of all weights alive at once (12 of 29 GiB for a stage of Llama 2 70B).
@@ -186,21 +184,18 @@ class FusedAdam(nn.Cell):
     (``Adam`` with a separate decay is not used: graph-kernel fusion of MindSpore 2.10 executes one of them twice.)
     """
 
-    def __init__(self, config: OptimizerConfig) -> None:
+    def __init__(self, config: OptimizerConfig, in_half: bool = False) -> None:
         super().__init__()
+        self.in_half = in_half
         self.adam = P.AdamWeightDecay()
         self.corrects = config.bias_correction
         self.beta1, self.beta2 = (Tensor(beta, ms.float32) for beta in config.betas)
         self.eps = config.eps
         self.sqrt = P.Sqrt()
 
-    def construct(self, weight, moment1, moment2, rate, correction1, correction2, decay, gradient):
-        """``correction1`` and ``correction2`` are ``1 - betaᵗ``; all but weight, moments and gradient are scalars.
-
-        The operator takes a gradient in the type of the weight, and computes in float32.
-        """
-        if weight.dtype != ms.float32:
-            gradient = ops.cast(gradient, weight.dtype)
+    def construct(self, weight, moment1, moment2, rate, correction1, correction2, decay, gradient, coefficient):
+        """``correction1`` and ``correction2`` are ``1 - betaᵗ``; all but weight, moments and gradient are scalars."""
+        gradient = self.scaled(weight, gradient, coefficient)
         if not self.corrects:
             return self.adam(weight, moment1, moment2, rate, self.beta1, self.beta2, self.eps, decay, gradient)
         root = self.sqrt(correction2)
@@ -208,6 +203,16 @@ class FusedAdam(nn.Cell):
         return self.adam(
             weight, moment1, moment2, rate * ratio, self.beta1, self.beta2, self.eps * root, decay / ratio, gradient
         )
+
+    def scaled(self, weight: Tensor, gradient: Tensor, coefficient: Tensor) -> Tensor:
+        """Return the gradient that the update reads, in the type of the weight, as the operator takes it.
+
+        In half precision it is scaled in float32, and cast behind the coefficient: the casts that the norm reads must not stay
+        alive until here.
+        """
+        if not self.in_half:
+            return gradient * coefficient
+        return ops.cast(in_float32(ops.depend(gradient, coefficient)) * coefficient, weight.dtype)
 
 
 last_update = ops.MultitypeFuncGraph("adamw_last_update")

@@ -1,9 +1,9 @@
 """Weights in half precision in a step: state in float32, sums in float32, and rounding where weights are stored wider.
 
-MindFormers does the same (``FP32StateAdamWeightDecay``, ``AdamW``, ``FusedAdamWeightDecay`` and ``PmaAdamW``, releases 1.0 to 1.9):
-moments are float32 whatever the weight, the weight is cast to float32, decayed and updated there, and cast back; no float32 copy
-stays. Its gradients and accumulators (``accu_grads``, cloned from the weights) have the weight's type, and clipping casts a scaled
-gradient back to that type before the update reads it.
+MindFormers 1.0 to 1.9 does the same in ``FP32StateAdamWeightDecay``, ``AdamW``, ``FusedAdamWeightDecay`` and ``PmaAdamW``.
+Moments are float32 whatever the weight is. The weight is cast to float32, decayed and updated there, and cast back; no float32
+copy stays. Gradients and accumulators (``accu_grads``, cloned from the weights) have the weight's type, and clipping casts a
+scaled gradient back to that type before the update reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from mindspore.common.initializer import initializer
 from mindllm.models.weights import value_type
 
 
-def clone_state(weights: ParameterTuple, prefix: str, init: str = "zeros", dtype: ms.dtype = ms.float32) -> ParameterTuple:
+def clone_state(
+    weights: ParameterTuple, prefix: str, init: str = "zeros", dtype: ms.dtype = ms.float32
+) -> ParameterTuple:
     """Return a tensor per weight with its shape and layout, in ``dtype``, named ``prefix.<weight>``."""
     return ParameterTuple([_clone(weight, prefix, init, dtype) for weight in weights])
 
@@ -35,21 +37,25 @@ def _clone(weight: Parameter, prefix: str, init: str, dtype: ms.dtype) -> Parame
     return clone
 
 
+# The compiler removes casts to the type a tensor has. A condition on it would be a branch of the graph.
 def in_float32(x: Tensor) -> Tensor:
     """Return ``x`` in float32. A scalar factor does not widen a tensor, so products with one need it."""
-    return x if x.dtype == ms.float32 else ops.cast(x, ms.float32)
+    return ops.cast(x, ms.float32)
 
 
 def rounded_to(x: Tensor, dtype: ms.dtype) -> Tensor:
-    """Return ``x`` with values of ``dtype``, in its own type."""
-    return x if x.dtype == dtype else ops.cast(ops.cast(x, dtype), x.dtype)
+    """Return float32 ``x`` with values of ``dtype``."""
+    return ops.cast(ops.cast(x, dtype), ms.float32)
 
 
 def put(weight: Tensor, value: Tensor, dtype: ms.dtype) -> Tensor:
-    """Assign ``value``, rounded to the values of ``dtype``, to a weight."""
-    if dtype != weight.dtype:
-        return ops.assign(weight, rounded_to(value, dtype))
-    return ops.assign(weight, value if value.dtype == dtype else ops.cast(value, dtype))
+    """Assign float32 ``value``, rounded to the values of ``dtype``, to a weight."""
+    return ops.assign(weight, ops.cast(ops.cast(value, dtype), weight.dtype))
+
+
+def stores_half(parameters: Iterable[Parameter]) -> bool:
+    """Return True if any of the parameters is stored in half precision, as on a device."""
+    return any(item.dtype in (ms.float16, ms.bfloat16) for item in parameters)
 
 
 def value_types(parameters: Iterable[Parameter]) -> tuple[ms.dtype, ...]:
@@ -66,13 +72,15 @@ class ValueRounding(nn.Cell):
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         super().__init__(auto_prefix=False)
         self.types = value_types(parameters)
-        self.is_needed = any(item.dtype != held for item, held in zip(parameters, self.types, strict=True))
+        self.rounds = tuple(item.dtype != held for item, held in zip(parameters, self.types, strict=True))
+        self.is_needed = any(self.rounds)
 
     def construct(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the tensors, one per weight, rounded."""
         result: tuple[Tensor, ...] = ()
         for index in range(len(self.types)):
-            result = (*result, rounded_to(tensors[index], self.types[index]))
+            one = tensors[index]
+            result = (*result, rounded_to(one, self.types[index]) if self.rounds[index] else one)
         return result
 
 
