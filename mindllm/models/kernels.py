@@ -98,17 +98,8 @@ class Kernels:
             rotary=DTYPES[model.rotary_dtype],
             residual=ms.float32 if model.fp32_residual_connection else None,
             weights=_weight_type(model.param_init_type, on_device),
-            norm_weights=_weight_type(norm_parameter_type(model), on_device),
+            norm_weights=_weight_type(model.parameter_type("norm.weight"), on_device),
         )
-
-
-def norm_parameter_type(model: ModelConfig) -> str:
-    """Return the type of the parameters of norms.
-
-    In half precision it is ``layernorm_compute_type``, as ``LlamaRMSNorm`` of MindFormers 1.0 to 1.8 has it. Its mcore networks
-    and GLM have ``params_dtype``; the memory of norms is negligible, their precision is not.
-    """
-    return "float32" if model.param_init_type == "float32" else model.layernorm_compute_type
 
 
 def _weight_type(name: str, on_device: bool) -> WeightType:

@@ -39,7 +39,9 @@ OF_EXPERTS: Axes = ("replica", "expert share", "expert shares")
 UPDATE_BYTES = 7 * FP32_BYTES  # AdamW reads gradient, weight and two moments and writes the last three
 CLIP_BYTES = 3 * FP32_BYTES  # the norm reads a gradient, scaling reads and writes it
 CAST = HALF_BYTES + FP32_BYTES  # reads a number in one precision and writes it in the other
-HALF_CLIP_BYTES = 3 * CAST + 3 * FP32_BYTES  # gradients in half precision are cast for the norm, and to be scaled and back
+HALF_CLIP_BYTES = (
+    3 * CAST + 3 * FP32_BYTES
+)  # gradients in half precision are cast for the norm, and to be scaled and back
 HALF_UPDATE_BYTES = 3 * CAST + UPDATE_BYTES + 4 * FP32_BYTES + 2 * HALF_BYTES
 """Of weights in half precision: gradient and weight are cast, and the result back; it is assigned, as moments are."""
 MASTER_UPDATE_BYTES = UPDATE_BYTES + CAST + 2 * HALF_BYTES  # the weight is a rounded copy, which is assigned

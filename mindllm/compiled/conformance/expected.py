@@ -321,7 +321,8 @@ class Dtypes:
         hidden: hidden states between the parts of layers, and between stages.
         norms, softmax, rotation: inside the norms, the softmax of composed attention, and the rotation.
         frozen: weights that are not trained.
-        exact: router, loss, trained weights and their state, which no key names.
+        exact: router, loss and optimizer state, which no key names.
+        weights: trained weights, their gradients and accumulators.
     """
 
     products: str
@@ -331,11 +332,12 @@ class Dtypes:
     rotation: str
     frozen: str
     exact: str = "float32"
+    weights: str = "float32"
 
     @property
     def is_narrow(self) -> bool:
         """Whether any is another than float32."""
-        named = (self.products, self.hidden, self.norms, self.softmax, self.rotation, self.frozen)
+        named = (self.products, self.hidden, self.norms, self.softmax, self.rotation, self.frozen, self.weights)
         return any(dtype != self.exact for dtype in named)
 
     @property
@@ -343,6 +345,7 @@ class Dtypes:
         """The dtype of products, and those that are others."""
         named = {"hidden states": self.hidden, "norms": self.norms, "softmax": self.softmax, "rotation": self.rotation}
         others = [f"{name} {dtype}" for name, dtype in named.items() if dtype != self.products]
+        others += [f"parameters {self.weights}"] * (self.weights != self.exact)
         return ", ".join([self.products, *others])
 
 
@@ -356,4 +359,5 @@ def asked_dtypes(config: RunConfig) -> Dtypes:
         softmax=model.softmax_compute_type,
         rotation=model.rotary_dtype,
         frozen=model.frozen_dtype,
+        weights=model.param_init_type,
     )

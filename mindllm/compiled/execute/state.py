@@ -71,10 +71,16 @@ def state_parts(machine: RankInterpreter) -> dict[str, Part]:
     parameters = machine.graph.parameters
     updated = set(updated_weights(parameters))
     return {
-        name: Part(whole_shape(parameter), slices_of(parameter, machine.rank), machine.parameters[name].value)
+        name: Part(whole_shape(parameter), slices_of(parameter, machine.rank), _stored(machine, name))
         for name, parameter in parameters.items()
         if is_state(name) or name in updated
     }
+
+
+def _stored(machine: RankInterpreter, name: str) -> np.ndarray:
+    """Return what a parameter holds in its own type."""
+    parameter = machine.parameters[name]
+    return parameter.value if parameter.holds is None else parameter.value.astype(parameter.holds)
 
 
 def put_parts(machine: RankInterpreter, whole: Mapping[str, Any]) -> None:

@@ -6,8 +6,10 @@ share the model (``cluster_rank``); and all ranks of a cluster in lock-step in o
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +19,16 @@ import numpy as np
 from mindllm.architecture.optimizer_state import CODE_BITS, CODES, further_state, kind_of_state, state_shapes
 from mindllm.config import RunConfig, override_config
 from mindllm.train.checkpoint import Checkpoint, RankTensors
+from mindllm.train.checkpoint.converted import numpy_dtype
+from mindllm.train.checkpoint.loading import FLOATING
 from mindllm.train.health import Watched
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.optimizers.spikes import limits_of_step
+from mindllm.units import counted
 
+logger = logging.getLogger(__name__)
+LENGTHS = {"float64": 3, "float32": 2, "float16": 1, "bfloat16": 0}
+"""Orders floating types by their precision."""
 Batch = Mapping[str, np.ndarray]
 Signatures = dict[str, tuple[tuple[int, ...], np.dtype]]
 
@@ -128,7 +136,9 @@ class Engine(ABC):
         if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
             _require_same_bits(self.config, checkpoint)
             weights = trained_signatures(self.config)
-            checkpoint.require(weights, state_signatures(self.config, weights))
+            checkpoint.require(in_their_types(checkpoint.weights, weights), state_signatures(self.config, weights))
+            if line := changed_types(checkpoint.weights, weights):
+                logger.warning("%s: %s", checkpoint.path, line)
         self.load_state({**checkpoint.weights, **checkpoint.optimizer})
 
 
@@ -144,10 +154,34 @@ def _require_same_bits(config: RunConfig, checkpoint: Checkpoint) -> None:
         raise config.error("optimizer.state_bits", message)
 
 
+def in_their_types(found: Mapping[str, Any], expected: Signatures) -> Signatures:
+    """Return ``expected`` with the types that weights have in a checkpoint; one that is no floating type stays as expected."""
+    return {
+        name: (shape, np.dtype(found[name].dtype) if name in found and found[name].dtype.name in FLOATING else dtype)
+        for name, (shape, dtype) in expected.items()
+    }
+
+
+def changed_types(found: Mapping[str, Any], expected: Signatures) -> str:
+    """Return a line on weights that a checkpoint holds in another type than the run; empty if there are none."""
+    pairs = Counter(
+        (found[name].dtype.name, dtype.name)
+        for name, (_, dtype) in expected.items()
+        if name in found and found[name].dtype != dtype
+    )
+    changes = [
+        f"{counted(count, 'weight')} from {stored} {'rounded' if LENGTHS[stored] > LENGTHS[asked] else 'converted'} to {asked}"
+        for (stored, asked), count in pairs.items()
+    ]
+    return f"{', '.join(changes)} (model.model_config.param_init_type)" if changes else ""
+
+
 def weight_signatures(config: RunConfig) -> Signatures:
     """Shape and dtype of every weight of the whole model, by name."""
+    model = config.model.config
     return {
-        name: (shape, np.dtype(np.float32)) for name, shape in config.model.config.architecture.weight_shapes().items()
+        name: (shape, numpy_dtype(model.parameter_type(name)))
+        for name, shape in model.architecture.weight_shapes().items()
     }
 
 
