@@ -70,6 +70,7 @@ def reduce_model(
             **_group(config.model.config),
             **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
             **({} if real_dtype else _in_fp32(config.model.config)),
+            **({"optimizer.master_weights": False} if config.optimizer.master_weights and not real_dtype else {}),
             **_swapped(config, kept),
             **_optimizer(config, sizes),
             **_of_the_run(config, PARTS if mesh is None else mesh.parts, accumulation_steps),

@@ -89,6 +89,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
     rule = UpdateRule(
         update.type, update.ns_steps, update.nesterov, update.block, scales_heads, size_of(model.param_init_type),
         casts_weights=model.param_init_type == "float32" or model.param_init_type != model.compute_dtype,
+        master_weights=update.master_weights,
     )  # fmt: skip
     compared = config.is_preference_tuning and config.preference.has_reference
     return Workload(

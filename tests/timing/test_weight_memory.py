@@ -93,6 +93,7 @@ def accumulated(times):
     return {"runner_config": {"gradient_accumulation_steps": times}}
 
 
+HALF_PARAMETERS = {"compute_dtype": "bfloat16", "param_init_type": "bfloat16"}
 WITHIN = 0.025
 RUNS: dict[str, tuple[dict[str, Any], str, int, float]] = {
     # What the model was found from.
@@ -235,12 +236,35 @@ RUNS: dict[str, tuple[dict[str, Any], str, int, float]] = {
         {"model": {**CAPPED, "seq_length": 256}, "dp": 8, "expert_parallel": 8, "pp": 2, "micro": 4, **SHARED, **AGAIN},
         MUON, 1, 251.8,
     ),
+    # Parameters in half precision.
+    "four replicas of parameters in half precision": ({"model": {**WIDE, **HALF_PARAMETERS}, "dp": 4}, ADAMW, 0, 644.9),
+    "these with a shared state": ({"model": {**WIDE, **HALF_PARAMETERS}, "dp": 4, **SHARED}, ADAMW, 0, 258.0),
+    "these accumulated": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 4, **SHARED, **accumulated(2)}, ADAMW, 0, 357.4,
+    ),
+    "stages of parameters in half precision": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 2, "pp": 2, "micro": 2}, ADAMW, 0, 439.1,
+    ),
+    "these stages with a shared state": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 2, "pp": 2, "micro": 2, **SHARED}, ADAMW, 0, 265.1,
+    ),
+    "their accumulators in parts": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 4, "pp": 2, "micro": 4, **IN_PARTS}, ADAMW, 0, 208.1,
+    ),
+    "tensor-parallel ranks of them computed again": (
+        {"model": {**DEEP, **HALF_PARAMETERS, "num_layers": 8}, "dp": 2, "tp": 2, "pp": 2, "micro": 4,
+         "use_seq_parallel": True, **SHARED, **AGAIN}, ADAMW, 0, 198.5,
+    ),
+    "sent tokens to experts in half precision": (
+        {"model": {**MIXTURE, **SORTED, **HALF_PARAMETERS}, "dp": 4, "expert_parallel": 2, "pp": 2, "micro": 2, **SHARED},
+        ADAMW, 0, 206.5,
+    ),
 }  # fmt: skip
 """Keys of a run, its optimizer, a stage, and MB that MindSpore's dry run of it uses."""
 SIMULATED = (
     "Muon of four replicas", "sent tokens on the last stage", "selected operators", "one device accumulates",
     "accumulators in parts", "adapters of weights in half precision", "a tied head on the last stage",
-    "dropout behind it computed again",
+    "dropout behind it computed again", "these stages with a shared state",
 )  # fmt: skip
 
 

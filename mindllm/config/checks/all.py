@@ -221,6 +221,8 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
     """What Muon does not update, its keys where it is not the optimizer, what has moments of 8 bits or half precision."""
     optimizer, model = config.optimizer, config.model.config
     yield from _half_parameters(config)
+    if optimizer.master_weights:
+        yield from _master_weights(config)
     if optimizer.state_bits == CODE_BITS:
         yield from _moments_of_8_bits(config)
         yield from _blocks_over_devices(config)
@@ -252,6 +254,17 @@ def _half_parameters(config: RunConfig) -> Iterator[Finding]:
             key,
             f"pet_type {pet.pet_type} updates float32 parameters alone (value {model.param_init_type}); write float32",
         )
+
+
+def _master_weights(config: RunConfig) -> Iterator[Finding]:
+    """Parameters without a rounded copy, and updates that keep none."""
+    key, optimizer, model = ("optimizer", "master_weights"), config.optimizer, config.model.config
+    if not model.has_half_parameters:
+        yield key, f"copies parameters in half precision (param_init_type {model.param_init_type}); write false"
+    elif optimizer.type != ADAMW or optimizer.state_bits == CODE_BITS:
+        yield key, f"is a key of type {ADAMW} with state_bits 32 (value true); write false"
+    elif model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
+        yield key, f"pet_type {model.pet_config.pet_type} trains small weights (value true); write false"
 
 
 def _qk_clip(config: RunConfig) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import CODE_BITS, CODES, further_state, kind_of_state, state_shapes
+from mindllm.architecture.optimizer_state import CODE_BITS, CODES, MASTER, further_state, kind_of_state, state_shapes
 from mindllm.config import RunConfig, override_config
 from mindllm.train.checkpoint import Checkpoint, RankTensors
 from mindllm.train.checkpoint.converted import numpy_dtype
@@ -27,6 +27,7 @@ from mindllm.train.optimizers.spikes import limits_of_step
 from mindllm.units import counted
 
 logger = logging.getLogger(__name__)
+FP32_SIZE = 4
 LENGTHS = {"float64": 3, "float32": 2, "float16": 1, "bfloat16": 0}
 """Orders floating types by their precision."""
 Batch = Mapping[str, np.ndarray]
@@ -196,6 +197,8 @@ def state_signatures(config: RunConfig, weights: Signatures) -> Signatures:
     optimizer = config.optimizer
     shapes = state_shapes({name: shape for name, (shape, _) in weights.items()}, optimizer.type, optimizer.block)
     shapes |= further_state(config.model.config.architecture)
+    if optimizer.master_weights:
+        shapes |= {f"{MASTER}.{name}": shape for name, (shape, dtype) in weights.items() if dtype.itemsize < FP32_SIZE}
     return {
         name: (shape, np.dtype(np.uint8 if kind_of_state(name) in CODES else np.float32))
         for name, shape in shapes.items()

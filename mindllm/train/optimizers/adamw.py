@@ -12,11 +12,12 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
-from mindllm.architecture.optimizer_state import MOMENTS, POWERS
+from mindllm.architecture.optimizer_state import MASTER, MOMENTS, POWERS
 from mindllm.config import OptimizerConfig
 from mindllm.config.optimizer import GroupedLrSchedule
 from mindllm.config.tuning import PetConfig
 from mindllm.models.experts.expert_load import is_probe
+from mindllm.models.weights import is_half
 from mindllm.train.expert_loads import ExpertLoads
 from mindllm.train.optimizers.half_weights import clone_state, in_float32, rounded_to, stores_half, value_rounding
 
@@ -27,6 +28,9 @@ update_at_own_rate = ops.MultitypeFuncGraph("adamw_update_at_own_rate")
 
 
 update_by_group = ops.MultitypeFuncGraph("adamw_update_by_group")
+
+
+update_masters = ops.MultitypeFuncGraph("adamw_update_masters")
 
 
 scaled = ops.MultitypeFuncGraph("scaled")
@@ -61,8 +65,35 @@ def _update_by_group(kernel, correction1, correction2, coefficient, rate, decay,
     return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient, coefficient)
 
 
+@update_masters.register(
+    "Function",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+    "Tensor",
+)
+def _update_master(
+    kernel, begins, correction1, correction2, coefficient, rate, decay, weight, master, moment1, moment2, gradient
+):
+    """Updates the float32 copy of a weight, and assigns it to the weight; ``begins``: 1 in the first step, which makes the copy
+    from the weight, else 0. Of a weight in float32 the copy is the weight.
+    """
+    begun = ops.assign(master, in_float32(weight) * begins + master * (1.0 - begins))
+    gradient = ops.depend(gradient, begun)
+    done = kernel(master, moment1, moment2, rate, correction1, correction2, decay, gradient, coefficient)
+    return ops.assign(weight, ops.cast(ops.depend(master, done), weight.dtype))
+
+
 class AdamW(nn.Cell):
-    """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas.
+    """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas, and
+    with master weights ``master.*`` (fp32) of those in half precision.
 
     Among the parameters may be counters of the tokens of experts, which have gradients and are no weights: those of a step are
     kept as ``load.*``. By them biases that keep experts balanced change by ``bias_rate`` towards experts with fewer tokens, and
@@ -98,6 +129,10 @@ class AdamW(nn.Cell):
         self.moments1 = clone_state(self.weights, MOMENTS[0])
         self.moments2 = clone_state(self.weights, MOMENTS[1])
         self.rounding = value_rounding(weights)
+        self.has_masters = config.master_weights
+        if self.has_masters:
+            copied = [clone_state(ParameterTuple([item]), MASTER)[0] if is_half(item) else item for item in weights]
+            self.masters = ParameterTuple(copied)
         self.beta1_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[0], requires_grad=False)
         self.beta2_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[1], requires_grad=False)
         self.decays = decays_of(weights, config)
@@ -138,6 +173,13 @@ class AdamW(nn.Cell):
         self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate, correction1: Tensor, correction2: Tensor
     ):
         """The update of every weight."""
+        if self.has_masters:
+            begins = ops.cast(self.beta1_power == 1.0, ms.float32)
+            common = ops.partial(update_masters, self.kernel, begins, correction1, correction2, coefficient)
+            rates = self.rates(rate) if self.grouped else (rate,) * len(self.weights)
+            return self.map(
+                common, rates, self.decays, self.weights, self.masters, self.moments1, self.moments2, gradients
+            )
         if self.rounding is not None:
             gradients = self.rounding(self.map(ops.partial(scaled, coefficient), gradients))
             coefficient = Tensor(1.0, ms.float32)

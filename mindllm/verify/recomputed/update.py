@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import CODES, MOMENT_PREFIXES, MUON_MOMENT, SCALES, updated_weights
+from mindllm.architecture.optimizer_state import (
+    CODES,
+    MASTER,
+    MOMENT_PREFIXES,
+    MUON_MOMENT,
+    POWERS,
+    SCALES,
+    updated_weights,
+)
 from mindllm.architecture.query_key_rows import query_key_rows
 from mindllm.config import RunConfig
 from mindllm.train.optimizers.dynamic_map import decoded, steps_beside
@@ -118,10 +126,12 @@ class _Part:
 
     def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping) -> None:
         self.optimizer = config.optimizer
-        names = (name, f"{FIRST}{name}", f"{SECOND}{name}")
+        master = f"{MASTER}.{name}"
+        held = master if master in after and float(before[POWERS[0]]) != 1.0 else name  # the first step makes the copy
+        names = (held, f"{FIRST}{name}", f"{SECOND}{name}")
         self.old = [np.asarray(before[one], np.float64) for one in names]
         self.new = [np.asarray(after[one], np.float64) for one in names]
-        self.ulp = _ulp(after[name])
+        self.ulp = _ulp(after[held])
         beta = self.optimizer.betas[0]
         self.gradient = (self.new[1] - beta * self.old[1]) / (1 - beta)
 
