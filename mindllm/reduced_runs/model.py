@@ -38,6 +38,8 @@ KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
 SMALLEST_DECAY = 0.1
 LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
+OF_HALVES = ("optimizer.master_weights", "optimizer.accumulate_in_float32")
+"""Keys that are for parameters in half precision alone."""
 LARGEST_LOGIT = 0.1  # less than that of most heads of the small model, so that QK-clip is seen
 MOST_IN_SMALL_BLOCK = 16  # numbers of a block of moments in codes
 
@@ -70,7 +72,7 @@ def reduce_model(
             **_group(config.model.config),
             **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
             **({} if real_dtype else _in_fp32(config.model.config)),
-            **({"optimizer.master_weights": False} if config.optimizer.master_weights and not real_dtype else {}),
+            **({} if real_dtype else {key: False for key in OF_HALVES if getattr(config.optimizer, key.split(".")[1])}),
             **_swapped(config, kept),
             **_optimizer(config, sizes),
             **_of_the_run(config, PARTS if mesh is None else mesh.parts, accumulation_steps),

@@ -89,10 +89,11 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
     rule = UpdateRule(
         update.type, update.ns_steps, update.nesterov, update.block, scales_heads, size_of(model.param_init_type),
         casts_weights=model.param_init_type == "float32" or model.param_init_type != model.compute_dtype,
-        master_weights=update.master_weights,
+        master_weights=update.master_weights, wide_sums=update.accumulate_in_float32,
     )  # fmt: skip
     compared = config.is_preference_tuning and config.preference.has_reference
-    return Workload(
+    workload = Workload(
         model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved, rule,
         model.base.architecture if compared else None,
     )  # fmt: skip
+    return replace(workload, numerics=replace(numerics, gradient_bytes=workload.sum_bytes))

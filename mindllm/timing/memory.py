@@ -123,8 +123,11 @@ def left_of_ends(workload: Workload, stage: int) -> float:
 
 def bytes_at_update(held: Held, workload: Workload) -> float:
     """What the update of these parameters needs beside their state: their gradients, and what there is for a moment."""
-    at_norm = copied_at_norm(held, workload) + squares_at_norm(workload)
-    return more_at_update(held, workload) + max(update_working_bytes(workload), at_norm)
+    copies = copied_at_norm(held, workload)
+    at_norm = copies + squares_at_norm(workload)
+    # Gradients in half precision are copied once more, scaled, before the first weight is updated.
+    scaled = copies if workload.update.in_half and not workload.update.master_weights else 0.0
+    return more_at_update(held, workload) + max(update_working_bytes(workload) + scaled, at_norm)
 
 
 def mask_bytes(workload: Workload) -> tuple[float, ...]:
@@ -163,19 +166,20 @@ def update_working_bytes(workload: Workload) -> float:
 def _cast_working_bytes(workload: Workload) -> float:
     """Return what the update of one weight in half precision needs, of the table or layer that needs most.
 
-    Gradients that are not accumulated are gone once they are used.
+    Gradients that are no accumulators, and scaled copies of these, are gone once they are used.
     """
     rule, strategy, architecture = workload.update, workload.strategy, workload.architecture
     if not rule.in_half or rule.master_weights:
         return 0.0
     shards = strategy.shards(strategy.replica_num)
+    frees = not workload.accumulates or (shards == 1 and strategy.device_num > 1)
     sizes = [[architecture.vocab_size * architecture.hidden_size / strategy.model_parallel / shards]]
     sizes += [own_sizes(spec, workload) for spec in architecture.specifications()]
     most = 0.0
     for own in sizes:
         used = 0.0
         for size in own:
-            used += 0.0 if workload.accumulates else rule.weight_bytes * size
+            used += rule.weight_bytes * size if frees else 0.0
             most = max(most, CAST_UPDATE * size - used)
     return most
 

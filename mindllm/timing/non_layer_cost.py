@@ -275,9 +275,12 @@ def _shards(name: str, shape: tuple[int, ...], strategy: Strategy) -> int:
     return strategy.expert_shards(shape[0]) if name.startswith(EXPERTS) else strategy.shards(strategy.replica_num)
 
 
-def is_cast_by_every_pass(name: str, spec: LayerSpec, strategy: Strategy) -> bool:
-    """Whether a weight of a layer is a matrix in half precision that every pass makes anew; frozen ones always are."""
-    if strategy.pieces > 1 or (casts_once(strategy) and name not in spec.frozen):
+def is_cast_by_every_pass(name: str, spec: LayerSpec, strategy: Strategy, rule: UpdateRule = BY_ADAMW) -> bool:
+    """Whether a weight of a layer is a matrix in half precision that every pass makes anew: a cast, or the copy of one that needs
+    none. Frozen ones always are.
+    """
+    made = bool(made_once(1.0, _shards(name, spec.weights()[name], strategy), rule))
+    if strategy.pieces > 1 or (casts_once(strategy) and made and name not in spec.frozen):
         return False
     in_codes = any(name == f"{code.module}.weight" for code in spec.codes)
     return len(spec.weights()[name]) > 1 and not name.startswith(ROUTER) and not in_codes

@@ -37,7 +37,7 @@ def weights_and_gradients(held: Held, workload: Workload) -> float:
     if not workload.numerics.forms.casts:
         gradient = FP32_BYTES if strategy.micro_batches * strategy.accumulation > 1 else HALF_BYTES
         return held.updated * (gradient + HALF_BYTES)
-    size = workload.update.weight_bytes
+    size = workload.sum_bytes
     if workload.keeps_gradients:
         return gradients_of_update(held, workload) + size * held.updated * workload.accumulates
     return held.made + size * (held.own(strategy) if strategy.accumulators_shard else held.updated)
@@ -49,7 +49,7 @@ def gradients_of_update(held: Held, workload: Workload) -> float:
     if workload.accumulates and strategy.accumulators_shard:
         return 0.0
     kinds = (*held.shared(strategy), (held.whole_experts, 1))
-    return workload.update.weight_bytes * sum(_of_replicas(numbers, replicas, workload) for numbers, replicas in kinds)
+    return workload.sum_bytes * sum(_of_replicas(numbers, replicas, workload) for numbers, replicas in kinds)
 
 
 def _of_replicas(numbers: float, replicas: int, workload: Workload) -> float:
@@ -71,7 +71,7 @@ def left_by_pass(held: Held, workload: Workload) -> float:
     if not (workload.accumulates and strategy.optimizer_shard and strategy.accumulators_shard):
         return 0.0
     kinds = ((numbers, strategy.shards(replicas)) for numbers, replicas in held.shared(strategy))
-    size = workload.update.weight_bytes
+    size = workload.sum_bytes
     return size * sum(numbers * (1 + 1 / shards) for numbers, shards in kinds if shards > 1)
 
 
@@ -97,16 +97,14 @@ def copied_at_norm(held: Held, workload: Workload) -> float:
     strategy = workload.strategy
     shares = strategy.shards(strategy.replica_num) > 1
     copies = workload.accumulates and not shares and strategy.device_num > 1
-    return workload.update.weight_bytes * held.updated if copies and workload.numerics.forms.casts else 0.0
+    return workload.sum_bytes * held.updated if copies and workload.numerics.forms.casts else 0.0
 
 
 def zeros_of_accumulators(workload: Workload) -> float:
     """Bytes of the zeros that clear accumulators on a device alone: constants, one for each shape of weight."""
     if not workload.accumulates or not workload.keeps_gradients:
         return 0.0
-    return float(
-        workload.update.weight_bytes * sum(map(math.prod, set(workload.architecture.trained_shapes().values())))
-    )
+    return float(workload.sum_bytes * sum(map(math.prod, set(workload.architecture.trained_shapes().values()))))
 
 
 def squares_at_norm(workload: Workload) -> float:
@@ -163,7 +161,7 @@ def _cast_and_kept(workload: Workload, spec: LayerSpec) -> float:
     return HALF_BYTES * sum(
         size
         for name, size in _numbers(spec, workload.strategy).items()
-        if is_cast_by_every_pass(name, spec, workload.strategy)
+        if is_cast_by_every_pass(name, spec, workload.strategy, workload.update)
         and name not in as_they_are
         and not (grouped and name.startswith(EXPERTS))
     )
@@ -177,7 +175,7 @@ def copied_frozen(workload: Workload, spec: LayerSpec) -> float:
     return HALF_BYTES * sum(
         size
         for name, size in numbers.items()
-        if name in spec.frozen and is_cast_by_every_pass(name, spec, workload.strategy)
+        if name in spec.frozen and is_cast_by_every_pass(name, spec, workload.strategy, workload.update)
     )
 
 
@@ -246,7 +244,7 @@ def gradients_of_weights(workload: Workload, spec: LayerSpec) -> float:
     for size, freed in zip(yields, _freed(workload, spec), strict=False):
         most = max(most, before + HALF_BYTES * size * times - freed)
         if stays:
-            gradient = workload.update.weight_bytes
+            gradient = workload.sum_bytes
             cast = HALF_BYTES if gradient != HALF_BYTES else 0
             most = max(most, before + (cast + gradient) * size - freed)
             before += gradient * (own + (replicas > 1)) * size

@@ -204,6 +204,7 @@ class UpdateRule:
         block: numbers of a block of AdamW's moments in codes of 8 bits; 0: they are fp32.
         weight_bytes: bytes of a number of the weights, and of their gradients and accumulators.
         casts_weights: whether products read casts of the weights, which have another type.
+        wide_sums: whether gradients in half precision are added up in single precision.
         master_weights: whether the state has weights in single precision, of which those of the model are rounded copies.
         scales_heads: whether QK-clip scales queries and keys behind it.
     """
@@ -216,6 +217,7 @@ class UpdateRule:
     weight_bytes: int = FP32_BYTES
     casts_weights: bool = True
     master_weights: bool = False
+    wide_sums: bool = False
 
     @property
     def in_half(self) -> bool:
@@ -256,6 +258,11 @@ class Workload:
     def accumulates(self) -> bool:
         """Whether gradients are added to accumulators (``train/distributed_step.py``)."""
         return self.strategy.micro_batches * self.strategy.accumulation > 1 or self.plan.stages > 1
+
+    @property
+    def sum_bytes(self) -> int:
+        """Return the bytes of a number of the gradients that a step sums: over micro-batches, and then over replicas."""
+        return FP32_BYTES if self.accumulates and self.update.wide_sums else self.update.weight_bytes
 
     @property
     def calls_network(self) -> bool:

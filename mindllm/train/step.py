@@ -14,7 +14,7 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
-from mindllm.train.optimizers.half_weights import value_rounding
+from mindllm.train.optimizers.half_weights import clone_state, value_rounding
 
 CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ and Megatron-LM
 
@@ -243,17 +243,21 @@ class TrainStep(nn.Cell):
 class AccumulateStep(nn.Cell):
     """Adds gradients, loss and tokens of one part of a global batch to accumulators; ``ApplyAccumulated`` uses them.
 
-    ``positions``: of the global batch, ``[rows · seq]``, masked or not.
+    ``positions``: of the global batch, ``[rows · seq]``, masked or not. ``wide``: gradients in half precision are added up in
+    float32.
     """
 
-    def __init__(self, model: nn.Cell, weights: ParameterTuple, positions: int) -> None:
+    def __init__(self, model: nn.Cell, weights: ParameterTuple, positions: int, wide: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.positions = positions
         self.forward_backward = ForwardBackward(model, weights, positions)
-        self.gradients = weights.clone(prefix="accumulated", init="zeros")
+        if wide:
+            self.gradients = clone_state(weights, "accumulated")
+        else:
+            self.gradients = weights.clone(prefix="accumulated", init="zeros")
         self.loss = Parameter(Tensor(0.0, ms.float32), name="accumulated_loss", requires_grad=False)
         self.tokens = Parameter(Tensor(0.0, ms.float32), name="accumulated_tokens", requires_grad=False)
-        self.rounding = value_rounding(weights)
+        self.rounding = None if wide else value_rounding(weights)
         self.map = ops.HyperMap()
 
     def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None, random=None):

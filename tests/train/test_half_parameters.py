@@ -149,15 +149,15 @@ def test_training_equals_torch_with_bf16_parameters_and_fp32_state():
     for name, item in weights.items():
         found, wanted = item.asnumpy(), named[HUGGING_FACE.theirs(name)].detach().numpy()
         if HUGGING_FACE.theirs(name) in rounded:
-            assert np.mean(ulps(found, wanted, BF16) > 1) < 0.01
+            assert np.mean(ulps(found, wanted, BF16) > 1) < 0.02
         np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
 FAMILIES = {
     "dense": {},
     "tied, biased": {"tie_word_embeddings": True, "qkv_has_bias": True, "attn_proj_has_bias": True},
-    "layer norms": {"model_type": "gpt2", "position_embedding_type": "learned_absolute", "n_kv_heads": 4},
-    "norms of heads": {"model_type": "qwen3"},
+    "layer norms": {"normalization": "LayerNorm", "position_embedding_type": "learned_absolute"},
+    "norms of heads": {"model_type": "qwen3", "qk_layernorm": True},
     "experts": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
     "grouped experts": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2, "moe_grouped_gemm": True},
     "latent attention, experts, a layer that predicts ahead": {
@@ -168,7 +168,7 @@ FAMILIES = {
     },
     "adapters": {"pet_config": {"lora_rank": 2}},
     "adapters with lengths": {"pet_config": {"lora_rank": 2, "use_dora": True, "frozen_dtype": "float32"}},
-    "bottlenecks": {"pet_config": {"pet_type": "bottleneck"}},
+    "bottlenecks": {"pet_config": {"pet_type": "bottleneck", "adapter_length": 4}},
 }  # fmt: skip
 
 
@@ -304,7 +304,7 @@ def test_a_run_with_master_weights_goes_on_bit_for_bit(tmp_path):
     [
         ({}, {"param_init_type": "float32"}, "copies parameters in half precision"),
         ({"type": "Muon"}, {}, "is a key of type AdamW with state_bits 32"),
-        ({}, {"pet_config": {"lora_rank": 2}}, "trains small weights"),
+        ({}, {"pet_config": {"lora_rank": 2}}, "pet_type lora trains small weights"),
     ],
 )
 def test_master_weights_are_refused_where_nothing_is_copied(tmp_path, sections, keys, why):

@@ -37,7 +37,7 @@ def dtypes(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
     asked, states, model = asked_dtypes(config), _states(config), config.model.config
     mistakes, count = [], 0
     for rank in ranks:
-        operators = (*_computed(rank, asked, states), *_kept(rank, asked, model), *_exchanged(rank, model))
+        operators = (*_computed(rank, asked, states), *_kept(rank, asked, model), *_exchanged(rank, asked, model))
         for what, found, wanted in operators:
             count += 1
             if found != wanted:
@@ -82,11 +82,21 @@ def _wanted(node: Node, place: str, asked: Dtypes, states: Collection[tuple[int,
     return asked.products if is_computed else None
 
 
-def _exchanged(rank: Operators, model: ModelConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield gradients that replicas exchange, where parameters are in half precision: name, dtype, and the one asked for."""
-    if model.has_half_parameters:
-        for weight, node in exchanged_gradients(rank).items():
-            yield f"{node.op} of the gradient of {weight}", node.dtypes[0], model.parameter_type(weight)
+def _exchanged(rank: Operators, asked: Dtypes, model: ModelConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield gradients that replicas exchange, where parameters are in half precision: name, dtype, and the one asked for.
+
+    Sums of several micro-batches are exchanged in the type of the accumulators.
+    """
+    if not model.has_half_parameters:
+        return
+    accumulated = any(name.startswith(ACCUMULATORS) for name in rank.graph.parameters)
+    for weight, node in exchanged_gradients(rank).items():
+        wide = accumulated and asked.sums == asked.exact
+        yield (
+            f"{node.op} of the gradient of {weight}",
+            node.dtypes[0],
+            asked.exact if wide else model.parameter_type(weight),
+        )
 
 
 def _kept(rank: Operators, asked: Dtypes, model: ModelConfig) -> Iterator[tuple[str, str, str]]:
@@ -98,7 +108,10 @@ def _kept(rank: Operators, asked: Dtypes, model: ModelConfig) -> Iterator[tuple[
             yield name, parameter.dtype, "uint8"
         elif is_state(name):
             yield name, parameter.dtype, asked.exact
-        elif name in trained or name.startswith(ACCUMULATORS):
-            yield name, parameter.dtype, model.parameter_type(name.removeprefix(ACCUMULATORS))
+        elif name.startswith(ACCUMULATORS):
+            weight = name.removeprefix(ACCUMULATORS)
+            yield name, parameter.dtype, asked.exact if asked.sums == asked.exact else model.parameter_type(weight)
+        elif name in trained:
+            yield name, parameter.dtype, model.parameter_type(name)
         elif name.endswith("weight") and parameter.dtype in FLOATING:
             yield name, parameter.dtype, asked.frozen

@@ -322,7 +322,8 @@ class Dtypes:
         norms, softmax, rotation: inside the norms, the softmax of composed attention, and the rotation.
         frozen: weights that are not trained.
         exact: router, loss and optimizer state, which no key names.
-        weights: trained weights, their gradients and accumulators.
+        weights: trained weights and their gradients.
+        sums: accumulators of gradients.
     """
 
     products: str
@@ -333,6 +334,7 @@ class Dtypes:
     frozen: str
     exact: str = "float32"
     weights: str = "float32"
+    sums: str = "float32"
 
     @property
     def is_narrow(self) -> bool:
@@ -360,4 +362,5 @@ def asked_dtypes(config: RunConfig) -> Dtypes:
         rotation=model.rotary_dtype,
         frozen=model.frozen_dtype,
         weights=model.param_init_type,
+        sums="float32" if config.optimizer.accumulate_in_float32 else model.param_init_type,
     )

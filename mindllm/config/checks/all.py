@@ -223,6 +223,9 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
     yield from _half_parameters(config)
     if optimizer.master_weights:
         yield from _master_weights(config)
+    if optimizer.accumulate_in_float32 and not model.has_half_parameters:
+        message = f"gradients are float32 anyway (param_init_type {model.param_init_type}); write false"
+        yield ("optimizer", "accumulate_in_float32"), message
     if optimizer.state_bits == CODE_BITS:
         yield from _moments_of_8_bits(config)
         yield from _blocks_over_devices(config)
