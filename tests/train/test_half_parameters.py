@@ -149,14 +149,19 @@ def test_training_equals_torch_with_bf16_parameters_and_fp32_state():
     for name, item in weights.items():
         found, wanted = item.asnumpy(), named[HUGGING_FACE.theirs(name)].detach().numpy()
         if HUGGING_FACE.theirs(name) in rounded:
-            assert np.mean(ulps(found, wanted, BF16) > 1) < 0.02
+            place = np.spacing(np.abs(wanted).astype(BF16)).astype(np.float32)
+            assert np.mean(np.abs(found - wanted) > place + 2e-4) < 0.01  # a rounded gradient moves an update a little
         np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
 FAMILIES = {
     "dense": {},
     "tied, biased": {"tie_word_embeddings": True, "qkv_has_bias": True, "attn_proj_has_bias": True},
-    "layer norms": {"normalization": "LayerNorm", "position_embedding_type": "learned_absolute"},
+    "layer norms": {
+        "model_type": "gpt2", "normalization": "LayerNorm", "hidden_act": "gelu_tanh", "gated_linear_unit": False,
+        "mlp_has_bias": True, "qkv_has_bias": True, "attn_proj_has_bias": True, "tie_word_embeddings": True,
+        "position_embedding_type": "learned_absolute", "n_kv_heads": 4,
+    },
     "norms of heads": {"model_type": "qwen3", "qk_layernorm": True},
     "experts": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
     "grouped experts": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2, "moe_grouped_gemm": True},
