@@ -82,7 +82,7 @@ class LoraAdapter(nn.Cell):
         self.has_lengths = spec.dora
         if spec.dora:
             self.lora_magnitude = Parameter(initializer("ones", (spec.out_features,), ms.float32), name=MAGNITUDE)
-            self.lengths = RowLengths(spec.scale, spec.in_features)
+            self.lengths = RowLengths(spec.scale, spec.in_features, kernels.weights.stored != ms.float32)
             self.divide = P.Div()
             self.rescale = P.Mul()
             self.cast = P.Cast()
@@ -109,9 +109,9 @@ class RowLengths(nn.Cell):
     devices, MindSpore 2.10 takes axes by name of matrix products alone.
     """
 
-    def __init__(self, scale: float, in_features: int) -> None:
+    def __init__(self, scale: float, in_features: int, widens: bool) -> None:
         super().__init__()
-        self.factor = scale
+        self.factor, self.widens = scale, widens
         self.ones = Tensor(np.ones((1, in_features), np.float32))
         self.cast = P.Cast()
         self.square = P.Square()
@@ -131,7 +131,7 @@ class RowLengths(nn.Cell):
     def construct(self, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """W ``[out, in]`` in any type, A ``[rank, in]`` and B ``[out, rank]``."""
         weight = self.cast(weight, ms.float32)
-        if first.dtype != ms.float32:
+        if self.widens:
             first, second = self.cast(first, ms.float32), self.cast(second, ms.float32)
         own = self.sum(self.square(weight), self.ones)
         along = self.twice(self.along(weight, first), 2.0 * self.factor)

@@ -315,3 +315,30 @@ def test_a_run_with_master_weights_goes_on_bit_for_bit(tmp_path):
 def test_master_weights_are_refused_where_nothing_is_copied(tmp_path, sections, keys, why):
     with pytest.raises(UserError, match=f"master_weights: {why}.*write false"):
         run_of(tmp_path, {"optimizer": {"master_weights": True, **sections}}, **keys)
+
+
+def test_float32_copies_are_made_used_and_left_behind(tmp_path):
+    copied = {"optimizer": {"master_weights": True}}
+    runs = {
+        "single": run_of(tmp_path, param_init_type="float32"),
+        "copied": run_of(tmp_path, copied),
+        "half": run_of(tmp_path),
+    }
+    engines = {name: ReplicaEngine(config) for name, config in runs.items()}
+    name = "model.layers.0.feed_forward.w1.weight"
+    saved = {}
+    for key, engine in engines.items():
+        engine.step(batch(0), 1e-3, 1.0)
+        store = CheckpointStore(tmp_path / key, keep_checkpoint_max=1)
+        saved[key] = load_checkpoint(store.save(1, engine.local_state(), {"step": 1}))
+    exact = np.array(saved["single"].weights[name])
+    master = np.array(saved["copied"].optimizer[f"master.{name}"])
+    engines["copied"].load(saved["single"])
+    np.testing.assert_array_equal(engines["copied"].optimizer_state[f"master.{name}"].asnumpy(), exact)
+    engines["single"].load(saved["copied"])
+    np.testing.assert_array_equal(engines["single"].weights[name].asnumpy(), master)
+    engines["half"].load(saved["copied"])
+    np.testing.assert_array_equal(engines["half"].weights[name].asnumpy(), master.astype(BF16).astype(np.float32))
+    engines["copied"].load(saved["half"])
+    found = engines["copied"].optimizer_state[f"master.{name}"].asnumpy()
+    np.testing.assert_array_equal(found, np.array(saved["half"].weights[name]).astype(np.float32))

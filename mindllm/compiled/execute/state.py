@@ -60,9 +60,11 @@ def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarr
 
 def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
     """What a parameter in half precision holds; numbers of a type that numpy has not are computed with in fp32."""
-    if dtype not in ROUNDED or value.dtype == ROUNDED[dtype]:
+    if dtype not in ROUNDED:
         return value
-    held = value.astype(ROUNDED[dtype])
+    if value.dtype.kind == "V":  # files of numpy keep the bytes of bfloat16, and not its name
+        value = value.view(ROUNDED[dtype])
+    held = value.astype(ROUNDED[dtype], copy=False)
     return held if dtype == "float16" else held.astype(np.float32)
 
 

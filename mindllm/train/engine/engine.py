@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from mindllm.architecture.optimizer_state import CODE_BITS, CODES, MASTER, further_state, kind_of_state, state_shapes
 from mindllm.config import RunConfig, override_config
 from mindllm.train.checkpoint import Checkpoint, RankTensors
-from mindllm.train.checkpoint.converted import numpy_dtype
+from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.checkpoint.loading import FLOATING
 from mindllm.train.health import Watched
 from mindllm.train.job.ranks import Ranks
@@ -137,6 +137,7 @@ class Engine(ABC):
         if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
             _require_same_bits(self.config, checkpoint)
             weights = trained_signatures(self.config)
+            checkpoint = with_asked_masters(self.config, checkpoint, weights)
             checkpoint.require(in_their_types(checkpoint.weights, weights), state_signatures(self.config, weights))
             if line := changed_types(checkpoint.weights, weights):
                 logger.warning("%s: %s", checkpoint.path, line)
@@ -153,6 +154,29 @@ def _require_same_bits(config: RunConfig, checkpoint: Checkpoint) -> None:
             f"the checkpoint's moments have {bits} bits (value {asked}); write {bits}, or begin without its optimizer"
         )
         raise config.error("optimizer.state_bits", message)
+
+
+def with_asked_masters(config: RunConfig, checkpoint: Checkpoint, weights: Signatures) -> Checkpoint:
+    """Return a checkpoint with the float32 copies of weights that the run keeps, and no others.
+
+    Copies that it lacks are made from its weights. A run in float32 goes on from the copies.
+    """
+    if not checkpoint.optimizer:
+        return checkpoint
+    prefix = f"{MASTER}."
+    copies = {name.removeprefix(prefix): item for name, item in checkpoint.optimizer.items() if name.startswith(prefix)}
+    others = {name: item for name, item in checkpoint.optimizer.items() if not name.startswith(prefix)}
+    if config.optimizer.master_weights:
+        asked = [
+            name for name, (_, dtype) in weights.items() if dtype.itemsize < FP32_SIZE and name in checkpoint.weights
+        ]
+        made = {name: Converted(name, checkpoint.weights[name], np.dtype(np.float32)) for name in asked}
+        return replace(
+            checkpoint, optimizer={**others, **{f"{prefix}{name}": item for name, item in (made | copies).items()}}
+        )
+    if config.model.config.has_half_parameters:
+        return replace(checkpoint, optimizer=others)
+    return replace(checkpoint, optimizer=others, weights={**checkpoint.weights, **copies})
 
 
 def in_their_types(found: Mapping[str, Any], expected: Signatures) -> Signatures:

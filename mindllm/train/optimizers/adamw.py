@@ -19,7 +19,14 @@ from mindllm.config.tuning import PetConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.models.weights import is_half
 from mindllm.train.expert_loads import ExpertLoads
-from mindllm.train.optimizers.half_weights import clone_state, in_float32, rounded_to, stores_half, value_rounding
+from mindllm.train.optimizers.half_weights import (
+    clone_state,
+    in_float32,
+    rounded_to,
+    stores_half,
+    value_rounding,
+    value_types,
+)
 
 update = ops.MultitypeFuncGraph("adamw_update")
 
@@ -85,7 +92,8 @@ def _update_master(
     """Updates the float32 copy of a weight, and assigns it to the weight; ``begins``: 1 in the first step, which makes the copy
     from the weight, else 0. Of a weight in float32 the copy is the weight.
     """
-    begun = ops.assign(master, in_float32(weight) * begins + master * (1.0 - begins))
+    wide = in_float32(ops.depend(weight, coefficient))  # or all casts would be there at once
+    begun = ops.assign(master, wide * begins + master * (1.0 - begins))
     gradient = ops.depend(gradient, begun)
     done = kernel(master, moment1, moment2, rate, correction1, correction2, decay, gradient, coefficient)
     return ops.assign(weight, ops.cast(ops.depend(master, done), weight.dtype))
@@ -128,7 +136,8 @@ class AdamW(nn.Cell):
             self.expert_loads = ExpertLoads(parameters, bias_rate, shares)
         self.moments1 = clone_state(self.weights, MOMENTS[0])
         self.moments2 = clone_state(self.weights, MOMENTS[1])
-        self.rounding = value_rounding(weights)
+        self.rounding, self.types = value_rounding(weights), value_types(weights)
+        self.rounds = self.rounding.rounds if self.rounding is not None else ()
         self.has_masters = config.master_weights
         if self.has_masters:
             copied = [clone_state(ParameterTuple([item]), MASTER)[0] if is_half(item) else item for item in weights]
@@ -193,10 +202,10 @@ class AdamW(nn.Cell):
 
     def round_weights(self, done: Tensor) -> Tensor:
         """Round every weight behind ``done`` to the values it holds; return ``done`` behind that."""
-        for index in range(len(self.rounding.types)):
-            if self.rounding.rounds[index]:
+        for index in range(len(self.types)):
+            if self.rounds[index]:
                 weight = ops.depend(self.weights[index], done)
-                done = ops.depend(done, ops.assign(self.weights[index], rounded_to(weight, self.rounding.types[index])))
+                done = ops.depend(done, ops.assign(self.weights[index], rounded_to(weight, self.types[index])))
         return done
 
     def rates(self, of_groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

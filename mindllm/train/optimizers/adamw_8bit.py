@@ -202,7 +202,10 @@ class AdamW8bit(nn.Cell):
         """
         weight, coefficient = self.weights[number], ops.depend(coefficient, done)
         if self.in_half[number]:
-            weight, gradient = in_float32(weight), in_float32(ops.depend(gradient, coefficient))
+            weight, gradient = (
+                in_float32(ops.depend(weight, coefficient)),
+                in_float32(ops.depend(gradient, coefficient)),
+            )
         codes1, codes2, scales1, scales2 = (
             self.codes1[number],
             self.codes2[number],

@@ -184,7 +184,10 @@ class MuonAdamW(nn.Cell):
         weight, before = self.weights[number], self.moments[number]
         coefficient = ops.depend(coefficient, done)
         if self.in_half[number]:
-            weight, gradient = in_float32(weight), in_float32(ops.depend(gradient, coefficient))
+            weight, gradient = (
+                in_float32(ops.depend(weight, coefficient)),
+                in_float32(ops.depend(gradient, coefficient)),
+            )
         gradient = gradient * coefficient
         moment = self.momentum * ops.depend(before, done) + gradient
         direction = gradient + self.momentum * moment if self.nesterov else moment
