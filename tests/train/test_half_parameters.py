@@ -342,3 +342,12 @@ def test_float32_copies_are_made_used_and_left_behind(tmp_path):
     engines["copied"].load(saved["half"])
     found = engines["copied"].optimizer_state[f"master.{name}"].asnumpy()
     np.testing.assert_array_equal(found, np.array(saved["half"].weights[name]).astype(np.float32))
+
+
+def test_a_proof_says_what_parameters_in_half_precision_mean(tmp_path):
+    from mindllm.prove.expected import configuration
+
+    assert configuration(run_of(tmp_path)).says.endswith("in bfloat16, updated in float32 and rounded, no float32 copy")
+    copied = run_of(tmp_path, {"optimizer": {"master_weights": True}})
+    assert configuration(copied).says.endswith("updated as float32 copies, then rounded")
+    assert "float32" not in configuration(run_of(tmp_path, param_init_type="float32")).says
