@@ -61,7 +61,7 @@ def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarr
 def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
     """What a parameter in half precision holds; numbers of a type that numpy has not are computed with in fp32."""
     if dtype not in ROUNDED:
-        return value
+        return value.astype(np.float32) if value.dtype in ROUNDED.values() else value
     if value.dtype.kind == "V":  # files of numpy keep the bytes of bfloat16, and not its name
         value = value.view(ROUNDED[dtype])
     held = value.astype(ROUNDED[dtype], copy=False)
