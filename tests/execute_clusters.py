@@ -28,6 +28,7 @@ ALLOCATED = {
 }
 TWO_PARTS = {"gradient_accumulation_steps": 2}
 PROJECTED = {"pet_config": {"pet_type": "galore", "galore_rank": 4, "galore_update_proj_gap": 2}}
+HALF = {"compute_dtype": "bfloat16", "param_init_type": "bfloat16"}
 CASES: dict[str, dict[str, Any]] = {
     "biased": {
         "dp": 2,
@@ -104,6 +105,14 @@ CASES: dict[str, dict[str, Any]] = {
         "runner_config": {"batch_size": 1},
     },
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
+    "half parameters": {"dp": 2, "parallel": OPTIMIZER, "model": HALF},
+    "half parameters of stages": {"pp": 2, "micro": 2, "model": {**HALF, "tie_word_embeddings": True}},
+    "copied half parameters": {
+        "dp": 2,
+        "runner_config": TWO_PARTS,
+        "optimizer": {"master_weights": True, "accumulate_in_float32": True},
+        "model": HALF,
+    },
     "ranks of neighbours": {"tp": 2, "runner_config": TWO_PARTS, "model": ALLOCATED},
     "ranks of stages": {"pp": 2, "micro": 2, "model": ALLOCATED},
     "ranks of slices": {"dp": 2, "parallel": OPTIMIZER, "model": ALLOCATED},

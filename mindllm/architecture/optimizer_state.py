@@ -24,11 +24,15 @@ CODE_BITS, FEWEST_BLOCKS = 8, 16
 """Bits of a code, and blocks of the smallest weight whose moments are in codes."""
 FIRST_MOMENTS = (MOMENT_PREFIXES[0], f"{MUON_MOMENT}.", f"{CODES[0]}.")
 """Every weight that is updated has state whose name begins with one of these."""
+MASTER = "master"
+"""Begins, with a dot behind it, the name of the float32 copy of a weight in half precision (``optimizer.master_weights``)."""
 POWERS = ("beta1_power", "beta2_power")
 IMPORTANCE, UNCERTAINTY, KEPT_RANKS, STEPS_TAKEN = "importance", "uncertainty", "kept_ranks", "steps_taken"
 PROJECTION, INTERVAL, STEPS_IN_INTERVAL = "projection", "interval", "steps_in_interval"
 LAYER_POWERS = ("layer_beta1_power", "layer_beta2_power")
-PREFIXES = tuple(f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION, MUON_MOMENT, *CODES, *SCALES))
+PREFIXES = tuple(
+    f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION, MUON_MOMENT, MASTER, *CODES, *SCALES)
+)
 SHARES = "feed_forward.router.balance.shares"
 """Ends the names of what a balance loss over global batches keeps: of all choices of the step before, the part of each expert."""
 SCALARS = (*POWERS, STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)

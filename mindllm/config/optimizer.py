@@ -70,6 +70,16 @@ class OptimizerConfig(Section):
         description="`type: AdamW`: bits of a number of its moments. 8: blocks of codes of dynamic quantization, with a scale "
         "each; weights with one axis, or with fewer than 16 blocks, keep 32.",
     )
+    master_weights: bool = Field(
+        default=False,
+        description="`param_init_type` in half precision: the state keeps a float32 copy of every such parameter, which is "
+        "updated and then rounded, as in Megatron-LM; false: the rounded parameter is updated, as in MindFormers.",
+    )
+    accumulate_in_float32: bool = Field(
+        default=False,
+        description="`param_init_type` in half precision: gradients of micro-batches are added up in float32, as in Megatron-LM; "
+        "false: in the type of the parameters, as in MindFormers.",
+    )
     state_block_size: PositiveInt = Field(default=256, description="`state_bits: 8`: numbers of a block.")
     weight_decay_groups: List[DecayGroup] = Field(
         default=(),

@@ -217,6 +217,17 @@ class RunConfig(Section):
         )
 
     @property
+    def about_parameters(self) -> str:
+        """Return what parameters in half precision mean for a step; empty where they are float32."""
+        model, kept = self.model.config, self.optimizer.master_weights
+        if not model.has_half_parameters:
+            return ""
+        updates = (
+            "updated as float32 copies, then rounded" if kept else "updated in float32 and rounded, no float32 copy"
+        )
+        return f"parameters in {model.param_init_type}, {updates}"
+
+    @property
     def compile_cache_directory(self) -> Path:
         """Directory of the compile cache."""
         return Path(self.context.compile_cache_path or Path(self.output_dir) / "compile_cache")

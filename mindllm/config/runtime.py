@@ -61,7 +61,7 @@ class ExportConfig(Section):
     directory: str = Field(
         default="", description="Directory that is written after the last step; empty: none. It must not exist before."
     )
-    dtype: DType = Field(default="float32", description="Type of the written weights.")
+    dtype: DType | None = Field(default=None, description="Type of the written weights; null: `param_init_type`.")
     max_shard_size: str = Field(
         default="5GB", pattern=SIZE_PATTERN, description="Largest file of weights, as `5GB` or `200MB`."
     )

@@ -60,10 +60,10 @@ class PetConfig(Section):
     modules_to_save: List[str] = Field(
         default=(), description="Parts trained whole beside the adapters, by name: norm_out, tok_embeddings, lm_head, …"
     )
-    frozen_dtype: DType = Field(
-        default="float32",
-        description="Type that matrices which are not trained are held in; what is computed with them is not changed by it, but "
-        "for their rounding. Embeddings of a CPU, norms and biases stay float32, and codes stay codes.",
+    frozen_dtype: DType | None = Field(
+        default=None,
+        description="Type of matrices that are not trained; null: `param_init_type`. What is computed with them is not changed "
+        "by it, but for their rounding. Embeddings of a CPU, norms and biases have their own type, and codes stay codes.",
     )
     lora_plus_lr_ratio: float | None = Field(
         default=None, gt=0, description="LoRA+: learning rate of the second matrices relative to that of the first."
@@ -150,4 +150,5 @@ class PetConfig(Section):
     @property
     def tuning(self) -> Tuning:
         """What of it an architecture knows."""
-        return Tuning(**{field.name: getattr(self, field.name) for field in fields(Tuning)})
+        values = {field.name: getattr(self, field.name) for field in fields(Tuning)}
+        return Tuning(**values | {"frozen_dtype": self.frozen_dtype or "float32"})

@@ -220,7 +220,7 @@ class _Advisor:
     def _halve_frozen(self) -> str | None:
         """What is only read, in the type that it is computed in: then no pass casts copies of it."""
         model = self.config.model.config
-        if model.pet_config is None or model.pet_config.frozen_dtype != "float32" or model.compute_dtype not in HALVES:
+        if model.pet_config is None or model.frozen_dtype != "float32" or model.compute_dtype not in HALVES:
             return None
         return self._switch("frozen weights in half precision", FROZEN, model.compute_dtype)
 

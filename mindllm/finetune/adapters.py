@@ -16,7 +16,7 @@ from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, AdapterSpec, B, 
 from mindllm.models.dropout import Dropout
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, TanhGELU
-from mindllm.models.weights import normal_parameter
+from mindllm.models.weights import make_weight, normal_parameter
 
 # A bottleneck behind attention or feed-forward (adapters: Houlsby et al., 2019): down, GELU, up, and what came in added.
 
@@ -63,7 +63,7 @@ class LoraAdapter(nn.Cell):
             self.dropout = Dropout(spec.dropout, spec.in_features, salt, again=not kernels.cpu)
         std = INITIAL_STD if spec.has_values else 1.0 / math.sqrt(3 * spec.in_features)
         self.lora_a: Parameter = (
-            first_of.lora_a if first_of else normal_parameter(A, (spec.rank, spec.in_features), std)
+            first_of.lora_a if first_of else normal_parameter(A, (spec.rank, spec.in_features), std, kernels.weights)
         )
         self.has_values = spec.has_values
         if spec.has_values:
@@ -72,7 +72,7 @@ class LoraAdapter(nn.Cell):
             self.lora_b = normal_parameter(B, (spec.out_features, spec.rank), INITIAL_STD)
             self.values = P.Mul()
         else:
-            self.lora_b = Parameter(initializer("zeros", (spec.out_features, spec.rank), ms.float32), name=B)
+            self.lora_b = make_weight(B, "zeros", (spec.out_features, spec.rank), kernels.weights)
         self.factor = spec.scale
         self.operand = Operand(kernels)
         self.down = P.MatMul(transpose_b=True)
@@ -82,7 +82,7 @@ class LoraAdapter(nn.Cell):
         self.has_lengths = spec.dora
         if spec.dora:
             self.lora_magnitude = Parameter(initializer("ones", (spec.out_features,), ms.float32), name=MAGNITUDE)
-            self.lengths = RowLengths(spec.scale, spec.in_features)
+            self.lengths = RowLengths(spec.scale, spec.in_features, kernels.weights.stored != ms.float32)
             self.divide = P.Div()
             self.rescale = P.Mul()
             self.cast = P.Cast()
@@ -109,9 +109,9 @@ class RowLengths(nn.Cell):
     devices, MindSpore 2.10 takes axes by name of matrix products alone.
     """
 
-    def __init__(self, scale: float, in_features: int) -> None:
+    def __init__(self, scale: float, in_features: int, widens: bool) -> None:
         super().__init__()
-        self.factor = scale
+        self.factor, self.widens = scale, widens
         self.ones = Tensor(np.ones((1, in_features), np.float32))
         self.cast = P.Cast()
         self.square = P.Square()
@@ -131,6 +131,8 @@ class RowLengths(nn.Cell):
     def construct(self, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """W ``[out, in]`` in any type, A ``[rank, in]`` and B ``[out, rank]``."""
         weight = self.cast(weight, ms.float32)
+        if self.widens:
+            first, second = self.cast(first, ms.float32), self.cast(second, ms.float32)
         own = self.sum(self.square(weight), self.ones)
         along = self.twice(self.along(weight, first), 2.0 * self.factor)
         mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)

@@ -25,7 +25,7 @@ from mindllm.models.experts.experts import ExpertLinear
 from mindllm.models.experts.grouped_experts import BlockProduct, GroupedProduct
 from mindllm.models.kernels import DTYPES
 from mindllm.models.linear import Linear
-from mindllm.models.weights import drawn_value, frozen_parameter, model_weights, quantized_parameters
+from mindllm.models.weights import drawn_value, frozen_parameter, in_value_type, model_weights, quantized_parameters
 
 MATRICES: dict[type[nn.Cell], str] = {
     Linear: "weight",
@@ -57,8 +57,8 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
             _begin_as_nothing([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])
     for name, parameter in weights.items():
         parameter.requires_grad = name in trained
-    if pet.frozen_dtype != "float32":
-        _hold_frozen(lm, DTYPES[pet.frozen_dtype], kernels)
+    if model.frozen_dtype != "float32":
+        _hold_frozen(lm, DTYPES[model.frozen_dtype], kernels)
 
 
 def _hold_frozen(lm: CausalLM, dtype: ms.dtype, kernels: Kernels) -> None:
@@ -146,7 +146,8 @@ def _projection(layer: nn.Cell, module: str) -> Linear:
 
 
 def initial_weights(config: RunConfig) -> dict[str, np.ndarray]:
-    """The weights of the whole model by name, fp32, adapters and frozen ones too: those that one device begins with.
+    """The weights of the whole model by name, adapters and frozen ones too: those that one device begins with, in the types of
+    their values.
 
     No device holds them. Projections that are held in codes are their codes, in the dtypes of these.
     """
@@ -157,4 +158,4 @@ def initial_weights(config: RunConfig) -> dict[str, np.ndarray]:
 
 def _value(name: str, parameter: Parameter, seed: int) -> np.ndarray:
     drawn = drawn_value(name, tuple(parameter.shape), parameter, seed)
-    return parameter.init_data().asnumpy() if drawn is None else drawn
+    return parameter.init_data().asnumpy() if drawn is None else in_value_type(drawn, parameter)

@@ -101,6 +101,11 @@ PROJECTIONS = {"gpt2": {"dense1": "wq", "dense2": "wk", "dense3": "wv"}}  # of a
 YARN_FACTORS = (f"{MODEL}.scaling_factor", f"{MODEL}.rotary_scaling_factor")
 YARN_PARTS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 YARN_CONTEXT = 4096  # of the original training, where the YAML does not say
+STATE_AS_THEIRS = "gradients and accumulators have it, moments and the update are float32, as in MindFormers"
+HALF = {  # reasons of parameters in half precision, by the key that asks for them
+    "param_init_type": f"{STATE_AS_THEIRS}; norms have layernorm_compute_type, routers float32",
+    "params_dtype": f"{STATE_AS_THEIRS}; norms have layernorm_compute_type and routers float32, in MindFormers params_dtype",
+}
 LEGACY_DEFAULTS = {  # of LlamaConfig, where ours are others
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -108,6 +113,7 @@ LEGACY_DEFAULTS = {  # of LlamaConfig, where ours are others
     "num_heads": 32,
     "seq_length": 2048,
     "compute_dtype": "float16",
+    "param_init_type": "float16",
     "initializer_range": 0.01,
 }
 MCORE_DEFAULTS = {"compute_dtype": "bfloat16"}
@@ -352,14 +358,7 @@ def _not_yarn(reading: Reading) -> None:
 
 
 def _types(reading: Reading) -> None:
-    for name in ("param_init_type", "params_dtype"):
-        key = f"{MODEL}.{name}"
-        if reading.has(key):
-            same = reading.get(key) == "float32"
-            reason = (
-                "" if same else "parameters and optimizer state are float32 everywhere: their memory is that of float32"
-            )
-            reading.translate(key, f"{MODEL}.param_init_type", "float32", reason)
+    _parameter_types(reading)
     softmax = f"{MODEL}.attention_softmax_in_fp32"
     if reading.has(softmax):
         value = "float32" if reading.get(softmax) else reading.get(f"{MODEL}.compute_dtype", "float16")
@@ -377,6 +376,22 @@ def _types(reading: Reading) -> None:
         else:
             instead = f"--{key}={'false' if name.startswith('fp32') else compute}"
             reading.refuse(key, f"hidden states flow in compute_dtype {compute} or float32 here; {instead} says so")
+
+
+def _parameter_types(reading: Reading) -> None:
+    """Translate the type of parameters, and state what else has another type here than in MindFormers."""
+    own = "float32"
+    for name in ("param_init_type", "params_dtype"):
+        key = f"{MODEL}.{name}"
+        if reading.has(key):
+            own = reading.word(key)
+            reading.translate(key, f"{MODEL}.param_init_type", reason="" if own == "float32" else HALF[name])
+    table = f"{MODEL}.embedding_init_type"
+    if reading.has(table):
+        same = reading.word(table) == own
+        reading.idle(
+            table, "param_init_type" if same else f"the embedding has param_init_type {own} here, as all matrices"
+        )
 
 
 def _named_network(reading: Reading, network: Network) -> None:

@@ -20,7 +20,7 @@ from mindllm.mindformers.keys.experts import AHEAD, GROUPS, MODEL, SAME, SCORES,
 from mindllm.mindformers.keys.rules import Outcome, rule_for
 from mindllm.mindformers.keys.tables import KEYS
 from mindllm.mindformers.mesh import with_replicas
-from mindllm.mindformers.pynative import as_static, as_written, is_pynative, problems_as_written
+from mindllm.mindformers.pynative import as_static, as_written, is_pynative, keep_masters, problems_as_written
 from mindllm.mindformers.reading import Entry, leaves, path_of, shown
 from mindllm.mindformers.recognise import IGNORED_KEYS, OPTIONS, belongs_to_theirs
 from mindllm.mindformers.translate import translate
@@ -154,6 +154,8 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     static = as_static(changed) if is_pynative(changed.data) else None
     completed, added = with_class_defaults(static.document if static else changed)
     reading = translate(completed, meaning, ignores_unknown(overrides))
+    if static:
+        keep_masters(reading)
     entries = as_left_out([*reading.entries.values()], added | (static.added if static else set()))
     if static:
         entries = [*as_written(static, changed, entries)]

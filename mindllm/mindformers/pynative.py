@@ -18,7 +18,7 @@ from mindllm.config.reading.document import Document, KeyPath, Problem, at, chil
 from mindllm.mindformers.keys.pynative import RENAMED, SECTIONS
 from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.mesh import is_count
-from mindllm.mindformers.reading import Entry, path_of, shown
+from mindllm.mindformers.reading import Entry, Reading, path_of, shown
 
 ABSENT = object()
 LEFT_OUT: dict[str, Any] = {  # defaults of its configuration classes, by their place in the other form
@@ -93,6 +93,21 @@ def as_static(theirs: Document) -> Static:
         for key, value in OF_ADAMW.items():
             mover.default(key, value)
     return mover.static
+
+
+def keep_masters(reading: Reading) -> None:
+    """Ask for the float32 copies that MindFormers' PyNative optimizers always keep of parameters in half precision."""
+    path = path_of("model.model_config.params_dtype")
+    kind, entry = at(reading.ours.data, path_of("model.model_config.param_init_type")), reading.entries.get(path)
+    if kind not in ("float16", "bfloat16"):
+        return
+    if at(reading.ours.data, path_of("optimizer.type")) == "Muon":
+        reason = "moments are float32; its optimizers keep a float32 copy of every parameter, Muon here keeps none"
+    else:
+        reading.put("optimizer.master_weights", True, path)
+        reason = "optimizer.master_weights: its optimizers keep a float32 copy of every parameter"
+    if entry is not None:
+        reading.entries[path] = replace(entry, reason=reason)
 
 
 def as_written(static: Static, original: Document, entries: Iterable[Entry]) -> Iterator[Entry]:

@@ -41,8 +41,11 @@ class UnitRows(nn.Cell):
 
     SHORTEST = 1e-12
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         super().__init__()
+        self.widens = kernels.weights.stored != ms.float32
+        if self.widens:
+            self.cast = P.Cast()
         self.square = P.Square()
         self.sum = P.ReduceSum(keep_dims=True)
         self.maximum = P.Maximum()
@@ -50,6 +53,8 @@ class UnitRows(nn.Cell):
         self.mul = P.Mul()
 
     def construct(self, weight: Tensor) -> Tensor:
+        if self.widens:
+            weight = self.cast(weight, ms.float32)
         lengths = self.maximum(self.sum(self.square(weight), -1), self.SHORTEST**2)
         return self.mul(weight, self.rsqrt(lengths))
 
@@ -67,13 +72,13 @@ class CausalLM(nn.Cell):
         self.tied = head.tied
         self.normalised = head.normalised
         if head.normalised:
-            self.unit_rows = UnitRows()
+            self.unit_rows = UnitRows(kernels)
         self.lm_head = Head(head, kernels)
         self.cross_entropy = CpuCrossEntropy(config.vocab_size) if kernels.cpu else CrossEntropy(config.vocab_size)
         self.losses = in_chunks(TokenLosses(self.lm_head, self.cross_entropy), config, kernels)
         if not self.tied:  # the last, or the cell above would rename it
             shape = (config.vocab_size, config.hidden_size)
-            self.lm_head.weight = normal_parameter("lm_head.weight", shape, config.initializer_range)
+            self.lm_head.weight = normal_parameter("lm_head.weight", shape, config.initializer_range, kernels.weights)
         self.reshape = P.Reshape()
         self.mul = P.Mul()
         self.sum = P.ReduceSum()

@@ -66,7 +66,7 @@ class TokenEmbedding(Lookup):
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
         super().__init__(model, kernels)
         shape = (model.vocab_size, model.hidden_size)
-        self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range)
+        self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range, kernels.weights)
 
     def construct(self, input_ids: Tensor) -> Tensor:
         return self.looked_up(self.embedding_weight, input_ids)
@@ -78,7 +78,7 @@ class PositionEmbedding(nn.Cell):
     def __init__(self, positions: int, model: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
         shape = (positions, model.hidden_size)
-        self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range)
+        self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range, kernels.weights)
         self.in_order = Tensor(kernels.positions(model.seq_length))
         self.gather = P.Gather()
         self.reshape = P.Reshape()

@@ -14,6 +14,7 @@ import numpy as np
 from mindllm.config import ModelConfig
 from mindllm.models.attention.sequence_order import balanced_order
 from mindllm.models.pieces import InPieces
+from mindllm.models.weights import FLOAT32, WeightType
 
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 
@@ -36,6 +37,7 @@ class Kernels:
     (:mod:`mindllm.models.fine_grain_interleave`); ``joins`` are the layers that send their rows to another stage.
     ``watches_logits``: each layer keeps the largest attention logit (:mod:`mindllm.models.attention.largest_logit`).
     ``pieces``: in which sequences go through a pipeline (:mod:`mindllm.models.pieces`); None: whole.
+    ``weights`` and ``norm_weights`` are the types of matrices, tables and biases, and of the parameters of norms.
     """
 
     fused: bool
@@ -57,6 +59,8 @@ class Kernels:
     joins: frozenset[int] = frozenset()
     watches_logits: bool = False
     pieces: InPieces | None = None
+    weights: WeightType = FLOAT32
+    norm_weights: WeightType = FLOAT32
 
     @property
     def hidden(self) -> ms.dtype:
@@ -93,4 +97,11 @@ class Kernels:
             softmax=DTYPES[model.softmax_compute_type],
             rotary=DTYPES[model.rotary_dtype],
             residual=ms.float32 if model.fp32_residual_connection else None,
+            weights=_weight_type(model.param_init_type, on_device),
+            norm_weights=_weight_type(model.parameter_type("norm.weight"), on_device),
         )
+
+
+def _weight_type(name: str, on_device: bool) -> WeightType:
+    """Return the type of weights. A CPU has few kernels for short types: it stores float32 that hold rounded values."""
+    return WeightType(DTYPES[name], DTYPES[name] if on_device else ms.float32)

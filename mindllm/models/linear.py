@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 from mindspore import ops as P
-from mindspore.common.initializer import initializer
 
 from mindllm.architecture.parts import Activation
 from mindllm.models.dequantize import DequantizedWeight
 from mindllm.models.kernels import Kernels
-from mindllm.models.weights import normal_parameter
+from mindllm.models.weights import make_weight, normal_parameter
 
 
 class Operand(nn.Cell):
@@ -81,7 +80,7 @@ class SoftCap(nn.Cell):
 
 
 class Linear(nn.Cell):
-    """``[tokens, in] -> [tokens, out]`` in the compute dtype; fp32 weight ``[out, in]`` and optional bias ``[out]``.
+    """``[tokens, in] -> [tokens, out]`` in the compute dtype; weight ``[out, in]`` and optional bias ``[out]``.
 
     A weight that is held in codes (:meth:`hold`) is dequantized on use.
 
@@ -100,10 +99,10 @@ class Linear(nn.Cell):
         activation: nn.Cell | None = None,
     ) -> None:
         super().__init__()
-        self.weight = normal_parameter("weight", (out_features, in_features), std)
+        self.weight = normal_parameter("weight", (out_features, in_features), std, kernels.weights)
         self.has_bias = bias
         if bias:
-            self.bias = Parameter(initializer("zeros", (out_features,), ms.float32), name="bias")
+            self.bias = make_weight("bias", "zeros", (out_features,), kernels.weights)
             self.bias_add = P.Add()
         self.matmul = P.MatMul(transpose_b=True)
         self.operand = Operand(kernels)

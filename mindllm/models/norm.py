@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 from mindspore import ops as P
-from mindspore.common.initializer import initializer
 
 from mindllm.architecture.parts import NormSpec
 from mindllm.models.cpu_broadcast import OuterProduct
 from mindllm.models.kernels import Kernels
+from mindllm.models.weights import make_weight
 
 
 class RMSNorm(nn.Cell):
@@ -23,7 +23,7 @@ class RMSNorm(nn.Cell):
         super().__init__()
         self.plus_one = spec.kind == "rms_one"
         start = "zeros" if self.plus_one else "ones"
-        self.weight = Parameter(initializer(start, (width,), ms.float32), name="weight")
+        self.weight = make_weight("weight", start, (width,), kernels.norm_weights)
         self.fused = kernels.fused
         self.compute_dtype = kernels.norm
         self.output_dtype = kernels.activation
@@ -69,8 +69,8 @@ class LayerNorm(nn.Cell):
 
     def __init__(self, width: int, spec: NormSpec, kernels: Kernels) -> None:
         super().__init__()
-        self.weight = Parameter(initializer("ones", (width,), ms.float32), name="weight")
-        self.bias = Parameter(initializer("zeros", (width,), ms.float32), name="bias")
+        self.weight = make_weight("weight", "ones", (width,), kernels.norm_weights)
+        self.bias = make_weight("bias", "zeros", (width,), kernels.norm_weights)
         self.compute_dtype = kernels.norm
         self.output_dtype = kernels.activation
         self.cast = P.Cast()

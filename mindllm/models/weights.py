@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mindspore as ms
 import ml_dtypes
@@ -31,6 +32,37 @@ NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.int32: np.dtype(np.int32),
     ms.uint8: np.dtype(np.uint8),
 }
+
+
+class WeightType(NamedTuple):
+    """The type whose values a weight holds, and the one it is stored in, which is float32 on a CPU."""
+
+    values: ms.dtype
+    stored: ms.dtype
+
+
+FLOAT32 = WeightType(ms.float32, ms.float32)
+
+
+def make_weight(name: str, initial: str, shape: tuple[int, ...], dtype: WeightType = FLOAT32) -> Parameter:
+    """Return a weight that begins with zeros or ones, as ``initial`` says."""
+    return _typed(Parameter(initializer(initial, shape, dtype.stored), name=name), dtype)
+
+
+def _typed(parameter: Parameter, dtype: WeightType) -> Parameter:
+    if dtype.values != dtype.stored:
+        parameter.value_type = dtype.values
+    return parameter
+
+
+def value_type(parameter: Parameter) -> ms.dtype:
+    """Return the type whose values a parameter holds, which on a CPU may be stored in float32."""
+    return getattr(parameter, "value_type", parameter.dtype)
+
+
+def is_half(parameter: Parameter) -> bool:
+    """Return True if a parameter holds values of half precision, however they are stored."""
+    return value_type(parameter) in (ms.float16, ms.bfloat16)
 
 
 def row_lengths(weight: np.ndarray) -> np.ndarray:
@@ -61,9 +93,9 @@ def values_follow() -> Iterator[None]:
         yield
 
 
-def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter:
-    """An fp32 weight drawn from ``N(0, std²)``: lazily by MindSpore in a parallel run, by :func:`initialise` otherwise."""
-    parameter = Parameter(initializer(Normal(sigma=std), shape, ms.float32), name=name)
+def normal_parameter(name: str, shape: tuple[int, ...], std: float, dtype: WeightType = FLOAT32) -> Parameter:
+    """Return a weight drawn from ``N(0, std²)``: lazily by MindSpore in a parallel run, by :func:`initialise` otherwise."""
+    parameter = _typed(Parameter(initializer(Normal(sigma=std), shape, dtype.stored), name=name), dtype)
     parameter.initial_std = std
     return parameter
 
@@ -118,7 +150,7 @@ def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
     for name, parameter in parameters.items():
         value = drawn_value(name, tuple(parameter.shape), parameter, seed)
         if value is not None:
-            parameter.set_data(Tensor(value, parameter.dtype))
+            parameter.set_data(Tensor(in_value_type(value, parameter), parameter.dtype))
         elif parameter.has_init:
             parameter.init_data()
 
@@ -152,13 +184,19 @@ def initial_value(name: str, shape: tuple[int, ...], std: float, seed: int) -> n
     return generator.standard_normal(shape, dtype=np.float32) * np.float32(std)
 
 
+def in_value_type(array: np.ndarray, parameter: Parameter) -> np.ndarray:
+    """Return ``array`` rounded to the values that ``parameter`` can hold; unchanged where it is stored in their type."""
+    rounds = hasattr(parameter, "value_type")
+    return array.astype(NUMPY_DTYPES[parameter.value_type], copy=False) if rounds else array
+
+
 class HostCopy:
-    """A parameter that is copied to the host when it is asked for its array, and not before."""
+    """A parameter that is copied to the host, in the type of its values, when it is asked for its array, and not before."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
         self.shape: tuple[int, ...] = tuple(parameter.shape)
-        self.dtype: np.dtype = NUMPY_DTYPES[parameter.dtype]
+        self.dtype: np.dtype = NUMPY_DTYPES[value_type(parameter)]
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return self.parameter.asnumpy().astype(dtype or self.dtype, copy=False)
@@ -180,7 +218,7 @@ def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike],
     first and not the moments that it updates, and of two graphs one sees nothing (MindSpore 2.10 on a CPU).
     """
     for name, parameter in parameters.items():
-        array = np.asarray(arrays[name])
+        array = in_value_type(np.asarray(arrays[name]), parameter)
         if in_place:
             parameter.copy_(Tensor(np.array(array), parameter.dtype))
         elif getattr(arrays[name], "reads_anew", False) and array.dtype == NUMPY_DTYPES.get(parameter.dtype):

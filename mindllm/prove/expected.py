@@ -22,7 +22,9 @@ def configuration(config: RunConfig) -> Answer:
     name = config.trainer.model_name or config.model.config.type
     devices = counted(config.parallel_config.device_num, "device")
     says = f"{name}, {parameters_in_words(config.model.config.parameter_count())} on {devices}"
-    return Answer(CONFIGURATION, Standing.PROVED, "; ".join(filter(None, [says, config.about_mode])))
+    return Answer(
+        CONFIGURATION, Standing.PROVED, "; ".join(filter(None, [says, config.about_parameters, config.about_mode]))
+    )
 
 
 def expected(config: RunConfig, device: str, remedies: bool = False) -> Iterator[Answer]:

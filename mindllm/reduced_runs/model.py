@@ -38,6 +38,8 @@ KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
 SMALLEST_DECAY = 0.1
 LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
+OF_HALVES = ("optimizer.master_weights", "optimizer.accumulate_in_float32")
+"""Keys that are for parameters in half precision alone."""
 LARGEST_LOGIT = 0.1  # less than that of most heads of the small model, so that QK-clip is seen
 MOST_IN_SMALL_BLOCK = 16  # numbers of a block of moments in codes
 
@@ -70,6 +72,7 @@ def reduce_model(
             **_group(config.model.config),
             **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
             **({} if real_dtype else _in_fp32(config.model.config)),
+            **({} if real_dtype else {key: False for key in OF_HALVES if getattr(config.optimizer, key.split(".")[1])}),
             **_swapped(config, kept),
             **_optimizer(config, sizes),
             **_of_the_run(config, PARTS if mesh is None else mesh.parts, accumulation_steps),
@@ -148,8 +151,8 @@ def _matters(key: str, plan: LayerPlan) -> bool:
 
 
 def _in_fp32(model: ModelConfig) -> Mapping[str, Any]:
-    keys = ["compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype"]
-    if model.pet_config is not None and model.pet_config.frozen_dtype != "float32":
+    keys = ["compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype", "param_init_type"]
+    if model.pet_config is not None and model.frozen_dtype != "float32":
         keys.append("pet_config.frozen_dtype")
     return {f"model.model_config.{key}": "float32" for key in keys}
 

@@ -226,16 +226,17 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
     section = state.config.export_hf
     if not section.directory or state.step < state.total_steps:
         return
+    dtype = section.dtype or state.config.model.config.param_init_type
     directory = export_hugging_face(
         section.directory,
         state.config.model.config.merged,
         _whole_weights(state, store),
-        dtype=section.dtype,
+        dtype=dtype,
         max_shard_bytes=size_in_bytes(section.max_shard_size),
         tokenizer=tokenizer,
         chat_template=state.config.chat_template,
     )
-    logger.info("exported the weights to %s in %s", directory, section.dtype)
+    logger.info("exported the weights to %s in %s", directory, dtype)
     state.results["Hugging Face directory"] = str(directory)
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 from mindllm.axes import keys_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.timing.costs.work import FP32_BYTES, size_of
+from mindllm.timing.costs.work import size_of
 from mindllm.timing.workload import Numerics, Strategy, UpdateRule, Workload
 
 
 def mindformers_workload(config: RunConfig) -> Workload | None:
     """The same where MindFormers itself runs the YAML that ``config`` was read from; None where it was none of MindFormers.
 
-    Five things differ. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask of every pair of
+    Four things differ. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask of every pair of
     tokens (``sparse_mode`` 0, ``llama_transformer.py`` of r1.3.0), where ours is always compressed. That kernel takes ALiBi's
-    bias, where ours is composed. Parameters have ``param_init_type``, and so have their gradients, where ours are float32. A
+    bias, where ours is composed. A
     kernel draws and applies dropout (``nn.Dropout``), where ours is drawn in the graph. And unless ``jit_level`` is O0 or O1, a
     graph engine compiles the step (O2) and is taken to make one kernel of casts, mask and softmax: published speeds of composed
     attention say so (docs/benchmarks/published_yamls.md).
@@ -39,7 +39,6 @@ def mindformers_workload(config: RunConfig) -> Workload | None:
         fused_attention=fused,
         reads_masks=fused and said.get("use_attn_mask_compression") is not True,
         takes_bias=True,
-        gradient_bytes=size_of(str(said.get("param_init_type"))),
         dropout="kernel",
         plain_softmax=said.get("jit_level") in ("O0", "O1"),
     )
@@ -79,16 +78,22 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         model.use_flash_attention is not False and computes_it and not on_cpu
     )  # auto: every other device has the kernel
     numerics = Numerics(
-        model.compute_dtype, FP32_BYTES, fused, softmax=model.softmax_compute_type, whole_masks=config.has_masks_of_rows,
+        model.compute_dtype, size_of(model.param_init_type), fused, softmax=model.softmax_compute_type,
+        whole_masks=config.has_masks_of_rows,
         wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32", causal_blocks=on_cpu,
         plain_softmax=True, dropout="kept" if on_cpu else "drawn",
     )  # fmt: skip
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()
     scales_heads = update.qk_clip_threshold is not None
-    rule = UpdateRule(update.type, update.ns_steps, update.nesterov, update.block, scales_heads)
+    rule = UpdateRule(
+        update.type, update.ns_steps, update.nesterov, update.block, scales_heads, size_of(model.param_init_type),
+        casts_weights=model.param_init_type == "float32" or model.param_init_type != model.compute_dtype,
+        master_weights=update.master_weights, wide_sums=update.accumulate_in_float32,
+    )  # fmt: skip
     compared = config.is_preference_tuning and config.preference.has_reference
-    return Workload(
+    workload = Workload(
         model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved, rule,
         model.base.architecture if compared else None,
     )  # fmt: skip
+    return replace(workload, numerics=replace(numerics, gradient_bytes=workload.sum_bytes))

@@ -44,6 +44,7 @@ from mindllm.timing.weight_memory import (
     kept_of_weights,
     left_by_pass,
     more_at_update,
+    own_sizes,
     read_forward,
     squares_at_norm,
     weights_and_gradients,
@@ -51,7 +52,10 @@ from mindllm.timing.weight_memory import (
 )
 from mindllm.timing.workload import Workload
 
-STATE = 3 * FP32_BYTES  # weight and two moments
+MOMENTS = 2 * FP32_BYTES
+CAST_UPDATE = 5 * FP32_BYTES
+"""Bytes of a number whose weight is in half precision while it is updated: weight and gradient as they are cast, and what the
+update yields of weight and moments before they are stored (``AdamApplyOneWithDecay`` in MindSpore's dry run)."""
 COMPRESSED_MASK = 2048 * 2048  # bytes, of sequences of any length
 CAPPED_LOGITS = 5 * FP32_BYTES  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
 LOGITS_OF_ONE_PASS = 5 * FP32_BYTES  # where a step has one alone, all five of the cross entropy are there at once
@@ -155,8 +159,11 @@ def left_of_ends(workload: Workload, stage: int) -> float:
 
 def bytes_at_update(held: Held, workload: Workload) -> float:
     """What the update of these parameters needs beside their state: their gradients, and what there is for a moment."""
-    at_norm = copied_at_norm(held, workload) + squares_at_norm(workload)
-    return more_at_update(held, workload) + max(update_working_bytes(workload), at_norm)
+    copies = copied_at_norm(held, workload)
+    at_norm = copies + squares_at_norm(workload)
+    # Gradients in half precision are copied once more, scaled, before the first weight is updated.
+    scaled = copies if workload.update.in_half and not workload.update.master_weights else 0.0
+    return more_at_update(held, workload) + max(update_working_bytes(workload) + scaled, at_norm)
 
 
 def mask_bytes(workload: Workload) -> tuple[float, ...]:
@@ -189,7 +196,28 @@ def _orders(workload: Workload) -> Orders:
 
 def update_working_bytes(workload: Workload) -> float:
     """What a stage needs beside its state while a weight is updated, where that is not one kernel."""
-    return max(orthogonal_working_bytes(workload), coded_working_bytes(workload))
+    return max(orthogonal_working_bytes(workload), coded_working_bytes(workload), _cast_working_bytes(workload))
+
+
+def _cast_working_bytes(workload: Workload) -> float:
+    """Return what the update of one weight in half precision needs, of the table or layer that needs most.
+
+    Gradients that are no accumulators, and scaled copies of these, are gone once they are used.
+    """
+    rule, strategy, architecture = workload.update, workload.strategy, workload.architecture
+    if not rule.in_half or rule.master_weights:
+        return 0.0
+    shards = strategy.shards(strategy.replica_num)
+    frees = not workload.accumulates or (shards == 1 and strategy.device_num > 1)
+    sizes = [[architecture.vocab_size * architecture.hidden_size / strategy.model_parallel / shards]]
+    sizes += [own_sizes(spec, workload) for spec in architecture.specifications()]
+    most = 0.0
+    for own in sizes:
+        used = 0.0
+        for size in own:
+            used += rule.weight_bytes * size if frees else 0.0
+            most = max(most, CAST_UPDATE * size - used)
+    return most
 
 
 def placeholder_bytes(workload: Workload, stage: int) -> float:
@@ -305,7 +333,9 @@ def state_bytes(held: Held, workload: Workload) -> float:
     """
     strategy = workload.strategy
     saved = saved_bytes(coded_numbers(held, strategy), workload.update)
-    trained = held.own(strategy) * STATE + held.state - saved + weights_and_gradients(held, workload)
+    rule = workload.update
+    of_weight = MOMENTS + rule.weight_bytes + FP32_BYTES * rule.master_weights
+    trained = held.own(strategy) * of_weight + held.state - saved + weights_and_gradients(held, workload)
     size = FP32_BYTES + (0 if workload.numerics.forms.casts else HALF_BYTES)
     return trained + held.codes + held.frozen * (HALF_BYTES if holds_frozen_in_half(workload) else size)
 

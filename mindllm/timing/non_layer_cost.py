@@ -38,6 +38,13 @@ OF_REPLICAS: Axes = ("dp", "share", "shares")
 OF_EXPERTS: Axes = ("replica", "expert share", "expert shares")
 UPDATE_BYTES = 7 * FP32_BYTES  # AdamW reads gradient, weight and two moments and writes the last three
 CLIP_BYTES = 3 * FP32_BYTES  # the norm reads a gradient, scaling reads and writes it
+CAST = HALF_BYTES + FP32_BYTES  # reads a number in one precision and writes it in the other
+HALF_CLIP_BYTES = (
+    3 * CAST + 3 * FP32_BYTES
+)  # gradients in half precision are cast for the norm, and to be scaled and back
+HALF_UPDATE_BYTES = 3 * CAST + UPDATE_BYTES + 4 * FP32_BYTES + 2 * HALF_BYTES
+"""Of weights in half precision: gradient and weight are cast, and the result back; it is assigned, as moments are."""
+MASTER_UPDATE_BYTES = UPDATE_BYTES + CAST + 2 * HALF_BYTES  # the weight is a rounded copy, which is assigned
 SCALED_BYTES = 2 * HALF_BYTES + 4 * FP32_BYTES
 """Bytes of a number that a scaled loss adds to an update of Megatron-LM (``optimizer.py``, 2022): a gradient is read in half
 precision and written in single, read and written to be divided by the scale and looked at for infinities; a weight is read again
@@ -110,7 +117,12 @@ def shared_table(workload: Workload) -> Exchange | None:
     if workload.plan.last_stage == 0 or not (architecture.head.tied or architecture.predictions):
         return None
     ranks = strategy.model_parallel if strategy.vocabulary_parallel else 1
-    return Exchange("embedding", "Send", FP32_BYTES * architecture.vocab_size * architecture.hidden_size / ranks, "pp")
+    return Exchange(
+        "embedding",
+        "Send",
+        workload.update.weight_bytes * architecture.vocab_size * architecture.hidden_size / ranks,
+        "pp",
+    )
 
 
 @dataclass(frozen=True)
@@ -186,8 +198,9 @@ def embedding_parameters(workload: Workload) -> Held:
     if held.frozen:
         return held
     held += Held(alike=0.0 if strategy.vocabulary_parallel else size)
-    gathered = FP32_BYTES if held.own(strategy) < size else 0
-    multiplied = HALF_BYTES if architecture.head.tied and workload.plan.last_stage == 0 else 0
+    rule = workload.update
+    gathered = rule.weight_bytes if held.own(strategy) < size else 0
+    multiplied = HALF_BYTES if rule.casts_weights and architecture.head.tied and workload.plan.last_stage == 0 else 0
     return held + Held(made=(gathered + multiplied) * size)
 
 
@@ -203,7 +216,8 @@ def last_parameters(workload: Workload) -> Held:
         table = architecture.vocab_size * architecture.hidden_size
         size = table / workload.strategy.model_parallel
         head = table_parameters(architecture, architecture.head_weight, size, workload.update)
-        held += head + Held(made=HALF_BYTES * (size - head.frozen))
+        made = made_once(size - head.frozen, workload.strategy.shards(workload.strategy.replica_num), workload.update)
+        held += head + Held(made=made)
     if alone or not (architecture.head.tied or architecture.predictions):
         return held
     sent = embedding_parameters(workload)
@@ -244,15 +258,29 @@ def layer_parameters(
         elif name in spec.frozen:
             held += Held(frozen=size, made=HALF_BYTES * size if strategy.pieces > 1 else 0.0)
         else:
-            held += Held(made=HALF_BYTES * size if casts_once(strategy) else 0.0)
+            shards = _shards(name, shape, strategy)
+            held += Held(made=made_once(size, shards, rule) if casts_once(strategy) else 0.0)
             held += _of_experts(shape, size, strategy) if name.startswith(EXPERTS) else Held(trained=size)
             held += _in_codes(shape, size, rule)
     return held
 
 
-def is_cast_by_every_pass(name: str, spec: LayerSpec, strategy: Strategy) -> bool:
-    """Whether a weight of a layer is a matrix in half precision that every pass makes anew; frozen ones always are."""
-    if strategy.pieces > 1 or (casts_once(strategy) and name not in spec.frozen):
+def made_once(size: float, shards: int, rule: UpdateRule) -> float:
+    """Return the bytes of what is made of ``size`` numbers of weights for a whole step: casts, or what replicas gather."""
+    return HALF_BYTES * size if rule.casts_weights or shards > 1 else 0.0
+
+
+def _shards(name: str, shape: tuple[int, ...], strategy: Strategy) -> int:
+    """Return how many replicas share the state of a weight."""
+    return strategy.expert_shards(shape[0]) if name.startswith(EXPERTS) else strategy.shards(strategy.replica_num)
+
+
+def is_cast_by_every_pass(name: str, spec: LayerSpec, strategy: Strategy, rule: UpdateRule = BY_ADAMW) -> bool:
+    """Whether a weight of a layer is a matrix in half precision that every pass makes anew: a cast, or the copy of one that needs
+    none. Frozen ones always are.
+    """
+    made = bool(made_once(1.0, _shards(name, spec.weights()[name], strategy), rule))
+    if strategy.pieces > 1 or (casts_once(strategy) and made and name not in spec.frozen):
         return False
     in_codes = any(name == f"{code.module}.weight" for code in spec.codes)
     return len(spec.weights()[name]) > 1 and not name.startswith(ROUTER) and not in_codes
@@ -289,7 +317,10 @@ def coded_numbers(held: Held, strategy: Strategy) -> float:
 
 def update_operator(held: Held, workload: Workload) -> Operator:
     """Clipping and AdamW of what a rank updates; behind a scaled loss also what that takes."""
+    rule = workload.update
     passes = UPDATE_BYTES + CLIP_BYTES + HALF_BYTES + SCALED_BYTES * workload.numerics.scaled_loss
+    if rule.in_half:
+        passes = (MASTER_UPDATE_BYTES if rule.master_weights else HALF_UPDATE_BYTES) + HALF_CLIP_BYTES
     otherwise = held.projected + coded_numbers(held, workload.strategy)
     return elementwise("update", held.own(workload.strategy) - otherwise, passes)
 

@@ -157,12 +157,11 @@ def _in_mindformers(step: StepTime) -> str:
     """What MindFormers itself takes, and why it is another time."""
     numerics = step.workload.numerics
     reasons = ["attention reads a mask of every pair of tokens"] * numerics.reads_masks
-    reasons += [f"gradients of {numerics.gradient_bytes} bytes"]
     composed = not all(in_one_kernel(spec.attention, numerics) for spec in step.workload.architecture.specifications())
     reasons += ["mask, casts and softmax in one kernel"] * (composed and not numerics.plain_softmax)
     reasons += ["a kernel draws and applies dropout"] * step.workload.architecture.drops
     speed = f"{step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} tokens/s/device"
-    return f"in MindFormers itself: {speed} ({', '.join(reasons)})"
+    return f"in MindFormers itself: {speed}" + (f" ({', '.join(reasons)})" if reasons else "")
 
 
 def headline(step: StepTime) -> str:

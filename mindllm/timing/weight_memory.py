@@ -12,6 +12,7 @@ in half precision are gone, and gradients are as large as the part that a rank u
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.layer import LayerSpec
@@ -36,9 +37,10 @@ def weights_and_gradients(held: Held, workload: Workload) -> float:
     if not workload.numerics.forms.casts:
         gradient = FP32_BYTES if strategy.micro_batches * strategy.accumulation > 1 else HALF_BYTES
         return held.updated * (gradient + HALF_BYTES)
+    size = workload.sum_bytes
     if workload.keeps_gradients:
-        return gradients_of_update(held, workload) + FP32_BYTES * held.updated * workload.accumulates
-    return held.made + FP32_BYTES * (held.own(strategy) if strategy.accumulators_shard else held.updated)
+        return gradients_of_update(held, workload) + size * held.updated * workload.accumulates
+    return held.made + size * (held.own(strategy) if strategy.accumulators_shard else held.updated)
 
 
 def gradients_of_update(held: Held, workload: Workload) -> float:
@@ -47,7 +49,7 @@ def gradients_of_update(held: Held, workload: Workload) -> float:
     if workload.accumulates and strategy.accumulators_shard:
         return 0.0
     kinds = (*held.shared(strategy), (held.whole_experts, 1))
-    return FP32_BYTES * sum(_of_replicas(numbers, replicas, workload) for numbers, replicas in kinds)
+    return workload.sum_bytes * sum(_of_replicas(numbers, replicas, workload) for numbers, replicas in kinds)
 
 
 def _of_replicas(numbers: float, replicas: int, workload: Workload) -> float:
@@ -69,7 +71,8 @@ def left_by_pass(held: Held, workload: Workload) -> float:
     if not (workload.accumulates and strategy.optimizer_shard and strategy.accumulators_shard):
         return 0.0
     kinds = ((numbers, strategy.shards(replicas)) for numbers, replicas in held.shared(strategy))
-    return FP32_BYTES * sum(numbers * (1 + 1 / shards) for numbers, shards in kinds if shards > 1)
+    size = workload.sum_bytes
+    return size * sum(numbers * (1 + 1 / shards) for numbers, shards in kinds if shards > 1)
 
 
 def more_at_update(held: Held, workload: Workload) -> float:
@@ -94,28 +97,40 @@ def copied_at_norm(held: Held, workload: Workload) -> float:
     strategy = workload.strategy
     shares = strategy.shards(strategy.replica_num) > 1
     copies = workload.accumulates and not shares and strategy.device_num > 1
-    return FP32_BYTES * held.updated if copies and workload.numerics.forms.casts else 0.0
+    return workload.sum_bytes * held.updated if copies and workload.numerics.forms.casts else 0.0
 
 
 def zeros_of_accumulators(workload: Workload) -> float:
     """Bytes of the zeros that clear accumulators on a device alone: constants, one for each shape of weight."""
     if not workload.accumulates or not workload.keeps_gradients:
         return 0.0
-    return float(FP32_BYTES * sum(map(math.prod, set(workload.architecture.trained_shapes().values()))))
+    return float(workload.sum_bytes * sum(map(math.prod, set(workload.architecture.trained_shapes().values()))))
 
 
 def squares_at_norm(workload: Workload) -> float:
     """Bytes of the squares of a rank's part of a layer's weight, of the one where they are most."""
     if not workload.numerics.forms.casts:
         return 0.0
-    strategy, most = workload.strategy, 0.0
-    for spec in workload.architecture.specifications():
-        for name, size in _numbers(spec, strategy).items():
-            shards = strategy.shards(strategy.replica_num)
-            if name.startswith(EXPERTS):
-                shards = strategy.expert_shards(spec.weights()[name][0])
-            most = max(most, 0.0 if name in spec.frozen else size / shards)
-    return FP32_BYTES * most
+    most = max(
+        (size for spec in workload.architecture.specifications() for size in own_sizes(spec, workload)), default=0.0
+    )
+    # Numbers in half precision are cast before they are squared.
+    return FP32_BYTES * most * (1 + workload.update.in_half)
+
+
+def own_sizes(spec: LayerSpec, workload: Workload) -> list[float]:
+    """Return the numbers of each trained weight of a layer that a rank updates."""
+    strategy, shapes = workload.strategy, spec.weights()
+    return [
+        size
+        / (
+            strategy.expert_shards(shapes[name][0])
+            if name.startswith(EXPERTS)
+            else strategy.shards(strategy.replica_num)
+        )
+        for name, size in _numbers(spec, strategy).items()
+        if name not in spec.frozen
+    ]
 
 
 def kept_of_weights(workload: Workload, spec: LayerSpec, again: bool = False) -> float:
@@ -139,11 +154,14 @@ def _cast_and_kept(workload: Workload, spec: LayerSpec) -> float:
     in half precision are copied for a network that passes call, otherwise they are read as they are.
     """
     grouped = isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped
-    as_they_are = spec.frozen if holds_frozen_in_half(workload) and not workload.calls_network else ()
+    as_they_are: Collection[str] = ()
+    if not workload.calls_network:  # which reads copies of what it need not cast
+        as_they_are = spec.frozen if holds_frozen_in_half(workload) else ()
+        as_they_are = as_they_are if workload.update.casts_weights else spec.weights()
     return HALF_BYTES * sum(
         size
         for name, size in _numbers(spec, workload.strategy).items()
-        if is_cast_by_every_pass(name, spec, workload.strategy)
+        if is_cast_by_every_pass(name, spec, workload.strategy, workload.update)
         and name not in as_they_are
         and not (grouped and name.startswith(EXPERTS))
     )
@@ -157,7 +175,7 @@ def copied_frozen(workload: Workload, spec: LayerSpec) -> float:
     return HALF_BYTES * sum(
         size
         for name, size in numbers.items()
-        if name in spec.frozen and is_cast_by_every_pass(name, spec, workload.strategy)
+        if name in spec.frozen and is_cast_by_every_pass(name, spec, workload.strategy, workload.update)
     )
 
 
@@ -226,10 +244,13 @@ def gradients_of_weights(workload: Workload, spec: LayerSpec) -> float:
     for size, freed in zip(yields, _freed(workload, spec), strict=False):
         most = max(most, before + HALF_BYTES * size * times - freed)
         if stays:
-            most = max(most, before + (HALF_BYTES + FP32_BYTES) * size - freed)
-            before += FP32_BYTES * (own + (replicas > 1)) * size
+            gradient = workload.sum_bytes
+            cast = HALF_BYTES if gradient != HALF_BYTES else 0
+            most = max(most, before + (cast + gradient) * size - freed)
+            before += gradient * (own + (replicas > 1)) * size
             most = max(most, before - HALF_BYTES * size - freed)
-        before -= HALF_BYTES * size * (owned or workload.keeps_gradients)
+        has_copy = workload.update.casts_weights or shards > 1
+        before -= HALF_BYTES * size * has_copy * (owned or workload.keeps_gradients)
     return most
 
 

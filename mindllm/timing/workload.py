@@ -202,6 +202,10 @@ class UpdateRule:
         ns_steps: Newton-Schulz steps of Muon.
         nesterov: whether its momentum has Nesterov's form.
         block: numbers of a block of AdamW's moments in codes of 8 bits; 0: they are fp32.
+        weight_bytes: bytes of a number of the weights, and of their gradients and accumulators.
+        casts_weights: whether products read casts of the weights, which have another type.
+        wide_sums: whether gradients in half precision are added up in single precision.
+        master_weights: whether the state has weights in single precision, of which those of the model are rounded copies.
         scales_heads: whether QK-clip scales queries and keys behind it.
     """
 
@@ -210,6 +214,15 @@ class UpdateRule:
     nesterov: bool = True
     block: int = 0
     scales_heads: bool = False
+    weight_bytes: int = FP32_BYTES
+    casts_weights: bool = True
+    master_weights: bool = False
+    wide_sums: bool = False
+
+    @property
+    def in_half(self) -> bool:
+        """Return True if the weights are in half precision."""
+        return self.weight_bytes == HALF_BYTES
 
 
 BY_ADAMW = UpdateRule()
@@ -245,6 +258,11 @@ class Workload:
     def accumulates(self) -> bool:
         """Whether gradients are added to accumulators (``train/distributed_step.py``)."""
         return self.strategy.micro_batches * self.strategy.accumulation > 1 or self.plan.stages > 1
+
+    @property
+    def sum_bytes(self) -> int:
+        """Return the bytes of a number of the gradients that a step sums: over micro-batches, and then over replicas."""
+        return FP32_BYTES if self.accumulates and self.update.wide_sums else self.update.weight_bytes
 
     @property
     def calls_network(self) -> bool:

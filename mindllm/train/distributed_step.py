@@ -25,6 +25,7 @@ from mindllm.parallel.pipeline import TokenCount
 from mindllm.parallel.sharding.weights import weight_cuts
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.build import OPTIMIZERS, make_optimizer, shares_weights
+from mindllm.train.optimizers.half_weights import clone_state
 from mindllm.train.optimizers.spikes import limits_of_step
 from mindllm.train.part_exchange import NormOfParts
 from mindllm.train.step import ApplyGradients, GlobalNorm
@@ -104,6 +105,7 @@ class DistributedStep(nn.Cell):
         loss_first: the update waits for the loss. Where that is computed again for the backward pass, gradients do not wait
             for it, and nothing else would keep the update from changing the weights it reads.
         watch: what the health figures are made of, an output behind the others.
+        wide_accumulators: gradients in half precision are added up in float32.
 
     Attributes:
         state_layouts: by name, of optimizer state that the compiler knows no layout of.
@@ -123,6 +125,7 @@ class DistributedStep(nn.Cell):
         groups: int = 0,
         loss_first: bool = False,
         watch: nn.Cell | None = None,
+        wide_accumulators: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.limits, self.groups = limits, groups
@@ -139,7 +142,11 @@ class DistributedStep(nn.Cell):
         self.loss_first = loss_first
         self.reads_accumulators = self.accumulates and not sharded_optimizer
         if self.accumulates:
-            self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")  # the compiler knows them by this name
+            # The compiler knows them by this name.
+            if wide_accumulators:
+                self.accu_grads = clone_state(weights, "accu_grads")
+            else:
+                self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")
         self.map = ops.HyperMap()
 
     def forget_logits(self) -> None:
@@ -258,6 +265,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
         groups=len(config.grouped_lr_schedule.grouped),
         loss_first=config.model.config.loss_chunks > 1 and parallel.plan.stages == 1,
         watch=make_watch(config, parallel.model, optimizer, whole=False),
+        wide_accumulators=config.optimizer.accumulate_in_float32,
     )
     return step.set_train()
 

@@ -14,6 +14,8 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
+from mindllm.train.optimizers.half_weights import clone_state, value_rounding
+
 CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ and Megatron-LM
 
 square_sum = ops.MultitypeFuncGraph("square_sum")
@@ -144,6 +146,7 @@ class ForwardBackward(nn.Cell):
         self.network = ScaledLoss(model)  # an attribute, so that operators keep the path of their cell as scope
         self.gradient = ops.value_and_grad(self.network, None, weights, has_aux=True)
         self.positions = positions
+        self.rounding = value_rounding(weights)
 
     def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None, random=None):
         positions = self.positions
@@ -151,6 +154,8 @@ class ForwardBackward(nn.Cell):
             positions = input_ids.shape[0] * input_ids.shape[1]
         seed = scale / float(positions)
         (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed, segment_starts, position_ids, random)
+        if self.rounding is not None:
+            gradients = self.rounding(gradients)
         return loss, loss_mask.sum(), gradients
 
 
@@ -238,23 +243,32 @@ class TrainStep(nn.Cell):
 class AccumulateStep(nn.Cell):
     """Adds gradients, loss and tokens of one part of a global batch to accumulators; ``ApplyAccumulated`` uses them.
 
-    ``positions``: of the global batch, ``[rows · seq]``, masked or not.
+    ``positions``: of the global batch, ``[rows · seq]``, masked or not. ``wide``: gradients in half precision are added up in
+    float32.
     """
 
-    def __init__(self, model: nn.Cell, weights: ParameterTuple, positions: int) -> None:
+    def __init__(self, model: nn.Cell, weights: ParameterTuple, positions: int, wide: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.positions = positions
         self.forward_backward = ForwardBackward(model, weights, positions)
-        self.gradients = weights.clone(prefix="accumulated", init="zeros")
+        if wide:
+            self.gradients = clone_state(weights, "accumulated")
+        else:
+            self.gradients = weights.clone(prefix="accumulated", init="zeros")
         self.loss = Parameter(Tensor(0.0, ms.float32), name="accumulated_loss", requires_grad=False)
         self.tokens = Parameter(Tensor(0.0, ms.float32), name="accumulated_tokens", requires_grad=False)
+        self.rounding = None if wide else value_rounding(weights)
         self.map = ops.HyperMap()
 
     def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None, random=None):
         loss, tokens, gradients = self.forward_backward(
             input_ids, labels, loss_mask, scale, segment_starts, position_ids, random
         )
-        done = self.map(ops.assign_add, self.gradients, gradients)
+        if self.rounding is not None:
+            sums = self.rounding(self.map(ops.add, self.gradients, gradients))
+            done = self.map(ops.assign, self.gradients, sums)
+        else:
+            done = self.map(ops.assign_add, self.gradients, gradients)
         loss = ops.depend(loss, done)
         return ops.assign_add(self.loss, loss), ops.assign_add(self.tokens, tokens)
 

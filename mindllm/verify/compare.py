@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +37,14 @@ TOLERANCES = {
     "bfloat16": Tolerance(loss=2e-3, norm=2e-2, weights=2e-1, moments=1e-1),
     "float16": Tolerance(loss=5e-4, norm=5e-3, weights=4e-2, moments=4e-2),
 }
-"""By compute dtype."""
+"""By the type of products, or of the parameters where that rounds more."""
 OF_PAIRS = 4.0
 """Times the tolerance of a loss in short types: that of a pair is made of sums over the tokens of answers, not of means."""
 ROUNDING = (
     1e-8  # of the largest moment of all: what zero gradients leave, as those of key biases without rotary positions
 )
 LOSS, FP32 = "loss", "float32"
+HALVES = ("float16", "bfloat16")
 SQUARES = ("adam_v", "moment2")
 
 
@@ -109,7 +111,9 @@ class Comparison:
 
 def tolerance_of(config: RunConfig) -> Tolerance:
     """The largest errors of a run that are rounding."""
-    dtype = config.model.config.compute_dtype
+    model = config.model.config
+    dtypes = (model.compute_dtype, model.param_init_type)
+    dtype = max(dtypes, key=lambda one: TOLERANCES[one].weights)  # the one that rounds most
     found = TOLERANCES[dtype]
     return replace(found, loss=OF_PAIRS * found.loss) if config.is_preference_tuning and dtype != FP32 else found
 
@@ -143,10 +147,10 @@ def compare(
     negligible = _negligible(state)
     for rank, parts in ranks.items():
         for name, part in parts_in_numbers(parts).items():
-            whole = np.asarray(state[name])
+            whole = _wide(state[name])
             beside = room.get(name, explained(name))
             beside = None if beside is None else beside[part.slices]
-            error = _error(name, rank, np.asarray(part.value), whole[part.slices], whole, beside)
+            error = _error(name, rank, _wide(part.value), whole[part.slices], whole, beside)
             if error.absolute <= negligible.get(kind_of_state(name), 0.0):
                 error = replace(error, relative=0.0)
             known = worst.get(name)
@@ -188,6 +192,12 @@ def explained_by_moments(
         return rate_of(name) * error / (np.sqrt(second / left2) + optimizer.eps)
 
     return explained
+
+
+def _wide(value: Any) -> np.ndarray:
+    """Return a tensor whose values can be subtracted: float32 in place of half precision."""
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name in HALVES else array
 
 
 def _error(

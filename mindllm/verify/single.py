@@ -17,7 +17,7 @@ from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.config import RunConfig, override_config
 from mindllm.data.mind_record import IGNORED
-from mindllm.models.weights import assign, constant, quantized_parameters
+from mindllm.models.weights import assign, constant, in_value_type, quantized_parameters
 from mindllm.random_keys import RANDOM_KEYS, random_keys
 from mindllm.train.engine import ReplicaEngine, StepResult
 from mindllm.verify.recomputed.kept_values import StepValues, ValueKeeper
@@ -213,7 +213,7 @@ class SingleDevice:
 
     @staticmethod
     def _arrays(parameters: Mapping) -> Arrays:
-        return {name: parameter.asnumpy().copy() for name, parameter in parameters.items()}
+        return {name: in_value_type(item.asnumpy(), item).copy() for name, item in parameters.items()}
 
 
 class ClipThreshold:

@@ -1,6 +1,7 @@
 """Updates of optimizers, against MindSpore's own kernels on the CPU, over several steps; Lamb against its formula in float64."""
 
 import mindspore as ms
+import ml_dtypes
 import numpy as np
 import pytest
 from mindspore import ops
@@ -108,3 +109,12 @@ def test_ftrl_shrinks_as_its_formula():
     z = 2.0 - (np.sqrt(4.1) - np.sqrt(0.1)) / 0.1
     assert linear.value[0] == pytest.approx(z)
     assert weight.value[0] == pytest.approx((np.sign(z) * 0.1 - z) / (np.sqrt(4.1) / 0.1 + 2 * 0.5))
+
+
+def test_a_parameter_in_bfloat16_is_rounded_whenever_it_is_changed():
+    kind = np.dtype(ml_dtypes.bfloat16)
+    weight = Parameter("w", np.ones(SHAPE, np.float32), kind)
+    ASSIGNMENTS["AssignAdd"]({}, weight, np.full(SHAPE, 1e-3, np.float32))
+    assert np.array_equal(weight.value, np.ones(SHAPE, np.float32))  # 1.001 is 1 in eight bits
+    ASSIGNMENTS["Assign"]({}, weight, np.full(SHAPE, 0.3, np.float32))
+    assert np.array_equal(weight.value, np.full(SHAPE, 0.3).astype(kind).astype(np.float32))

@@ -63,7 +63,7 @@ def test_a_legacy_run_is_what_mindformers_computes(load):
     config = load()
     model = config.model.config
     assert (model.hidden_size, model.num_layers, model.intermediate_size) == (4096, 32, 11008)
-    assert (model.initializer_range, model.param_init_type, model.compute_dtype) == (0.01, "float32", "bfloat16")
+    assert (model.initializer_range, model.param_init_type, model.compute_dtype) == (0.01, "float16", "bfloat16")
     assert (config.optimizer.betas, config.optimizer.weight_decay) == ((0.9, 0.95), 0.0)
     assert not config.optimizer.bias_correction
     assert config.global_batch_size == 64
@@ -71,6 +71,36 @@ def test_a_legacy_run_is_what_mindformers_computes(load):
     assert [callback.type for callback in config.callbacks] == ["MFLossMonitor", "CheckpointMonitor"]
     assert config.context.device_target == "Ascend"
     assert config.train_dataset.data_loader.type == "MindDataset"
+
+
+@pytest.mark.parametrize(
+    ("tree", "key", "kind", "reason"),
+    [
+        (LEGACY, "param_init_type", "bfloat16", "moments and the update are float32"),
+        (LEGACY, "param_init_type", "float32", ""),
+        (MCORE, "params_dtype", "bfloat16", "in MindFormers params_dtype"),
+    ],
+)
+def test_parameters_keep_their_type_and_a_row_says_what_differs(account, load, tree, key, kind, reason):
+    changes = {f"model.model_config.{key}": kind}
+    entry = account(tree, changes)[f"model.model_config.{key}"]
+    assert reason in entry.reason
+    assert bool(entry.reason) == bool(reason)
+    assert load(tree, changes).model.config.param_init_type == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("bfloat16", "has param_init_type float16 here"), ("float16", "param_init_type")]
+)
+def test_an_embedding_of_another_type_is_said(account, kind, reason):
+    entry = account(LEGACY, {"model.model_config.embedding_init_type": kind})["model.model_config.embedding_init_type"]
+    assert entry.outcome is Outcome.WITHOUT_EFFECT
+    assert reason in entry.reason
+
+
+def test_parameters_of_llama_are_float16_where_nothing_is_written(account):
+    entry = account(LEGACY, {"model.model_config.param_init_type": ...})["model.model_config.param_init_type"]
+    assert entry.becomes == "model.model_config.param_init_type: float16"
 
 
 def test_mcore_names_are_ours(load):

@@ -343,3 +343,21 @@ def test_unknown_keys_are_ignored_by_an_option(theirs, load):
     with pytest.raises(UserError, match="future_key: unknown key of MindFormers"):
         load({key: 2})
     assert load_config(theirs(PYNATIVE_RUN, {key: 2}), ["--ignore-unknown-keys"]) == load({})
+
+
+def test_half_precision_has_the_float32_copies_that_this_trainer_always_keeps(theirs):
+    changed = theirs(PYNATIVE_RUN, {"model.params_dtype": "bfloat16"})
+    config = load_config(changed)
+    assert config.model.config.param_init_type == "bfloat16"
+    assert config.optimizer.master_weights
+    (entry,) = (entry for entry in convert(read_file(changed)).entries if entry.path == ("model", "params_dtype"))
+    assert "keep a float32 copy of every parameter" in entry.reason
+    assert not load_config(theirs(STATIC_RUN, {"model.model_config.params_dtype": "bfloat16"})).optimizer.master_weights
+    assert not load_config(theirs(PYNATIVE_RUN)).optimizer.master_weights
+
+
+def test_muon_in_half_precision_says_that_nothing_is_copied(theirs):
+    changed = theirs(PYNATIVE_RUN, {"model.params_dtype": "bfloat16", "optimizer": {"type": "Muon"}})
+    assert not load_config(changed).optimizer.master_weights
+    (entry,) = (entry for entry in convert(read_file(changed)).entries if entry.path == ("model", "params_dtype"))
+    assert "Muon here keeps none" in entry.reason

@@ -16,7 +16,7 @@ SMALL = {"model.model_config." + key: value for key, value in {"num_layers": 2, 
 @pytest.mark.parametrize(
     ("said", "reads", "size"),
     [
-        ({"param_init_type": ...}, True, 4),
+        ({"param_init_type": ...}, True, 2),
         ({"use_attn_mask_compression": True, "param_init_type": "float16"}, False, 2),
         ({"use_attn_mask_compression": False, "param_init_type": "float32"}, True, 4),
         ({"use_flash_attention": False, "param_init_type": "bfloat16"}, False, 2),
@@ -28,11 +28,10 @@ def test_a_yaml_of_mindformers_says_what_its_own_program_reads_and_exchanges(tmp
     )
     ours, theirs = workload_of(config).numerics, mindformers_workload(config).numerics
     assert (theirs.reads_masks, theirs.gradient_bytes) == (reads, size)
-    assert (ours.reads_masks, ours.gradient_bytes) == (False, 4)
+    assert (ours.reads_masks, ours.gradient_bytes) == (False, size)
     predicted = predict(config, DEVICE)
     assert predicted.tree()["seconds_in_mindformers"] == predicted.in_mindformers.seconds
     assert (predicted.in_mindformers.seconds > predicted.seconds) == reads
-    assert (predicted.in_mindformers.seconds < predicted.seconds) == (size == 2)
 
 
 def test_a_softmax_in_half_precision_and_a_kernels_dropout_are_faster(tmp_path):

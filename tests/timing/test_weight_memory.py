@@ -93,6 +93,7 @@ def accumulated(times):
     return {"runner_config": {"gradient_accumulation_steps": times}}
 
 
+HALF_PARAMETERS = {"compute_dtype": "bfloat16", "param_init_type": "bfloat16"}
 WITHIN = 0.025
 RUNS: dict[str, tuple[dict[str, Any], str, int, float]] = {
     # What the model was found from.
@@ -235,12 +236,55 @@ RUNS: dict[str, tuple[dict[str, Any], str, int, float]] = {
         {"model": {**CAPPED, "seq_length": 256}, "dp": 8, "expert_parallel": 8, "pp": 2, "micro": 4, **SHARED, **AGAIN},
         MUON, 1, 251.8,
     ),
+    # Parameters in half precision.
+    "four replicas of parameters in half precision": ({"model": {**WIDE, **HALF_PARAMETERS}, "dp": 4}, ADAMW, 0, 644.9),
+    "these with a shared state": ({"model": {**WIDE, **HALF_PARAMETERS}, "dp": 4, **SHARED}, ADAMW, 0, 258.0),
+    "these accumulated": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 4, **SHARED, **accumulated(2)}, ADAMW, 0, 357.4,
+    ),
+    "stages of parameters in half precision": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 2, "pp": 2, "micro": 2}, ADAMW, 0, 439.1,
+    ),
+    "these stages with a shared state": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 2, "pp": 2, "micro": 2, **SHARED}, ADAMW, 0, 265.1,
+    ),
+    "their accumulators in parts": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 4, "pp": 2, "micro": 4, **IN_PARTS}, ADAMW, 0, 208.1,
+    ),
+    "tensor-parallel ranks of them computed again": (
+        {"model": {**DEEP, **HALF_PARAMETERS, "num_layers": 8}, "dp": 2, "tp": 2, "pp": 2, "micro": 4,
+         "use_seq_parallel": True, **SHARED, **AGAIN}, ADAMW, 0, 198.5,
+    ),
+    "a rank of a state alone copies them in every pass": (
+        {"model": {**DEEP, **HALF_PARAMETERS, "num_layers": 8}, "tp": 2, "pp": 2, "micro": 4, "use_seq_parallel": True,
+         **SHARED}, ADAMW, 0, 407.2,
+    ),
+    "these computed again": (
+        {"model": {**DEEP, **HALF_PARAMETERS, "num_layers": 8}, "tp": 2, "pp": 2, "micro": 4, "use_seq_parallel": True,
+         **SHARED, **AGAIN}, ADAMW, 0, 285.3,
+    ),
+    "parameters in another type than products": (
+        {"model": {**WIDE, **HALF_PARAMETERS, "param_init_type": "float16"}, "dp": 4, **SHARED}, ADAMW, 0, 261.8,
+    ),
+    "tensor-parallel replicas of parameters in half precision": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "tp": 2, "dp": 2}, ADAMW, 0, 327.1,
+    ),
+    "Muon of parameters in half precision": (
+        {"model": {**WIDE, **HALF_PARAMETERS}, "dp": 2, "tp": 2, **SHARED}, MUON, 0, 150.0,
+    ),
+    "one device accumulates in half precision": (
+        {"model": {**HIGH, **HALF_PARAMETERS}, **accumulated(4)}, ADAMW, 0, 878.2,
+    ),
+    "sent tokens to experts in half precision": (
+        {"model": {**MIXTURE, **SORTED, **HALF_PARAMETERS}, "dp": 4, "expert_parallel": 2, "pp": 2, "micro": 2, **SHARED},
+        ADAMW, 0, 206.5,
+    ),
 }  # fmt: skip
 """Keys of a run, its optimizer, a stage, and MB that MindSpore's dry run of it uses."""
 SIMULATED = (
     "Muon of four replicas", "sent tokens on the last stage", "selected operators", "one device accumulates",
     "accumulators in parts", "adapters of weights in half precision", "a tied head on the last stage",
-    "dropout behind it computed again",
+    "dropout behind it computed again", "these stages with a shared state",
 )  # fmt: skip
 
 
@@ -341,3 +385,17 @@ def test_a_device_alone_has_the_gradients_of_a_part_beside_accumulators_and_zero
     shapes = 1024 * 1024 + 2 * 1024 * 2816 + 512 * 1024 + 1024  # of attention, up and down, both tables, norms
     assert zeros_of_accumulators(run) == 4 * shapes
     assert zeros_of_accumulators(workload_of(cluster_run(model=WIDE))) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "update", "found"),
+    [
+        ({"dp": 4, **SHARED}, {"master_weights": True}, 308.0),
+        ({"dp": 4, **SHARED}, {"state_bits": 8}, 183.4),
+        ({"dp": 2, "pp": 2, "micro": 2, **SHARED}, {"accumulate_in_float32": True}, 315.0),
+        ({"dp": 2, "pp": 2, "micro": 2}, {"accumulate_in_float32": True}, 489.1),
+    ],
+)
+def test_what_keys_of_the_optimizer_add_to_parameters_in_half_precision(keys, update, found):
+    config = cluster_run(model={**WIDE, **HALF_PARAMETERS}, optimizer=update, **keys)
+    assert stage_bytes(workload_of(config))[0] / MIB == pytest.approx(found, rel=WITHIN)

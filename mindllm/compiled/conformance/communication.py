@@ -71,7 +71,14 @@ def _count(numbers: Collection[int]) -> str:
 def _messages(rank: Operators) -> dict[str, tuple[int, tuple[int, ...]]]:
     """By weight the number of the message its gradient is exchanged in, and the ranks of the exchange."""
     return {
-        rank.weight(node).removeprefix(REUSED): (int(node.attributes.get(FUSION, 0)), node.ranks)
+        weight: (int(node.attributes.get(FUSION, 0)), node.ranks) for weight, node in exchanged_gradients(rank).items()
+    }
+
+
+def exchanged_gradients(rank: Operators) -> dict[str, Node]:
+    """Return by weight the operator that exchanges its gradient."""
+    return {
+        rank.weight(node).removeprefix(REUSED): node
         for node in rank.nodes
         if node.op in REDUCTIONS and rank.phase(node) == BACKWARD and _is_of_a_weight(node)
     }

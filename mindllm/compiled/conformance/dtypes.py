@@ -10,13 +10,14 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from mindllm.architecture.optimizer_state import CODES, is_state, updated_weights
+from mindllm.compiled.conformance.communication import exchanged_gradients
 from mindllm.compiled.conformance.expected import Dtypes, asked_dtypes, rows_of_rank
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.conformance.placement import messages
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import UPDATE, Operators, without_numbers
-from mindllm.config import RunConfig
+from mindllm.config import ModelConfig, RunConfig
 
 FLOATING = ("float32", "bfloat16", "float16")
 PRODUCTS = ("MatMul", "BatchMatMul", "GroupedMatmul", "MatMulExt", "BatchMatMulExt")
@@ -33,10 +34,11 @@ OF_CODES = "held"  # the cell that makes a matrix out of codes
 
 def dtypes(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
     """What operators of the model compute in, what stages send each other, and what weights and their state are kept in."""
-    asked, states = asked_dtypes(config), _states(config)
+    asked, states, model = asked_dtypes(config), _states(config), config.model.config
     mistakes, count = [], 0
     for rank in ranks:
-        for what, found, wanted in (*_computed(rank, asked, states), *_kept(rank, asked)):
+        operators = (*_computed(rank, asked, states), *_kept(rank, asked, model), *_exchanged(rank, asked, model))
+        for what, found, wanted in operators:
             count += 1
             if found != wanted:
                 mistakes.append(Mistake(rank.graph.rank, f"{what} is in {found}, not in {wanted}"))
@@ -80,14 +82,36 @@ def _wanted(node: Node, place: str, asked: Dtypes, states: Collection[tuple[int,
     return asked.products if is_computed else None
 
 
-def _kept(rank: Operators, asked: Dtypes) -> Iterator[tuple[str, str, str]]:
-    """Trained weights, what they are updated by, and weights that are frozen: name, dtype, and the one asked for."""
+def _exchanged(rank: Operators, asked: Dtypes, model: ModelConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield gradients that replicas exchange, where parameters are in half precision: name, dtype, and the one asked for.
+
+    Sums of several micro-batches are exchanged in the type of the accumulators.
+    """
+    if not model.has_half_parameters:
+        return
+    accumulated = any(name.startswith(ACCUMULATORS) for name in rank.graph.parameters)
+    for weight, node in exchanged_gradients(rank).items():
+        wide = accumulated and asked.sums == asked.exact
+        yield (
+            f"{node.op} of the gradient of {weight}",
+            node.dtypes[0],
+            asked.exact if wide else model.parameter_type(weight),
+        )
+
+
+def _kept(rank: Operators, asked: Dtypes, model: ModelConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield trained weights, their accumulators and state, and frozen weights: name, dtype, and the one asked for."""
     parameters = rank.graph.parameters
     trained = frozenset(updated_weights(parameters))
     for name, parameter in parameters.items():
         if name.startswith(tuple(f"{kind}." for kind in CODES)):
             yield name, parameter.dtype, "uint8"
-        elif name in trained or name.startswith(ACCUMULATORS) or is_state(name):
+        elif is_state(name):
             yield name, parameter.dtype, asked.exact
+        elif name.startswith(ACCUMULATORS):
+            weight = name.removeprefix(ACCUMULATORS)
+            yield name, parameter.dtype, asked.exact if asked.sums == asked.exact else model.parameter_type(weight)
+        elif name in trained:
+            yield name, parameter.dtype, model.parameter_type(name)
         elif name.endswith("weight") and parameter.dtype in FLOATING:
             yield name, parameter.dtype, asked.frozen

@@ -321,7 +321,9 @@ class Dtypes:
         hidden: hidden states between the parts of layers, and between stages.
         norms, softmax, rotation: inside the norms, the softmax of composed attention, and the rotation.
         frozen: weights that are not trained.
-        exact: router, loss, trained weights and their state, which no key names.
+        exact: router, loss and optimizer state, which no key names.
+        weights: trained weights and their gradients.
+        sums: accumulators of gradients.
     """
 
     products: str
@@ -331,11 +333,13 @@ class Dtypes:
     rotation: str
     frozen: str
     exact: str = "float32"
+    weights: str = "float32"
+    sums: str = "float32"
 
     @property
     def is_narrow(self) -> bool:
         """Whether any is another than float32."""
-        named = (self.products, self.hidden, self.norms, self.softmax, self.rotation, self.frozen)
+        named = (self.products, self.hidden, self.norms, self.softmax, self.rotation, self.frozen, self.weights)
         return any(dtype != self.exact for dtype in named)
 
     @property
@@ -343,18 +347,20 @@ class Dtypes:
         """The dtype of products, and those that are others."""
         named = {"hidden states": self.hidden, "norms": self.norms, "softmax": self.softmax, "rotation": self.rotation}
         others = [f"{name} {dtype}" for name, dtype in named.items() if dtype != self.products]
+        others += [f"parameters {self.weights}"] * (self.weights != self.exact)
         return ", ".join([self.products, *others])
 
 
 def asked_dtypes(config: RunConfig) -> Dtypes:
     """As the keys of the model say. Hidden states have the dtype of products unless ``fp32_residual_connection``."""
     model = config.model.config
-    pet = model.pet_config
     return Dtypes(
         products=model.compute_dtype,
         hidden="float32" if model.fp32_residual_connection else model.compute_dtype,
         norms=model.layernorm_compute_type,
         softmax=model.softmax_compute_type,
         rotation=model.rotary_dtype,
-        frozen="float32" if pet is None else pet.frozen_dtype,
+        frozen=model.frozen_dtype,
+        weights=model.param_init_type,
+        sums="float32" if config.optimizer.accumulate_in_float32 else model.param_init_type,
     )

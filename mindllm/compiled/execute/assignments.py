@@ -22,10 +22,14 @@ CHANGES_STATE = "side_effect_mem"
 
 @dataclass
 class Parameter:
-    """A parameter of a rank. Its array is replaced, never changed, so whoever loaded it keeps what it was."""
+    """A parameter of a rank. Its array is replaced, never changed, so whoever loaded it keeps what it was.
+
+    ``holds``: the type of its values where numpy computes with them in a wider one; None: that of the array.
+    """
 
     name: str
     value: np.ndarray
+    holds: np.dtype | None = None
 
 
 def loaded(value: Value) -> Value:
@@ -39,6 +43,8 @@ def _put(parameter: Parameter, value: Value) -> np.ndarray:
     if not isinstance(parameter, Parameter):  # MindSpore's own step cell clears a gradient that nobody reads again
         return np.asarray(loaded(value))
     new = np.asarray(loaded(value), parameter.value.dtype)
+    if parameter.holds is not None:
+        new = new.astype(parameter.holds).astype(new.dtype)
     parameter.value = new.reshape(parameter.value.shape) if new.size == parameter.value.size else new
     return parameter.value
 

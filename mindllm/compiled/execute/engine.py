@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindllm.architecture.optimizer_state import is_state
 from mindllm.compiled.execute.cluster import Cluster, rows_of
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.rank_interpreter import RankInterpreter
@@ -29,7 +31,8 @@ from mindllm.finetune.transform import initial_weights
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
 from mindllm.terminal.progress import Progress, unwatched
-from mindllm.train.checkpoint import RankTensors
+from mindllm.train.checkpoint import Part, RankTensors
+from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
 from mindllm.train.engine.columns import completed
@@ -226,7 +229,15 @@ class LockstepEngine(Engine):
 
     def local_state(self) -> Mapping[int, RankTensors]:
         assert self._cluster is not None
-        return self._cluster.local_state()
+        return {rank: self._in_run_types(held) for rank, held in self._cluster.local_state().items()}
+
+    def _in_run_types(self, held: RankTensors) -> RankTensors:
+        """Return what a rank keeps with weights in the types of the run; graphs of a CPU store float32."""
+        weights = {
+            name: replace(part, value=self._in_its_type(name, part.value)) if isinstance(part, Part) else part
+            for name, part in held.weights.items()
+        }
+        return replace(held, weights=weights)
 
     def counts(self) -> Mapping[str, np.ndarray]:
         return {} if self._cluster is None else self._cluster.counts()
@@ -244,6 +255,13 @@ class LockstepEngine(Engine):
         return found
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
+        arrays = {name: self._in_its_type(name, item) for name, item in arrays.items()}
         for cluster in (self._cluster, self._evaluation):
             if cluster is not None:
                 cluster.load_state(arrays)
+
+    def _in_its_type(self, name: str, source: Any) -> Any:
+        """Return a weight rounded to half precision where the run's parameter has it."""
+        kind = self.config.model.config.parameter_type(name)
+        is_wider = kind != "float32" and not is_state(name) and source.dtype.name == "float32"
+        return Converted(name, source, numpy_dtype(kind)) if is_wider else source

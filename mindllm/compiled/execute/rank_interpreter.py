@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.compiled.execute.assignments import ASSIGNMENTS, CHANGES_STATE, Parameter, loaded
 from mindllm.compiled.execute.exchange import Exchange
-from mindllm.compiled.execute.kernels import NoKernel, choose, held, rounded
+from mindllm.compiled.execute.kernels import ROUNDED, NoKernel, choose, held, rounded
 from mindllm.compiled.graph.compiled_graph import (
     CALL,
     CONSTANT,
@@ -67,7 +67,9 @@ class RankInterpreter:
     ) -> None:
         self.graph = graph
         self.rank = graph.rank
-        self.parameters = {name: Parameter(name, parameters[name]) for name in graph.parameters}
+        self.parameters = {
+            name: Parameter(name, parameters[name], _wide_type(item.dtype)) for name, item in graph.parameters.items()
+        }
         self.observer = observer
         self.fault: Fault | None = None
         self.dataset: tuple[np.ndarray, ...] = ()
@@ -167,6 +169,11 @@ class RankInterpreter:
                     f"rank {self.rank}: {node.op} at {node.scope} yields {list(value.shape)}, "
                     f"the compiler derived {list(shape)}"
                 )
+
+
+def _wide_type(dtype: str) -> np.dtype | None:
+    """Return the type of a parameter's values where they are computed with in float32."""
+    return ROUNDED[dtype] if dtype == "bfloat16" else None
 
 
 def _steps_of(function: Function) -> tuple[tuple[Node, tuple[str, ...]], ...]:

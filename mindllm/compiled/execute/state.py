@@ -60,9 +60,11 @@ def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarr
 
 def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
     """What a parameter in half precision holds; numbers of a type that numpy has not are computed with in fp32."""
-    if dtype not in ROUNDED or value.dtype == ROUNDED[dtype]:
-        return value
-    held = value.astype(ROUNDED[dtype])
+    if dtype not in ROUNDED:
+        return value.astype(np.float32) if value.dtype in ROUNDED.values() else value
+    if value.dtype.kind == "V":  # files of numpy keep the bytes of bfloat16, and not its name
+        value = value.view(ROUNDED[dtype])
+    held = value.astype(ROUNDED[dtype], copy=False)
     return held if dtype == "float16" else held.astype(np.float32)
 
 
@@ -71,10 +73,16 @@ def state_parts(machine: RankInterpreter) -> dict[str, Part]:
     parameters = machine.graph.parameters
     updated = set(updated_weights(parameters))
     return {
-        name: Part(whole_shape(parameter), slices_of(parameter, machine.rank), machine.parameters[name].value)
+        name: Part(whole_shape(parameter), slices_of(parameter, machine.rank), _stored(machine, name))
         for name, parameter in parameters.items()
         if is_state(name) or name in updated
     }
+
+
+def _stored(machine: RankInterpreter, name: str) -> np.ndarray:
+    """Return what a parameter holds in its own type."""
+    parameter = machine.parameters[name]
+    return parameter.value if parameter.holds is None else parameter.value.astype(parameter.holds)
 
 
 def put_parts(machine: RankInterpreter, whole: Mapping[str, Any]) -> None:

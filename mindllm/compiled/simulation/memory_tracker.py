@@ -31,7 +31,7 @@ PLANNED = "Somas"
 MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name of a weight
     "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "stat.",
     "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.", "muon_m.",
-    "adam_m_codes.", "adam_v_codes.", "adam_m_scales.", "adam_v_scales.",
+    "adam_m_codes.", "adam_v_codes.", "adam_m_scales.", "adam_v_scales.", "master.",
 )  # fmt: skip
 OPTIMIZER_PREFIXES = (*MOMENTS, "beta1_power", "beta2_power")
 ACCUMULATOR_PREFIXES = ("accu_grads.", "accumulated.")  # of devices that share the model, and of one alone

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindllm.architecture.optimizer_state import ADAMW, CODE_BITS, MUON, weight_of_cut_blocks
 from mindllm.architecture.query_key_rows import query_key_rows, why_not_linear
-from mindllm.architecture.tuners import FULL_TUNING, GALORE, LISA
+from mindllm.architecture.tuners import ADALORA, FULL_TUNING, GALORE, LISA
 from mindllm.config.checks import MODEL, Finding
 from mindllm.config.checks.context_parallel import check_context_parallel
 from mindllm.config.checks.experts import check_experts
@@ -217,8 +217,14 @@ def _schedule(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[
 
 
 def check_optimizer(config: RunConfig) -> Iterator[Finding]:
-    """What Muon does not update, its keys where it is not the optimizer, and what has moments of 8 bits."""
+    """What Muon does not update, its keys where it is not the optimizer, what has moments of 8 bits or half precision."""
     optimizer, model = config.optimizer, config.model.config
+    yield from _half_parameters(config)
+    if optimizer.master_weights:
+        yield from _master_weights(config)
+    if optimizer.accumulate_in_float32 and not model.has_half_parameters:
+        message = f"gradients are float32 anyway (param_init_type {model.param_init_type}); write false"
+        yield ("optimizer", "accumulate_in_float32"), message
     if optimizer.state_bits == CODE_BITS:
         yield from _moments_of_8_bits(config)
         yield from _blocks_over_devices(config)
@@ -237,6 +243,30 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
         yield ("optimizer", "type"), f"{message}; write AdamW, or pet_type: full"
     if optimizer.qk_clip_threshold is not None:
         yield from _qk_clip(config)
+
+
+def _half_parameters(config: RunConfig) -> Iterator[Finding]:
+    """Updates that are written for parameters in float32."""
+    model, key = config.model.config, (*MODEL, "param_init_type")
+    pet = model.pet_config
+    if not model.has_half_parameters or config.run_mode not in ("train", "finetune"):
+        return
+    if pet is not None and pet.tuner.name in (ADALORA, GALORE, LISA):
+        yield (
+            key,
+            f"pet_type {pet.pet_type} updates float32 parameters alone (value {model.param_init_type}); write float32",
+        )
+
+
+def _master_weights(config: RunConfig) -> Iterator[Finding]:
+    """Parameters without a rounded copy, and updates that keep none."""
+    key, optimizer, model = ("optimizer", "master_weights"), config.optimizer, config.model.config
+    if not model.has_half_parameters:
+        yield key, f"copies parameters in half precision (param_init_type {model.param_init_type}); write false"
+    elif optimizer.type != ADAMW or optimizer.state_bits == CODE_BITS:
+        yield key, f"is a key of type {ADAMW} with state_bits 32 (value true); write false"
+    elif model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
+        yield key, f"pet_type {model.pet_config.pet_type} trains small weights (value true); write false"
 
 
 def _qk_clip(config: RunConfig) -> Iterator[Finding]:

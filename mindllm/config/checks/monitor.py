@@ -26,6 +26,8 @@ def check_monitor(config: RunConfig) -> Iterator[Finding]:
         otherwise = f"optimizer.type {MUON}"
     elif config.optimizer.state_bits == CODE_BITS:
         otherwise = f"optimizer.state_bits {CODE_BITS}"
+    elif config.model.config.has_half_parameters:
+        otherwise = f"a rounded parameter (param_init_type {config.model.config.param_init_type})"
     if UPDATE in watched and otherwise:
         yield (
             (SECTION, KEYS[UPDATE]),

@@ -45,7 +45,7 @@ def architecture_of(model: ModelKeys) -> Architecture:
 def _tuned_architecture(model: ModelKeys, names: tuple[tuple[str, tuple[str, ...]], ...]) -> Architecture:
     plain, pet = _plain_architecture(model), model.pet_config
     assert pet is not None
-    tuning, files = pet.tuning, dict(names)
+    tuning, files = replace(pet.tuning, frozen_dtype=model.frozen_dtype), dict(names)
     adapters = {spec: adapters_of(pet, spec, files) for spec in plain.specifications()}
     bottlenecks, layers = bottlenecks_of(pet, plain.hidden_size), []
     for origin in layer_origins(tuning, len(plain.layers)):

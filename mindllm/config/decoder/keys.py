@@ -6,6 +6,7 @@ Defaults of the feed-forward width follow Meta's Llama reference code
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,9 @@ from mindllm.config.quantization import QuantizationConfig
 from mindllm.config.section import WRITTEN_AS_IT_IS, DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
 
+OF_NORM = re.compile(r"norm\w*\.(weight|bias)$")
+OF_FLOAT32 = re.compile(r"(^|\.)router\.\w+$|\.lora_(e|magnitude)$|(^|\.)probe$")
+"""Names of what stays float32: routers, numbers of adapters that scale rows or ranks, and counters."""
 LayerType = Literal["full_attention", "sliding_attention"]
 TokenId = Annotated[int, Field(ge=0)]
 _OffsetRow = Annotated[tuple[int, ...], Field(min_length=1)]
@@ -275,7 +279,12 @@ class ModelKeys(Section):
     layernorm_compute_type: DType = Field(default="float32", description="Type inside the norms.")
     softmax_compute_type: DType = Field(default="float32", description="Type of the attention's softmax.")
     rotary_dtype: DType = Field(default="float32", description="Type in which the rotation is applied.")
-    param_init_type: Literal["float32"] = Field(default="float32", description="Type of the parameters.")
+    param_init_type: DType = Field(
+        default="float32",
+        description="Type of the parameters, their gradients, and what gathers and sums exchange of both. Half precision: "
+        "moments stay float32, the update is computed in float32 and rounded (`optimizer.master_weights` keeps a float32 copy). "
+        "Norms then have `layernorm_compute_type`; routers stay float32.",
+    )
     use_flash_attention: bool | Literal["auto"] = Field(
         default="auto",
         description="Fused attention kernel, on devices that have one; auto: if it computes this attention.",
@@ -323,6 +332,27 @@ class ModelKeys(Section):
             data["quantized_base"] = former.get(data["quantized_base"], data["quantized_base"])
         derived = ("n_kv_heads", "head_dim", "intermediate_size", "max_position_embedding", "moe_intermediate_size")
         return {key: value for key, value in data.items() if not (key in derived and value is None)}
+
+    @property
+    def frozen_dtype(self) -> DType:
+        """The type of matrices that are not trained."""
+        return (self.pet_config and self.pet_config.frozen_dtype) or self.param_init_type
+
+    def parameter_type(self, name: str) -> DType:
+        """Return the type of a trained weight of this name.
+
+        Where others are in half precision, norms have ``layernorm_compute_type``, as ``LlamaRMSNorm`` of MindFormers 1.0 to 1.8
+        has it, and routers are float32, its ``router_dense_type``. Its mcore networks and GLM have ``params_dtype`` for both:
+        their memory is negligible, their precision is not.
+        """
+        if not self.has_half_parameters or OF_FLOAT32.search(name):
+            return "float32"
+        return self.layernorm_compute_type if OF_NORM.search(name) else self.param_init_type
+
+    @property
+    def has_half_parameters(self) -> bool:
+        """Return True if parameters are in half precision."""
+        return self.param_init_type != "float32"
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -119,7 +119,7 @@ MODEL_KEYS: Table = {
     "rotary_dtype": used(),
     "param_init_type": decided("param_init_type"),
     "params_dtype": decided("param_init_type"),
-    "embedding_init_type": idle("parameters are float32 everywhere"),
+    "embedding_init_type": decided("param_init_type"),
     "res_dtype": decided(),
     "residual_dtype": decided(),
     "fp32_residual_connection": decided(),

@@ -24,7 +24,7 @@ from mindllm.models.weights import InitStd, normal_parameter
 
 
 class ExpertLinear(nn.Cell):
-    """The same projection of every expert, ``[batch, experts, tokens, in] -> [batch, experts, tokens, out]``; fp32 weight
+    """The same projection of every expert, ``[batch, experts, tokens, in] -> [batch, experts, tokens, out]``; weight
     ``[experts, out, in]``.
 
     The product broadcasts the weight over the batch. The CPU back end has no such product: there the sequences of an expert
@@ -33,7 +33,7 @@ class ExpertLinear(nn.Cell):
 
     def __init__(self, experts: int, shape: tuple[int, int], kernels: Kernels, std: float) -> None:
         super().__init__()
-        self.weight = normal_parameter("weight", (experts, *shape), std)
+        self.weight = normal_parameter("weight", (experts, *shape), std, kernels.weights)
         self.matmul = P.BatchMatMul(transpose_b=True)
         self.operand = Operand(kernels)
         self.behind_each_other = kernels.cpu

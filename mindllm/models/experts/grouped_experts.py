@@ -29,11 +29,11 @@ BLOCKS_OF_EXPERT = 2  # that an even share of the rows fills at least
 
 
 class ExpertMatrices(nn.Cell):
-    """The matrices of all experts, fp32 weight ``[experts, out, in]``."""
+    """The matrices of all experts, weight ``[experts, out, in]``."""
 
     def __init__(self, experts: int, shape: tuple[int, int], kernels: Kernels, std: float) -> None:
         super().__init__()
-        self.weight = normal_parameter("weight", (experts, *shape), std)
+        self.weight = normal_parameter("weight", (experts, *shape), std, kernels.weights)
         self.operand = Operand(kernels)
 
     def matrices(self) -> Tensor:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from mindllm.config import ModelConfig, RunConfig, is_hugging_face
 from mindllm.errors import UserError, nearest
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside
@@ -18,7 +16,7 @@ from mindllm.train.checkpoint.adapters.peft import is_peft
 from mindllm.train.checkpoint.adapters.peft_reading import read_peft
 from mindllm.train.checkpoint.formats import code_of
 from mindllm.train.checkpoint.hugging_face import read_weights
-from mindllm.train.checkpoint.loading import Checkpoint, load_checkpoint
+from mindllm.train.checkpoint.loading import Checkpoint, floating_dtype, load_checkpoint
 from mindllm.train.checkpoint.manifest import MANIFEST
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
 from mindllm.train.checkpoint.quantized.held import packed_weights
@@ -132,7 +130,8 @@ def _checkpoint(path: str) -> Checkpoint | None:
 
 def _whole(path: str, model: ModelConfig, checkpoint: Checkpoint | None) -> Mapping[str, TensorSource]:
     if checkpoint is not None:
-        checkpoint.require({name: (shape, np.float32) for name, shape in model.architecture.weight_shapes().items()})
+        shapes, held = model.architecture.weight_shapes(), checkpoint.weights
+        checkpoint.require({name: (shape, floating_dtype(held, name)) for name, shape in shapes.items()})
         return checkpoint.weights
     if is_hugging_face(path):
         if code := code_of(Path(path)):

@@ -25,7 +25,7 @@ from mindllm.errors import RunFailed
 from mindllm.finetune.preference import FIGURES
 from mindllm.finetune.unpaired import UNPAIRED_FIGURES
 from mindllm.models.experts.expert_load import PAIRS_PROBE
-from mindllm.models.weights import HostCopy, drawn_value, is_quantized_parameter
+from mindllm.models.weights import HostCopy, drawn_value, in_value_type, is_quantized_parameter
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.parameter_layout import ParameterLayout
@@ -183,8 +183,9 @@ class ClusterRankEngine(Engine):
                 self._put(name, arrays[name])
 
     def _put(self, name: str, array: Any) -> None:
-        part = np.ascontiguousarray(read_slices(array, self._layouts[name].slices(self.ranks.rank)))
         parameter = self._parameters[name]
+        part = in_value_type(read_slices(array, self._layouts[name].slices(self.ranks.rank)), parameter)
+        part = np.ascontiguousarray(part)
         parameter.set_data(Tensor(part.reshape(parameter.shape), parameter.dtype), slice_shape=True)
 
 

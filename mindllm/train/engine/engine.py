@@ -6,21 +6,30 @@ share the model (``cluster_rank``); and all ranks of a cluster in lock-step in o
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import CODE_BITS, CODES, further_state, kind_of_state, state_shapes
+from mindllm.architecture.optimizer_state import CODE_BITS, CODES, MASTER, further_state, kind_of_state, state_shapes
 from mindllm.config import RunConfig, override_config
 from mindllm.train.checkpoint import Checkpoint, RankTensors
+from mindllm.train.checkpoint.converted import Converted, numpy_dtype
+from mindllm.train.checkpoint.loading import FLOATING
 from mindllm.train.health import Watched
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.optimizers.spikes import limits_of_step
+from mindllm.units import counted
 
+logger = logging.getLogger(__name__)
+FP32_SIZE = 4
+LENGTHS = {"float64": 3, "float32": 2, "float16": 1, "bfloat16": 0}
+"""Orders floating types by their precision."""
 Batch = Mapping[str, np.ndarray]
 Signatures = dict[str, tuple[tuple[int, ...], np.dtype]]
 
@@ -128,7 +137,10 @@ class Engine(ABC):
         if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
             _require_same_bits(self.config, checkpoint)
             weights = trained_signatures(self.config)
-            checkpoint.require(weights, state_signatures(self.config, weights))
+            checkpoint = with_asked_masters(self.config, checkpoint, weights)
+            checkpoint.require(in_their_types(checkpoint.weights, weights), state_signatures(self.config, weights))
+            if line := changed_types(checkpoint.weights, weights):
+                logger.warning("%s: %s", checkpoint.path, line)
         self.load_state({**checkpoint.weights, **checkpoint.optimizer})
 
 
@@ -144,10 +156,57 @@ def _require_same_bits(config: RunConfig, checkpoint: Checkpoint) -> None:
         raise config.error("optimizer.state_bits", message)
 
 
+def with_asked_masters(config: RunConfig, checkpoint: Checkpoint, weights: Signatures) -> Checkpoint:
+    """Return a checkpoint with the float32 copies of weights that the run keeps, and no others.
+
+    Copies that it lacks are made from its weights. A run in float32 goes on from the copies.
+    """
+    if not checkpoint.optimizer:
+        return checkpoint
+    prefix = f"{MASTER}."
+    copies = {name.removeprefix(prefix): item for name, item in checkpoint.optimizer.items() if name.startswith(prefix)}
+    others = {name: item for name, item in checkpoint.optimizer.items() if not name.startswith(prefix)}
+    if config.optimizer.master_weights:
+        asked = [
+            name for name, (_, dtype) in weights.items() if dtype.itemsize < FP32_SIZE and name in checkpoint.weights
+        ]
+        made = {name: Converted(name, checkpoint.weights[name], np.dtype(np.float32)) for name in asked}
+        return replace(
+            checkpoint, optimizer={**others, **{f"{prefix}{name}": item for name, item in (made | copies).items()}}
+        )
+    if config.model.config.has_half_parameters:
+        return replace(checkpoint, optimizer=others)
+    return replace(checkpoint, optimizer=others, weights={**checkpoint.weights, **copies})
+
+
+def in_their_types(found: Mapping[str, Any], expected: Signatures) -> Signatures:
+    """Return ``expected`` with the types that weights have in a checkpoint; one that is no floating type stays as expected."""
+    return {
+        name: (shape, np.dtype(found[name].dtype) if name in found and found[name].dtype.name in FLOATING else dtype)
+        for name, (shape, dtype) in expected.items()
+    }
+
+
+def changed_types(found: Mapping[str, Any], expected: Signatures) -> str:
+    """Return a line on weights that a checkpoint holds in another type than the run; empty if there are none."""
+    pairs = Counter(
+        (found[name].dtype.name, dtype.name)
+        for name, (_, dtype) in expected.items()
+        if name in found and found[name].dtype != dtype
+    )
+    changes = [
+        f"{counted(count, 'weight')} from {stored} {'rounded' if LENGTHS[stored] > LENGTHS[asked] else 'converted'} to {asked}"
+        for (stored, asked), count in pairs.items()
+    ]
+    return f"{', '.join(changes)} (model.model_config.param_init_type)" if changes else ""
+
+
 def weight_signatures(config: RunConfig) -> Signatures:
     """Shape and dtype of every weight of the whole model, by name."""
+    model = config.model.config
     return {
-        name: (shape, np.dtype(np.float32)) for name, shape in config.model.config.architecture.weight_shapes().items()
+        name: (shape, numpy_dtype(model.parameter_type(name)))
+        for name, shape in model.architecture.weight_shapes().items()
     }
 
 
@@ -162,6 +221,8 @@ def state_signatures(config: RunConfig, weights: Signatures) -> Signatures:
     optimizer = config.optimizer
     shapes = state_shapes({name: shape for name, (shape, _) in weights.items()}, optimizer.type, optimizer.block)
     shapes |= further_state(config.model.config.architecture)
+    if optimizer.master_weights:
+        shapes |= {f"{MASTER}.{name}": shape for name, (shape, dtype) in weights.items() if dtype.itemsize < FP32_SIZE}
     return {
         name: (shape, np.dtype(np.uint8 if kind_of_state(name) in CODES else np.float32))
         for name, shape in shapes.items()

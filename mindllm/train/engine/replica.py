@@ -246,7 +246,10 @@ def accumulating_cells(
 ) -> tuple[AccumulateStep, ApplyAccumulated]:
     """The cells of a step that goes through the model part by part, each with a graph of its own: of a part, and of its end."""
     accumulate = AccumulateStep(
-        model, optimizer.parameters, config.global_batch_size * config.model.config.seq_length
+        model,
+        optimizer.parameters,
+        config.global_batch_size * config.model.config.seq_length,
+        config.optimizer.accumulate_in_float32,
     ).set_train()
     return accumulate, ApplyAccumulated(accumulate, optimizer, _largest_norm(config), several, watch).set_train()
 

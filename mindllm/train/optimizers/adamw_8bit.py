@@ -23,11 +23,13 @@ from mindllm.config.optimizer import GroupedLrSchedule
 from mindllm.errors import UserError
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.models.experts.grouped_experts import first_of
+from mindllm.models.weights import is_half
 from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.optimizers.dynamic_map import DECADES, dynamic_map, magnitudes
 from mindllm.train.optimizers.galore import by_stage
+from mindllm.train.optimizers.half_weights import in_float32, put, value_types
 
 NORMAL = 1e-37  # added to scales: a block of zeros is divided by it
 SMALLEST = 1e-7  # added to what a logarithm is taken of: the end of the lowest decade
@@ -168,6 +170,7 @@ class AdamW8bit(nn.Cell):
             nn.CellList([CodedMoment(one, not cut.is_whole) for cut in of_weights]) for one in both
         )
         self.own, self.foreign = by_stage([name in elsewhere for name in names])
+        self.types, self.in_half = value_types(weights), tuple(map(is_half, weights))
         self.beta1, self.beta2 = config.betas
         self.eps, self.corrects = config.eps, config.bias_correction
         self.decays = tuple(config.decay_of(item.name, item.ndim) for item in weights)
@@ -198,6 +201,11 @@ class AdamW8bit(nn.Cell):
         ``root`` and ``ratio``: of the corrections ``1 - βᵗ`` of both moments the root of the second, and that over the first.
         """
         weight, coefficient = self.weights[number], ops.depend(coefficient, done)
+        if self.in_half[number]:
+            weight, gradient = (
+                in_float32(ops.depend(weight, coefficient)),
+                in_float32(ops.depend(gradient, coefficient)),
+            )
         codes1, codes2, scales1, scales2 = (
             self.codes1[number],
             self.codes2[number],
@@ -212,7 +220,10 @@ class AdamW8bit(nn.Cell):
         step = moment1 / (ops.sqrt(moment2) + self.eps * root)
         own_rate = ops.depend(rate[self.group_of[number]] if self.grouped else rate, step)
         moved = weight - (own_rate * self.decays[number]) * weight - (own_rate * ratio) * step
-        done = ops.depend(coefficient, ops.assign(weight, moved))
+        if self.in_half[number]:
+            done = ops.depend(coefficient, put(self.weights[number], moved, self.types[number]))
+        else:
+            done = ops.depend(coefficient, ops.assign(weight, moved))
         moment1 = ops.depend(moment1, done)
         largest1 = self.moments1[number].scales_of(scales1, moment1)
         found1 = self.moments1[number].encoded(codes1, moment1, largest1)

@@ -44,7 +44,7 @@ def _update_drawn(
     """Updates a weight at a rate of zero if its layer was not drawn; moments begin anew where an interval begins."""
     cleared = ops.assign(moment1, moment1 * goes_on), ops.assign(moment2, moment2 * goes_on)
     rate = ops.depend(rate * drawn, cleared)
-    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
+    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient, coefficient)
 
 
 def drawn_layers(seed: int, interval: int, layers: int, active: int) -> np.ndarray:

@@ -23,9 +23,11 @@ from mindllm.config import OptimizerConfig
 from mindllm.config.optimizer import GroupedLrSchedule
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.models.experts.grouped_experts import first_of
+from mindllm.models.weights import is_half
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.optimizers.galore import by_stage
+from mindllm.train.optimizers.half_weights import clone_state, in_float32, put, value_types
 from mindllm.train.optimizers.qk_clip import QkClip
 from mindllm.train.part_exchange import JoinedParts
 
@@ -125,7 +127,8 @@ class MuonAdamW(nn.Cell):
         self.updated = tuple(n for n, item in enumerate(parameters) if not is_probe(item.name))
         weights = [parameters[place] for place in self.places]
         self.weights = ParameterTuple(weights)
-        self.moments = self.weights.clone(prefix=MUON_MOMENT, init="zeros")
+        self.moments = clone_state(self.weights, MUON_MOMENT)
+        self.types, self.in_half = value_types(weights), tuple(map(is_half, weights))
         cuts = cuts or {name: WeightCut(shape) for name, shape in shapes.items()}
         steps = config.newton_schulz
         self.matrices = nn.CellList([OrthogonalMatrix(cuts[item.name], rank, steps) for item in weights])
@@ -139,6 +142,7 @@ class MuonAdamW(nn.Cell):
         self.clip_of = tuple(clipped.get(place, NOT_CLIPPED) for place in self.places)
         biases = [number for number in clipped if number in self.others]
         self.biases = ParameterTuple([parameters[number] for number in biases])
+        self.types_of_biases, self.half_biases = value_types(self.biases), tuple(map(is_half, self.biases))
         self.clip_of_biases = tuple(clipped[number] for number in biases)
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
@@ -157,8 +161,12 @@ class MuonAdamW(nn.Cell):
         done = self.plain(of_others, ops.depend(coefficient, all_done), rate)
         for number in range(len(self.clip_of_biases)):
             bias = ops.depend(self.biases[number], done)
-            scaled = self.clipped(self.clip_of_biases[number], bias, maxima)
-            done = ops.depend(done, ops.assign(self.biases[number], scaled))
+            if self.half_biases[number]:
+                scaled = self.clipped(self.clip_of_biases[number], in_float32(bias), maxima)
+                done = ops.depend(done, put(self.biases[number], scaled, self.types_of_biases[number]))
+            else:
+                scaled = self.clipped(self.clip_of_biases[number], bias, maxima)
+                done = ops.depend(done, ops.assign(self.biases[number], scaled))
         return done
 
     def clipped(self, place: int, weight: Tensor, maxima: Tensor) -> Tensor:
@@ -175,6 +183,11 @@ class MuonAdamW(nn.Cell):
         """
         weight, before = self.weights[number], self.moments[number]
         coefficient = ops.depend(coefficient, done)
+        if self.in_half[number]:
+            weight, gradient = (
+                in_float32(ops.depend(weight, coefficient)),
+                in_float32(ops.depend(gradient, coefficient)),
+            )
         gradient = gradient * coefficient
         moment = self.momentum * ops.depend(before, done) + gradient
         direction = gradient + self.momentum * moment if self.nesterov else moment
@@ -183,4 +196,6 @@ class MuonAdamW(nn.Cell):
         moved = weight - (own_rate * self.decays[number]) * weight - (own_rate * self.scales[number]) * step
         moved = self.clipped(self.clip_of[number], moved, maxima)
         done = ops.depend(coefficient, ops.assign(before, moment))
+        if self.in_half[number]:
+            return ops.depend(done, put(self.weights[number], moved, self.types[number]))
         return ops.depend(done, ops.assign(weight, moved))

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.optimizer_state import CODES, MOMENT_PREFIXES, MUON_MOMENT, SCALES, updated_weights
+from mindllm.architecture.optimizer_state import (
+    CODES,
+    MASTER,
+    MOMENT_PREFIXES,
+    MUON_MOMENT,
+    POWERS,
+    SCALES,
+    updated_weights,
+)
 from mindllm.architecture.query_key_rows import query_key_rows
 from mindllm.config import RunConfig
 from mindllm.train.optimizers.dynamic_map import decoded, steps_beside
@@ -28,6 +37,8 @@ NEAREST = 0.51
 """Of the way to the code beside: no other code is nearer, but for rounding."""
 GRADIENT_TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 2e-2}
 """Of the largest element of a gradient, by compute dtype."""
+ULPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+"""Relative distance of neighbors in the types that round a weight after its update, and its gradient before."""
 ROUNDING = 1e-6
 """Of the largest weight: what is left of a difference of two weights."""
 
@@ -66,9 +77,10 @@ def update_problems(
     length = float(np.sqrt(sum(np.sum(part.gradient**2) for part in parts.values())))
     wrapper = config.runner_wrapper
     clipped = min(1.0, wrapper.max_grad_norm / (norm + CLIP_EPSILON)) if wrapper.use_clip_grad and clips else 1.0
-    if not abs(length - norm * clipped) <= TOLERANCE * norm * clipped:
+    rounding = ULPS.get(config.model.config.param_init_type, 0.0)
+    if not abs(length - norm * clipped) <= (TOLERANCE + rounding) * norm * clipped:
         yield f"gradients were applied with the norm {length:.6g}; of {norm:.6g}, clipping leaves {norm * clipped:.6g}"
-    allowed = GRADIENT_TOLERANCES[config.model.config.compute_dtype]
+    allowed = GRADIENT_TOLERANCES[config.model.config.compute_dtype] + rounding
     for name, gradient in known.items():
         if name in parts:
             yield from _gradient_problems(name, parts[name].gradient, gradient * clipped, allowed)
@@ -114,9 +126,12 @@ class _Part:
 
     def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping) -> None:
         self.optimizer = config.optimizer
-        names = (name, f"{FIRST}{name}", f"{SECOND}{name}")
+        master = f"{MASTER}.{name}"
+        held = master if master in after and float(before[POWERS[0]]) != 1.0 else name  # the first step makes the copy
+        names = (held, f"{FIRST}{name}", f"{SECOND}{name}")
         self.old = [np.asarray(before[one], np.float64) for one in names]
         self.new = [np.asarray(after[one], np.float64) for one in names]
+        self.ulp = _ulp(after[held])
         beta = self.optimizer.betas[0]
         self.gradient = (self.new[1] - beta * self.old[1]) / (1 - beta)
 
@@ -129,7 +144,7 @@ class _Part:
         decay = self.optimizer.decay_of(name, self.old[0].ndim)
         root = np.sqrt(self.new[2] / left2) + self.optimizer.eps
         change = rate * (self.new[1] / left1 / root + decay * self.old[0])
-        error = _largest(_by_rows(self.old[0] - change, self.kept_of_rows) - self.new[0])
+        error = _beyond_rounding(_by_rows(self.old[0] - change, self.kept_of_rows), self.new[0], self.ulp)
         if not error <= TOLERANCE * _largest(change) + ROUNDING * _largest(self.old[0]):
             yield f"{name}: off by {error:.2e} from AdamW's update with a decay of {decay:g}"
 
@@ -138,7 +153,7 @@ class _CodedPart(_Part):
     """One weight whose moments are in codes: those of the step before are decoded, and what this one made of them is encoded."""
 
     def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping, gradient: np.ndarray) -> None:
-        self.optimizer, self.gradient = config.optimizer, gradient
+        self.optimizer, self.gradient, self.ulp = config.optimizer, gradient, _ulp(after[name])
         old, new = ([_decoded(state, name, number) for number in (0, 1)] for state in (before, after))
         self.old = [np.asarray(before[name], np.float64), *old]
         means = zip(self.optimizer.betas, old, (gradient, gradient**2), strict=True)
@@ -170,7 +185,7 @@ class _OrthogonalPart:
     kept_of_rows = np.ones(1)
 
     def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping) -> None:
-        self.optimizer = config.optimizer
+        self.optimizer, self.ulp = config.optimizer, _ulp(after[name])
         momentum = f"{MUON_MOMENT}.{name}"
         self.old, self.new = (np.asarray(one[name], np.float64) for one in (before, after))
         self.kept, self.moment = (np.asarray(one[momentum], np.float64) for one in (before, after))
@@ -187,9 +202,19 @@ class _OrthogonalPart:
         step = size * (left * values[..., np.newaxis, :]) @ right
         decay = optimizer.decay_of(name, self.old.ndim)
         change = rate * (step + decay * self.old)
-        error = _largest(_by_rows(self.old - change, self.kept_of_rows) - self.new)
+        error = _beyond_rounding(_by_rows(self.old - change, self.kept_of_rows), self.new, self.ulp)
         if not error <= ORTHOGONAL_TOLERANCE * _largest(change) + ROUNDING * _largest(self.old):
             yield f"{name}: off by {error:.2e} from Muon's update with a decay of {decay:g}"
+
+
+def _ulp(weight: Any) -> float:
+    """Return the relative distance of neighbors in the type of a weight; 0 for float32, which has a tolerance of its own."""
+    return ULPS.get(np.asarray(weight).dtype.name, 0.0)
+
+
+def _beyond_rounding(expected: np.ndarray, weight: np.ndarray, ulp: float) -> float:
+    """Return the largest error of a weight beyond what rounding it to its type makes."""
+    return _largest(np.maximum(np.abs(expected - weight) - ulp * np.abs(weight), 0.0))
 
 
 def _by_rows(weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
