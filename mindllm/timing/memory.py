@@ -339,7 +339,10 @@ def loss_bytes(workload: Workload) -> float:
     if workload.plan.last_stage == 0:
         embedding = embedding_parameters(workload)  # gathered rows were looked up: what is left is a tied head
         needed += before_gradient(embedding if architecture.head.tied else replace(embedding, made=0.0), workload)
+    if casts and whole and workload.keeps_gradients:
+        needed += max(0.0, gradient_of_head(workload, head) - logits)
     needed += kept_by_last_norm(workload) if casts else 0.0
+    needed += more_in_last_copy(workload) if casts else 0.0
     return max(0.0, needed - left_of_ends(workload, workload.plan.last_stage))  # nothing of a gradient is there yet
 
 
@@ -362,6 +365,37 @@ def bytes_of_logit(workload: Workload) -> float:
     if gathers and workload.plan.stages == strategy.model_parallel == workload.loss_chunks == 1:
         return forms.logit + FP32_BYTES * (1 + workload.accumulates)
     return forms.logit * (1 + 1 / strategy.copies) / 2
+
+
+def gradient_of_head(workload: Workload, head: Held) -> float:
+    """Return the bytes that the gradient of the head's weight needs at its fullest moment, beside the weight as it was cast.
+
+    It is there as its product yields it, and cast to single precision. The product comes behind that of the hidden states'
+    gradient, when the cast weight is gone, but in dry runs of frozen layers before it, beside the gradient of logits.
+    """
+    both = (HALF_BYTES + FP32_BYTES) * head.trained
+    if workload.architecture.pet is None:
+        return both - head.made
+    vocabulary = workload.architecture.vocab_size / workload.strategy.model_parallel
+    return both + HALF_BYTES * workload.rank_tokens * vocabulary
+
+
+def more_in_last_copy(workload: Workload) -> float:
+    """Return the bytes by which the backward pass of the last copy of a micro-batch needs more than that of the first.
+
+    Gradients of weights are added up when those of all copies are there: until then each copy has its own, in single precision.
+    The copies before it have freed what they kept. 0.0 where that is more, and for one copy.
+    """
+    strategy, plan, architecture = workload.strategy, workload.plan, workload.architecture
+    if strategy.copies == 1 or plan.stages > 1:
+        return 0.0
+    trained, kept = last_parameters(workload).trained, kept_by_last_norm(workload)
+    for own, spec in zip(plan.layers, architecture.layers, strict=True):
+        trained += layer_parameters(spec, strategy, architecture.pet, workload.update).updated
+        of_weights = kept_of_weights(workload, spec, again=own.recompute)
+        kept += layer_bytes(workload, spec, own, workload.rank_tokens) - of_weights
+    kept += 2 * FP32_BYTES * workload.rank_tokens * architecture.vocab_size / strategy.model_parallel
+    return max(0.0, (strategy.copies - 1) * (FP32_BYTES * trained - kept / strategy.copies))
 
 
 def kept_by_last_norm(workload: Workload) -> float:

@@ -175,6 +175,16 @@ ONE_STAGE = PLAIN | {"parallel_config.pipeline_stage": 1, "parallel_config.data_
 AT_THE_LOSS = {
     "labels are made first, gradients behind the loss": ("7b_16p", {"model.model_config.num_layers": 2}, 4_316),
     "gradients do not wait for the loss": ("7b_64p", {"model.model_config.num_layers": 2}, 6_473),
+    "the gradient of a large head": (
+        "7b_64p",
+        {
+            "model.model_config.num_layers": 1,
+            "model.model_config.vocab_size": 152_064,
+            "model.model_config.seq_length": 512,
+            "runner_config.batch_size": 1,
+        },
+        4_221,
+    ),
     "no gathered head": (
         "7b_64p",
         {
