@@ -72,6 +72,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
         pieces=sizes.seq_split_num,
         optimizer_ranks=shared if shared > 0 else None,
         accumulators_shard=options.gradient_accumulation_shard,
+        slices_inputs=config.recompute_config.recompute_slice_activation,
     )
     computes_it = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
     fused = (

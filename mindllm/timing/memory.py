@@ -58,7 +58,6 @@ CAST_UPDATE = 5 * FP32_BYTES
 update yields of weight and moments before they are stored (``AdamApplyOneWithDecay`` in MindSpore's dry run)."""
 COMPRESSED_MASK = 2048 * 2048  # bytes, of sequences of any length
 CAPPED_LOGITS = 5 * FP32_BYTES  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
-LOGITS_OF_ONE_PASS = 5 * FP32_BYTES  # where a step has one alone, all five of the cross entropy are there at once
 MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no more
 
 
@@ -94,6 +93,7 @@ def _pass_bytes(workload: Workload) -> np.ndarray:
         copies[place] += copied
         left[place].append(left_of_kind[kind] - copied)  # freed together with what the layer keeps
     kept = np.array([sum(size for size, _, _ in held) for held in layers])
+    kept[0] += kept_of_embedding(workload)
     kept[plan.last_place] += kept_at_the_loss(workload)
     working = np.array([
         working_memory_of_v(held) if plan.v_shape else working_memory([needs[:2] for needs in held], left=more)
@@ -284,15 +284,17 @@ def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, token
     only pass of a step frees less than its gradients take (``weight_memory.py``).
     """
     strategy, numerics = workload.strategy, workload.numerics
-    given = numerics.hidden_bytes * tokens * spec.attention.hidden_size / strategy.sequence_ranks
+    given = numerics.hidden_bytes * tokens * spec.attention.hidden_size
     if own.recompute:
-        return given + seen_by_a_piece(workload, spec) + kept_of_weights(workload, spec, again=True)
+        return (
+            given / strategy.input_ranks + seen_by_a_piece(workload, spec) + kept_of_weights(workload, spec, again=True)
+        )
     kept = kept_results(spec, tokens, workload.seq_length, strategy, numerics)
     if own.patterns:
         forward = forward_work(spec, float(tokens), workload.seq_length, strategy, numerics)
         for one in repeated_work(forward, own):
             kept.pop(one.name, None)
-    results = max(given, sum(kept.values())) + seen_by_a_piece(workload, spec)
+    results = max(given / strategy.sequence_ranks, sum(kept.values())) + seen_by_a_piece(workload, spec)
     return results + cast_for_a_piece(workload, spec) + kept_of_weights(workload, spec)
 
 
@@ -313,6 +315,16 @@ def cast_for_a_piece(workload: Workload, spec: LayerSpec) -> float:
         return 0.0
     shapes = (*spec.attention.matrices().values(), *spec.feed_forward.matrices().values())
     return HALF_BYTES * sum(map(math.prod, shapes)) / workload.strategy.model_parallel
+
+
+def kept_of_embedding(workload: Workload) -> float:
+    """Return the bytes that a micro-batch keeps of the embedding's result beyond the part that a recomputed first layer keeps.
+
+    MindSpore splits the inputs of recomputed layers only where another recomputed layer yields them.
+    """
+    strategy = workload.strategy
+    size = workload.numerics.hidden_bytes * workload.rank_tokens * workload.architecture.hidden_size
+    return size / strategy.sequence_ranks - size / strategy.input_ranks
 
 
 def kept_at_the_loss(workload: Workload) -> float:
@@ -341,17 +353,86 @@ def state_bytes(held: Held, workload: Workload) -> float:
 
 
 def loss_bytes(workload: Workload) -> float:
-    """What the last place needs while its layers still hold all that they kept: logits, of one slice of several."""
-    vocabulary = workload.architecture.vocab_size / workload.strategy.model_parallel
+    """Return the bytes that the last place needs while its layers still hold all that they kept: logits, of one slice of several,
+    and what the last norm keeps. The gradients of head and embedding, which the state of a step's only pass has, come later.
+    """
+    architecture, casts = workload.architecture, workload.numerics.forms.casts
+    vocabulary = architecture.vocab_size / workload.strategy.model_parallel
     whole = workload.loss_chunks == 1
-    heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
-    of_one = workload.numerics.forms.logit if workload.architecture.head.soft_cap is None else CAPPED_LOGITS
-    if workload.numerics.forms.casts and workload.keeps_gradients:
-        of_one = LOGITS_OF_ONE_PASS
-    logits = heads * of_one * workload.rank_tokens * vocabulary
+    heads = 1 + architecture.predictions if whole else 1  # without slices all logits are there at once
+    logits = heads * bytes_of_logit(workload) * workload.rank_tokens * vocabulary
     slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
-    of_slices = slices * HALF_BYTES * vocabulary * workload.architecture.hidden_size
+    of_slices = slices * HALF_BYTES * vocabulary * architecture.hidden_size
     head = last_parameters(workload)
-    read = HALF_BYTES * head.frozen if workload.numerics.forms.casts and not holds_frozen_in_half(workload) else 0.0
+    read = HALF_BYTES * head.frozen if casts and not holds_frozen_in_half(workload) else 0.0
     needed = logits / workload.loss_chunks + of_slices + read + before_gradient(head, workload)
+    if workload.plan.last_stage == 0:
+        embedding = embedding_parameters(workload)  # gathered rows were looked up: what is left is a tied head
+        needed += before_gradient(embedding if architecture.head.tied else replace(embedding, made=0.0), workload)
+    if casts and whole and workload.keeps_gradients:
+        needed += max(0.0, gradient_of_head(workload, head) - logits)
+    needed += kept_by_last_norm(workload) if casts else 0.0
+    needed += more_in_last_copy(workload) if casts else 0.0
     return max(0.0, needed - left_of_ends(workload, workload.plan.last_stage))  # nothing of a gradient is there yet
+
+
+def bytes_of_logit(workload: Workload) -> float:
+    """Return the bytes of one logit that are there at once in the cross entropy.
+
+    Of several copies each has its one-hot labels, which need no logits, and either its logits or, until their gradient comes,
+    their exponentials; the one in its backward pass has two gradients more.
+
+    The gradients do not depend on the loss. Where a step without tensor-parallel ranks waits for the gathered weight of the head,
+    MindSpore makes both gradients before the product with the one-hot labels, which still needs the logits: one more, and with
+    accumulation, whose labels are there from the start, two more.
+    """
+    if workload.architecture.head.soft_cap is not None:
+        return CAPPED_LOGITS
+    forms, strategy = workload.numerics.forms, workload.strategy
+    if not forms.casts:
+        return forms.logit
+    gathers = strategy.shards(strategy.replica_num) > 1 and last_parameters(workload).trained > 0.0
+    if gathers and workload.plan.stages == strategy.model_parallel == workload.loss_chunks == 1:
+        return forms.logit + FP32_BYTES * (1 + workload.accumulates)
+    return forms.logit * (1 + 1 / strategy.copies) / 2
+
+
+def gradient_of_head(workload: Workload, head: Held) -> float:
+    """Return the bytes that the gradient of the head's weight needs at its fullest moment, beside the weight as it was cast.
+
+    It is there as its product yields it, and cast to single precision. The product comes behind that of the hidden states'
+    gradient, when the cast weight is gone, but in dry runs of frozen layers before it, beside the gradient of logits.
+    """
+    both = (HALF_BYTES + FP32_BYTES) * head.trained
+    if workload.architecture.pet is None:
+        return both - head.made
+    vocabulary = workload.architecture.vocab_size / workload.strategy.model_parallel
+    return both + HALF_BYTES * workload.rank_tokens * vocabulary
+
+
+def more_in_last_copy(workload: Workload) -> float:
+    """Return the bytes by which the backward pass of the last copy of a micro-batch needs more than that of the first.
+
+    Gradients of weights are added up when those of all copies are there: until then each copy has its own, in single precision.
+    The copies before it have freed what they kept. 0.0 where that is more, and for one copy.
+    """
+    strategy, plan, architecture = workload.strategy, workload.plan, workload.architecture
+    if strategy.copies == 1 or plan.stages > 1:
+        return 0.0
+    trained, kept = last_parameters(workload).trained, kept_by_last_norm(workload)
+    for own, spec in zip(plan.layers, architecture.layers, strict=True):
+        trained += layer_parameters(spec, strategy, architecture.pet, workload.update).updated
+        of_weights = kept_of_weights(workload, spec, again=own.recompute)
+        kept += layer_bytes(workload, spec, own, workload.rank_tokens) - of_weights
+    kept += 2 * FP32_BYTES * workload.rank_tokens * architecture.vocab_size / strategy.model_parallel
+    return max(0.0, (strategy.copies - 1) * (FP32_BYTES * trained - kept / strategy.copies))
+
+
+def kept_by_last_norm(workload: Workload) -> float:
+    """Return the bytes of what the norm behind the last layer is given, in single precision, and of its gathered result.
+
+    The latter is kept for the gradient of the head's weight alone.
+    """
+    size = float(workload.rank_tokens * workload.architecture.hidden_size)
+    trained = last_parameters(workload).trained > 0.0 or workload.architecture.head.tied
+    return FP32_BYTES * size / workload.strategy.sequence_ranks + (HALF_BYTES * size if trained else 0.0)

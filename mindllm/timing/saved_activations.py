@@ -63,6 +63,7 @@ READ_BY = {
         f"attention.{name}" for name in ("wq", "wk", "wv", "wq_plain", "wq_rotary", "wq_down", "wkv_down", "wk_rotary")
     ),
     ("ffn_norm.norm", "ffn_norm.gather"): ("feed_forward.w1", "feed_forward.w3"),
+    ("attention.context",): ("attention.wo",),
     ("feed_forward.mul",): ("feed_forward.w2",),
 }
 """Results that are kept for gradients of weights alone, and the projections that read them."""
@@ -156,14 +157,18 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
     """
     attention, ranks = spec.attention, strategy.model_parallel
     fused = numerics.fused_attention and attention.can_be_fused
+    ordered = (
+        numerics.forms.results - 1 if fused else 1
+    )  # 0: the product behind the kernel reads the kernel's own result
     found: Kept = {}
     if isinstance(attention, LatentAttentionSpec):
         value = attention.head_dim if fused else attention.value_dim  # the kernel has values as wide as keys
-        again = numerics.forms.results - 1 if fused else 0  # what the kernel yields, once more in another order
+        result = value if fused and ordered else 0  # of the kernel, for its own gradient
         padded = attention.value_dim * (
             numerics.forms.padded and value > attention.value_dim
         )  # what zeros are put behind
-        heads = attention.num_heads * (2 * attention.head_dim + value + again * value + attention.value_dim + padded)
+        result += attention.value_dim * (1 - ordered)
+        heads = attention.num_heads * (2 * attention.head_dim + value + result + padded)
         narrow = attention.kv_lora_rank + (attention.q_lora_rank or 0)
         found["attention.latents"] = 2 * HALF_BYTES * tokens * narrow  # before and behind their norms
     else:
@@ -172,10 +177,10 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
         )  # the kernel's results are put into another order
         gathered = 1 if strategy.exchanges_heads or strategy.passes_keys else strategy.size(CONTEXT)
         heads = (
-            (2 + fused * (numerics.forms.results - 1) + exchanged) * attention.num_heads
-            + 2 * gathered * attention.num_kv_heads
+            (1 + fused + exchanged) * attention.num_heads + 2 * gathered * attention.num_kv_heads
         ) * attention.head_dim
     found["attention.heads"] = HALF_BYTES * tokens * heads / ranks
+    found["attention.context"] = HALF_BYTES * tokens * ordered * attention.num_heads * attention.value_dim / ranks
     if fused:
         found["attention.statistics"] = numerics.forms.statistics * tokens * attention.num_heads / ranks
     else:

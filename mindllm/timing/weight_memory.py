@@ -84,10 +84,13 @@ def more_at_update(held: Held, workload: Workload) -> float:
 
 
 def before_gradient(held: Held, workload: Workload) -> float:
-    """What weights outside of layers have more, in bytes, before their gradients come in the only pass of a step."""
+    """Return the bytes that weights outside of layers have more before their gradients come in the only pass of a step.
+
+    They are below zero where their gradients, which the state has, are larger than their casts.
+    """
     if not workload.keeps_gradients or not workload.numerics.forms.casts:
         return 0.0
-    return max(0.0, held.made - gradients_of_update(held, workload))
+    return held.made - gradients_of_update(held, workload)
 
 
 def copied_at_norm(held: Held, workload: Workload) -> float:

@@ -43,6 +43,7 @@ class Strategy(MeshSizes):
         pieces: of its sequences in which a micro-batch goes through the pipeline.
         optimizer_ranks: replicas that share one copy of the optimizer state; None: all.
         accumulators_shard: whether accumulated gradients are split as the optimizer state is.
+        slices_inputs: whether tensor-parallel ranks split what recomputed layers keep of their inputs.
     """
 
     data_parallel: int = 1
@@ -67,11 +68,17 @@ class Strategy(MeshSizes):
     pieces: int = 1
     optimizer_ranks: int | None = None
     accumulators_shard: bool = False
+    slices_inputs: bool = False
 
     @property
     def sequence_ranks(self) -> int:
         """Ranks over which norms and residuals are split."""
         return self.model_parallel if self.sequence_parallel else 1
+
+    @property
+    def input_ranks(self) -> int:
+        """Return the number of tensor-parallel ranks over which the input of a recomputed layer is split."""
+        return self.model_parallel if self.slices_inputs else self.sequence_ranks
 
     @property
     def expert_replicas(self) -> int:
@@ -121,7 +128,7 @@ class SavedForms:
         activation: whether what an activation yields is kept beside what it was given.
         padded: whether values are kept beside what zeros were put behind, where the kernel has them as wide as keys.
         routed: whether what routers are given is kept in single precision, too.
-        logit: bytes of a logit at the loss: as the product yields it, and of it in single precision what is there at once.
+        logit: bytes of a logit at the loss: of it in single precision what is there at once.
         placeholders: whether a gradient in half precision stays for each shape of weight, where products add gradients up
             themselves and must hand on something all the same.
         casts: whether a step makes weights in half precision anew, and single gradients are there beside accumulators
@@ -133,7 +140,7 @@ class SavedForms:
     results: int = 2
     statistics: int = 16 * FP32_BYTES
     activation: bool = True
-    logit: int = 4 * FP32_BYTES + HALF_BYTES
+    logit: int = 4 * FP32_BYTES
     placeholders: bool = False
     casts: bool = True
     padded: bool = True

@@ -28,6 +28,7 @@ from mindllm.timing.device import Device
 from mindllm.timing.memory import (
     cast_for_a_piece,
     kept_at_the_loss,
+    kept_of_embedding,
     layer_needs,
     left_of_ends,
     left_of_layer,
@@ -93,6 +94,7 @@ def plan_problem(
         "head": {
             **ends["embedding"],
             "memory_mb": _state(embedding_parameters(workload), workload) + left[0] / MIB,
+            "activation_mb": kept_of_embedding(workload) / MIB,
         },
         "tail": {
             **ends["head"],
