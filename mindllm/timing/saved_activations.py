@@ -102,6 +102,10 @@ def gradients_at_once(
     if numerics.forms.casts and isinstance(spec.feed_forward, ExpertsSpec) and not spec.feed_forward.grouped:
         hidden = HALF_BYTES * tokens * spec.attention.hidden_size / strategy.sequence_ranks
         most = _around_experts(kept, hidden, of_weights, strategy, again)
+    elif numerics.forms.casts and again and isinstance(spec.feed_forward, ExpertsSpec):
+        most = max(
+            kept["feed_forward.collect"], of_weights
+        )  # experts' own gradients come when the chosen results are gone
     if numerics.fused_attention and spec.attention.can_be_fused:
         return most
     behind = inside + _sum(kept, "ffn_norm.") + _sum(kept, "feed_forward_dropout.")

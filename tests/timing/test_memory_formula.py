@@ -270,3 +270,13 @@ def test_a_layer_keeps_capped_scores_in_single_precision_and_their_softmax_twice
     assert (
         gradients_at_once(*of_one_rank) == 1.5 * scores - behind * MIB
     )  # two, but for the weights, which are gone by then
+
+
+def test_grouped_experts_computed_again_have_the_gradient_of_their_chosen_results_alone():
+    """DeepSeek-V3's layer in a dry run: of all blocks at the peak one is a gradient, of 1,792 MB."""
+    config = load_config(SHIPPED / "qwen3_moe" / "pretrain_qwen3_moe_30b_a3b.yaml")
+    workload = workload_of(config)
+    spec = workload.architecture.layers[0]
+    spec = replace(spec, feed_forward=replace(spec.feed_forward, grouped=True))
+    of_one_rank = (spec, workload.rank_tokens, workload.seq_length, workload.strategy, workload.numerics)
+    assert gradients_at_once(*of_one_rank, again=True) == kept_results(*of_one_rank)["feed_forward.collect"]
