@@ -400,10 +400,12 @@ def bytes_of_logit(workload: Workload) -> float:
 def gradient_of_head(workload: Workload, head: Held) -> float:
     """Return the bytes that the gradient of the head's weight needs at its fullest moment, beside the weight as it was cast.
 
-    It is there as its product yields it, and cast to single precision. The product comes behind that of the hidden states'
-    gradient, when the cast weight is gone, but in dry runs of frozen layers before it, beside the gradient of logits.
+    It is there as its product yields it, and cast to the type of weights in single precision. The product follows that of the
+    hidden states' gradient, when the cast weight is gone, but in dry runs of frozen layers it comes first, next to the gradient
+    of logits.
     """
-    both = (HALF_BYTES + FP32_BYTES) * head.trained
+    cast = 0 if workload.update.weight_bytes == HALF_BYTES else workload.update.weight_bytes
+    both = (HALF_BYTES + cast) * head.trained
     if workload.architecture.pet is None:
         return both - head.made
     vocabulary = workload.architecture.vocab_size / workload.strategy.model_parallel
@@ -413,8 +415,8 @@ def gradient_of_head(workload: Workload, head: Held) -> float:
 def more_in_last_copy(workload: Workload) -> float:
     """Return the bytes by which the backward pass of the last copy of a micro-batch needs more than that of the first.
 
-    Gradients of weights are added up when those of all copies are there: until then each copy has its own, in single precision.
-    The copies before it have freed what they kept. 0.0 where that is more, and for one copy.
+    Gradients of weights are added up when those of all copies are there: until then each copy has its own, in the type of the
+    weights. The copies before it have freed what they kept. Return 0.0 where that is more, and for one copy.
     """
     strategy, plan, architecture = workload.strategy, workload.plan, workload.architecture
     if strategy.copies == 1 or plan.stages > 1:
@@ -425,7 +427,7 @@ def more_in_last_copy(workload: Workload) -> float:
         of_weights = kept_of_weights(workload, spec, again=own.recompute)
         kept += layer_bytes(workload, spec, own, workload.rank_tokens) - of_weights
     kept += 2 * FP32_BYTES * workload.rank_tokens * architecture.vocab_size / strategy.model_parallel
-    return max(0.0, (strategy.copies - 1) * (FP32_BYTES * trained - kept / strategy.copies))
+    return max(0.0, (strategy.copies - 1) * (workload.update.weight_bytes * trained - kept / strategy.copies))
 
 
 def kept_by_last_norm(workload: Workload) -> float:
