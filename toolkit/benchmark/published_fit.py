@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from mindllm.terminal.console import output
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.configured import workload_of
 from mindllm.timing.memory import stage_bytes
+from mindllm.timing.verdict import usable_memory
 from mindllm.units import GIB, MIB
 from toolkit.benchmark.mindformers_yamls import convert_all
 from toolkit.benchmark.published_steps import read_rows
@@ -83,8 +86,8 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Return True if the dry run, or without one the formula, stays within the limit."""
-        return (self.used or self.formula) <= self.limit
+        """Return what mindllm says of the run: by its dry run with fragments, or without one by formula with its reserve."""
+        return self.actual <= self.limit if self.actual else self.formula <= usable_memory(self.limit)
 
 
 def estimate(releases: Path, speeds: dict[tuple[str, str], float]) -> Iterator[Fit]:
@@ -208,6 +211,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="simulate the fullest stage of each run, too")
     parser.add_argument("--seconds", type=float, default=600.0, help="time limit of a dry run (default: 600)")
     parser.add_argument(
+        "--budget",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="start no dry run after this time (default: no limit)",
+    )
+    parser.add_argument(
         "--only", nargs="+", default=[], metavar="TEXT", help="only YAMLs whose path contains one of these"
     )
     parser.add_argument("--keep", type=Path, metavar="JSON", help="file with results, read and extended")
@@ -222,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--releases {options.releases}: no YAML of MindFormers that converts; clone release r1.3.0 there"
         )
     if options.dry_run:
-        fits = dry_run_all(fits, options.releases, options.seconds, options.keep)
+        fits = dry_run_all(fits, options.releases, options.seconds, options.keep, options.budget)
     rows = table_rows(fits)
     output.print(Table("Public YAMLs", [*texts(*COLUMNS[:2]), *figures(*COLUMNS[2:])], rows))
     output.print(Table("In total", [*texts("figure"), *figures("value")], summary_rows(fits)))
@@ -234,16 +244,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def dry_run_all(fits: Sequence[Fit], releases: Path, seconds: float, keep: Path | None) -> list[Fit]:
-    """Return all rows with their dry runs: those stored in ``keep`` are reused, new ones are stored at once."""
+def dry_run_all(
+    fits: Sequence[Fit], releases: Path, seconds: float, keep: Path | None, budget: float = math.inf
+) -> list[Fit]:
+    """Return all rows, with the dry runs that are stored in ``keep`` or end within the budget.
+
+    Args:
+        fits: rows by formula.
+        releases: directory of the checkouts.
+        seconds: time limit of one dry run.
+        keep: file of results; each new one is stored at once.
+        budget: seconds after which no further dry run starts.
+    """
     stored = {row["digest"]: row for row in kept_rows(keep, "digest", ())}
+    start = time.monotonic()
     for number, fit in enumerate(fits, 1):
-        if fit.digest not in stored:
+        if fit.digest not in stored and time.monotonic() - start < budget:
             print(f"{number} of {len(fits)}: {fit.name}", file=sys.stderr)
             stored[fit.digest] = asdict(dry_run(fit, releases, seconds))
             keep_rows(keep, list(stored.values()))
     measured = ("used", "actual", "error")
-    return [Fit(**{**asdict(fit), **{key: stored[fit.digest][key] for key in measured}}) for fit in fits]
+    return [
+        Fit(**{**asdict(fit), **{key: stored[fit.digest][key] for key in measured}}) if fit.digest in stored else fit
+        for fit in fits
+    ]
 
 
 if __name__ == "__main__":
