@@ -146,7 +146,7 @@ class Configured(Result):
         yield (
             f"{best.candidate.name} on {counted(self.device_count, 'device')}: {best.step.seconds:.2f} s a step, "
             f"{best.step.tokens_per_device * self.device_count:,.0f} tokens/s predicted, "
-            f"{max(best.memory) / GIB:.1f} of {self.strategies.limit / GIB:g} GB {best.source}"
+            f"{max(best.memory) / GIB:.1f} GB of {best.room(self.strategies.limit).bound} {best.source}"
         )
         second = next((one for one in others if one is not best and one.candidate != best.candidate), None)
         yield f"second best: {second_best(best, second)}" if second else "nothing else of the best fits when planned"
