@@ -160,7 +160,8 @@ class CommandParser(argparse.ArgumentParser):
         """Read options; end with the nearest options of ours where one is unknown, and for a word that nothing takes."""
         options, rest = self.parse_known_args(args, namespace)
         if rest:
-            unknown = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
+            unknown = next((word for word in rest if word.startswith("-")), rest[0])
+            unknown = unknown.partition("=")[0] if unknown.startswith("-") else unknown
             ours = [name for name in self._option_string_actions if name.startswith("--")]
             near = difflib.get_close_matches(unknown[:LONGEST_PART], ours, n=MAX_SUGGESTIONS, cutoff=0.5)
             reason = "no such option" if unknown.startswith("-") else "unexpected argument"

@@ -23,9 +23,10 @@ from mindllm.architecture.optimizer_state import weight_of_cut_blocks
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.checks.context_parallel import check_context_parallel
+from mindllm.config.checks.experts import check_experts
 from mindllm.config.checks.pieces import check_pieces
 from mindllm.config.parallel import GATHER, RING, ULYSSES
-from mindllm.strategies.dispatch import NO_DISPATCH, Dispatch, can_dispatch, dispatches
+from mindllm.strategies.dispatch import NO_DISPATCH, Dispatch, dispatches, with_dispatch
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy
 
@@ -321,3 +322,24 @@ def _tensor_reason(config: RunConfig, tensor: int, widest: int) -> str:
 
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def can_dispatch(config: RunConfig, one: Candidate) -> bool:
+    """Return True if MindSpore compiles the dispatch of a candidate on its mesh, whatever its plan recomputes."""
+    if not one.dispatch.grouped:
+        return True
+    run = with_dispatch(config, one.dispatch)
+    sizes = {
+        "data_parallel": one.data_parallel, "model_parallel": one.model_parallel, "pipeline_stage": one.pipeline_stage,
+        "expert_parallel": one.expert_parallel, "expert_model_parallel": one.expert_model_parallel,
+    }  # fmt: skip
+    model = run.model.config.model_copy(update={"pp_interleave_num": one.chunks})
+    parts = one.micro_batches if one.pipeline_stage == 1 else 1
+    changes = {
+        "parallel_config": run.parallel_config.model_copy(update=sizes),
+        "parallel": run.parallel.model_copy(update={"enable_parallel_optimizer": one.optimizer_shard}),
+        "runner_config": run.runner_config.model_copy(update={"gradient_accumulation_steps": parts}),
+        "recompute_config": run.recompute_config.model_copy(update={"recompute": True}),
+        "model": run.model.model_copy(update={"config": model}),
+    }
+    return not any(check_experts(run.model_copy(update=changes)))

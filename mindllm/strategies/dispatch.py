@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mindllm.architecture.experts import ALLGATHER, ALLTOALL, DISPATCHES, PLACES
 from mindllm.config import RunConfig
-from mindllm.config.checks.experts import check_experts
 from mindllm.errors import Problem, UserError, nearest
-
-if TYPE_CHECKING:
-    from mindllm.strategies.candidates import Candidate
 
 SECTION = "model.model_config"
 CAPACITY, GROUPED, DISPATCHER = (
@@ -102,27 +97,6 @@ def with_dispatch(config: RunConfig, dispatch: Dispatch) -> RunConfig:
     keys = {key.removeprefix(f"{SECTION}."): value for key, value in dispatch.keys().items()}
     model = config.model.config.model_copy(update=keys)
     return config.model_copy(update={"model": config.model.model_copy(update={"config": model})})
-
-
-def can_dispatch(config: RunConfig, one: Candidate) -> bool:
-    """Return True if MindSpore compiles the dispatch of a candidate on its mesh, whatever its plan recomputes."""
-    if not one.dispatch.grouped:
-        return True
-    run = with_dispatch(config, one.dispatch)
-    sizes = {
-        "data_parallel": one.data_parallel, "model_parallel": one.model_parallel, "pipeline_stage": one.pipeline_stage,
-        "expert_parallel": one.expert_parallel, "expert_model_parallel": one.expert_model_parallel,
-    }  # fmt: skip
-    model = run.model.config.model_copy(update={"pp_interleave_num": one.chunks})
-    parts = one.micro_batches if one.pipeline_stage == 1 else 1
-    changes = {
-        "parallel_config": run.parallel_config.model_copy(update=sizes),
-        "parallel": run.parallel.model_copy(update={"enable_parallel_optimizer": one.optimizer_shard}),
-        "runner_config": run.runner_config.model_copy(update={"gradient_accumulation_steps": parts}),
-        "recompute_config": run.recompute_config.model_copy(update={"recompute": True}),
-        "model": run.model.model_copy(update={"config": model}),
-    }
-    return not any(check_experts(run.model_copy(update=changes)))
 
 
 def dispatch_changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:

@@ -17,7 +17,7 @@ from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoi
         ("--optimizer.learning_rate=1", ["lr_schedule.learning_rate"]),
         ("--load_checkpoint=nowhere", ["nowhere"]),
         ("--resume_training", ["holds no checkpoint"]),
-        ("--lr_schedule.warmup_steps=50", ["warmup_steps", "12"]),
+        ("--lr_schedule.warmup_steps=-1", ["warmup_steps", "-1"]),
     ],
 )
 def test_wrong_input(config_file, tmp_path, option, wanted):

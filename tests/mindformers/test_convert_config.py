@@ -64,7 +64,8 @@ def test_without_output_ours_is_printed(theirs, capsys):
     assert "data_path: data/wiki" in shown
 
 
-def test_the_account_can_be_cut_to_what_changes(theirs, capsys):
+def test_the_account_can_be_cut_to_what_changes(theirs, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # one line for each key
     source = str(theirs(LEGACY))
     assert main([source]) == 0
     whole = capsys.readouterr().out

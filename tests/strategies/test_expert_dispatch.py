@@ -14,9 +14,9 @@ from mindllm.config import override_config, render_config, tree_of
 from mindllm.config.checks.experts import check_experts
 from mindllm.errors import UserError
 from mindllm.reduced_runs.even import even_keys
-from mindllm.strategies.candidates import candidates, read_candidate
+from mindllm.strategies.candidates import can_dispatch, candidates, read_candidate
 from mindllm.strategies.constraints import Constraints
-from mindllm.strategies.dispatch import Dispatch, can_dispatch, describe_changes, with_dispatch
+from mindllm.strategies.dispatch import Dispatch, describe_changes, with_dispatch
 from mindllm.strategies.judge import judge
 from mindllm.strategies.low_utilisation import EMPTY_PLACES, utilisation_causes
 from mindllm.strategies.outcome import Wanted, find_strategies

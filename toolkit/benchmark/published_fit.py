@@ -29,7 +29,7 @@ from typing import Any
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
 from mindllm.errors import UserError
-from mindllm.terminal.console import output
+from mindllm.terminal.console import error_console, output
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.configured import workload_of
 from mindllm.timing.memory import stage_bytes
@@ -260,7 +260,7 @@ def dry_run_all(
     start = time.monotonic()
     for number, fit in enumerate(fits, 1):
         if fit.digest not in stored and time.monotonic() - start < budget:
-            print(f"{number} of {len(fits)}: {fit.name}", file=sys.stderr)
+            error_console.print(f"{number} of {len(fits)}: {fit.name}")
             stored[fit.digest] = asdict(dry_run(fit, releases, seconds))
             keep_rows(keep, list(stored.values()))
     measured = ("used", "actual", "error")

@@ -323,7 +323,10 @@ def _cross_problems(config: RunConfig) -> list[Problem]:
 
 def _further_problems(document: Document, problems: Sequence[Problem], source: Path | None) -> list[Problem]:
     """Return mistakes of other keys: those found once the values that are wrong by themselves are replaced or left out."""
-    data = copy.deepcopy(document.data)
+    try:
+        data = copy.deepcopy(document.data)
+    except TypeError:  # an object of a program that is not a value of YAML, which is refused already
+        return []
     for number, problem in enumerate(problems):
         path = _outside_lists(problem.path)
         meant = meant_path(path, data, RunConfig) if number < MOST_SHOWN and at(data, path) is not None else None

@@ -20,6 +20,7 @@ from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG
 from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE
+from mindllm.outside import read_text
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.names import refuse_existing, whole_directory
@@ -83,7 +84,8 @@ def export_hugging_face(
         if tokenizer is not None:
             copy_tokenizer(tokenizer, temporary)
         if chat_template:
-            shutil.copyfile(chat_template, temporary / "chat_template.jinja")
+            text = read_text(Path(chat_template))
+            (temporary / "chat_template.jinja").write_text(text, encoding="utf-8")
     return directory
 
 
