@@ -77,7 +77,7 @@ HOW_TO = {
         others=("inspect comm", "mindllm plan", "mindllm time"),
     ),
     "planning_a_run": Page(files.planning, slow=("mindllm plan",)),
-    "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --formula", "--simulated")),
+    "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --formula", "--simulated", "--apply run.yaml")),
     "step_time": Page(
         files.step_time,
         slow=("mindllm search", "replay.py", "mindllm dry-run"),
