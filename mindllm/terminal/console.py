@@ -49,6 +49,7 @@ class PlainConsole(Console):
         super().__init__(
             stderr=stderr, width=width, file=file, markup=False, emoji=False, highlight=False, soft_wrap=True, **options
         )
+        self._width = width  # rich fixes COLUMNS when a console is created; read it at each use
         self.has_width = width is not None
 
     def on_broken_pipe(self) -> None:

@@ -65,7 +65,7 @@ def test_without_output_ours_is_printed(theirs, capsys):
 
 
 def test_the_account_can_be_cut_to_what_changes(theirs, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")  # one line for each key
+    monkeypatch.setenv("COLUMNS", "1000")  # one line for each key, however long the path of the file
     source = str(theirs(LEGACY))
     assert main([source]) == 0
     whole = capsys.readouterr().out
