@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from mindspore import ops as P
 
 from mindllm.architecture.parts import Activation
@@ -21,12 +21,24 @@ class Operand(nn.Cell):
         self.operand = kernels.operand
         self.activation = kernels.activation
         self.rounds = kernels.rounds_operands
+        self.is_half = kernels.operand != ms.float32
 
     def construct(self, x: Tensor) -> Tensor:
         x = self.cast(x, self.operand)
         if self.rounds:
             x = self.cast(x, self.activation)
         return x
+
+    def of_weight(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Return a weight as operand of a product with ``x``.
+
+        A micro-batch of a pipeline returns what its gradients read, and MindSpore copies a parameter that is returned. Of a weight
+        that needs no cast, what depends on ``x`` is returned in place of the parameter.
+        """
+        operand = self.construct(weight)
+        if self.is_half and weight.dtype == self.operand:
+            return ops.depend(operand, x)
+        return operand
 
 
 class SiLU(nn.Cell):
@@ -132,7 +144,7 @@ class Linear(nn.Cell):
         """``random``, int32 ``[batch, seq]``: what the adapter's dropout is drawn by."""
         x = self.operand(x)
         weight = self.matrix(x)
-        y = self.matmul(x, self.operand(weight))
+        y = self.matmul(x, self.operand.of_weight(weight, x))
         if self.has_adapter:
             y = self.adapter(x, y, weight, random)
         if self.has_bias:
