@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directories", nargs="*", type=Path, default=[ROOT / "mindllm"], metavar="DIR")
     parser.add_argument("--markdown", type=output_file, metavar="FILE", help="page to write")
     options = parser.parse_args(arguments)
-    tables = []
+    tables: list[tuple[str, Sequence[str], list[list[str]]]] = []
     for directory in options.directories:
         rows = [package.row() for package in count_packages(directory)]
         tables.append((f"Packages of {directory.name}", COLUMNS, rows))
