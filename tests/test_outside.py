@@ -207,7 +207,7 @@ ALLOWED = {
         "train/checkpoint/tensors.py": "mmap.mmap numpy.fromfile numpy.memmap",
     },
     "parses a text that mindllm.outside has read, or an option, a request or an answer of bounded size": {
-        "cli/use/evaluate.py": "yaml.safe_load",
+        "cli/evaluate.py": "yaml.safe_load",
         "config/reading/shipped_models.py": "json.loads yaml.load",
         "data/chat/template_program.py": "json.loads",
         "data/tokenizers/tokenizer.py": "json.loads",
