@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindllm.cli.prepare.weights import main
+from mindllm.cli.weights import main
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.training import train_tokenizer

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from mindllm.cli.prepare.weights import main
+from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.config.tuning import PetConfig

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mindllm.cli.prepare.weights import main
+from mindllm.cli.weights import main
 from mindllm.config import load_config, read_model_config
 from mindllm.data import load_tokenizer
 from mindllm.train.checkpoint import load_checkpoint

@@ -10,7 +10,7 @@ import quantized_files as files
 from safetensors.numpy import load_file
 from tiny_quantized import MODEL, random_weights
 
-from mindllm.cli.prepare.weights import main
+from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import read_model_config
 from mindllm.data import load_tokenizer

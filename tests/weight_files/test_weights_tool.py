@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mindllm.cli.prepare.weights import main
+from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
@@ -134,7 +134,7 @@ def test_an_import_onto_a_full_disk_leaves_no_directory(directory, tmp_path, mon
 MEASURE = """
 import re, sys
 from pathlib import Path
-from mindllm.cli.prepare.weights import main
+from mindllm.cli.weights import main
 import mindllm.weight_files.convert
 
 def kilobytes(key):

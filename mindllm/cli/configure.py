@@ -159,7 +159,7 @@ def _write(found: Configured, place: Path) -> None:
 
 def _code(found: Configured) -> int:
     """Return the exit code of a run: that of its verdict."""
-    from mindllm.cli.prove.proving import CODES
+    from mindllm.cli.proving import CODES
 
     if found.proof is None:
         return 0
@@ -204,7 +204,7 @@ def _request(options: argparse.Namespace, overrides: list[str]) -> Request:
 
 def _prove(config: RunConfig, name: str, request: Request, options: argparse.Namespace) -> Proof:
     """Prove the run; without data of the person that question may stay open."""
-    from mindllm.cli.prove.proving import watched
+    from mindllm.cli.proving import watched
     from mindllm.prove.pieces import Options
     from mindllm.prove.prove import prove_run
     from mindllm.prove.questions import DATA

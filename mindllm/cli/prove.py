@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Proves one run after the other; returns the exit code of the worst."""
     options, overrides = make_parser().parse_known_args(arguments)
 
-    from mindllm.cli.prove.proving import CODES
+    from mindllm.cli.proving import CODES
     from mindllm.prove.proof import Proof, check_allowed
     from mindllm.prove.write import write_proof
     from mindllm.timing.device import read_device
@@ -230,7 +230,7 @@ def _directories(options: argparse.Namespace) -> list[Path]:
 
 def _prove(run: RunConfig | UserError, name: str, options: argparse.Namespace, allowed: tuple[str, ...]) -> Proof:
     """Prove one run; one whose configuration has mistakes is refuted."""
-    from mindllm.cli.prove.proving import watched
+    from mindllm.cli.proving import watched
     from mindllm.prove.pieces import Options
     from mindllm.prove.prove import prove_run, refused
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindllm.cli.prepare.weight_options import add_quantize_options
+from mindllm.cli.weight_options import add_quantize_options
 from mindllm.command import CommandParser
 from mindllm.errors import UserError, nearest
 from mindllm.files import atomic_open, size_text

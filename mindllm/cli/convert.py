@@ -16,7 +16,7 @@ from mindllm.terminal.tables import Table, texts
 if TYPE_CHECKING:
     from mindllm.config.reading.document import Document
     from mindllm.config.run import RunConfig
-    from mindllm.mindformers.convert import Conversion
+    from mindllm.mindformers.reader import Conversion
 
 FORMS = ("mindformers-2",)
 EXAMPLE = """examples:
@@ -69,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = make_parser().parse_known_args(arguments)
 
     from mindllm.config.reading.load import read_file
-    from mindllm.mindformers.convert import convert
-    from mindllm.mindformers.recognise import is_mindformers
+    from mindllm.mindformers.reader import convert, is_mindformers
     from mindllm.mindformers.report import account, as_json
     from mindllm.recipes.spare_files import forget_spares, say_forgotten
 
@@ -104,10 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _why_not_theirs(document: Document) -> str:
     """What a YAML is that is none of MindFormers."""
-    from mindllm.mindformers.reading import leaves
-    from mindllm.mindformers.recognise import is_ours
+    from mindllm.config.reading.document import leaves
+    from mindllm.config.reading.schema import has_key
+    from mindllm.config.run import RunConfig
 
-    if "base" in document.data or all(is_ours(path) for path, _ in leaves(document.data)):
+    if "base" in document.data or all(has_key(RunConfig, path) for path, _ in leaves(document.data)):
         return (
             "is a YAML of mindllm already, which every command takes as it is; to write it in MindFormers' form: "
             "--to mindformers-2"

@@ -1,8 +1,7 @@
-"""From a document of MindFormers and a command line to a document of ours, with what became of every key.
+"""The reader of MindFormers' YAMLs, with an account of every key. :data:`mindllm.config.reading.foreign.READERS` names it.
 
-What the configuration classes of mcore networks have where a YAML says nothing is read as if it said so. The classes are
-MindFormers' own (``configuration_deepseek_v3.py``, ``configuration_qwen3.py``, …), 1.6 to 2.1. Where a YAML names a directory
-of Hugging Face, that decides instead.
+Keys that the YAML of an mcore network omits get the defaults of its configuration class in MindFormers 1.6 to 2.1
+(``configuration_deepseek_v3.py``, ``configuration_qwen3.py``, …), unless the YAML names a Hugging Face directory.
 """
 
 from __future__ import annotations
@@ -12,18 +11,28 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindllm.config.reading.document import Document, Problem, at, dotted, merge
+from mindllm.config.reading.document import Document, KeyPath, Problem, at, dotted, leaves, merge, path_of
+from mindllm.config.reading.foreign import FOREIGN_KEY_COUNT
 from mindllm.config.reading.overrides import Overrides, ignores_unknown, override_document, split_overrides
+from mindllm.config.reading.schema import has_key
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError, nearest
+from mindllm.mindformers.experts import EXPERT_PARALLEL, EXPERT_TENSOR
 from mindllm.mindformers.keys.experts import AHEAD, GROUPS, MODEL, SAME, SCORES, SHARED
-from mindllm.mindformers.keys.rules import Outcome, rule_for
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.keys.rules import LIST_ENTRY, Outcome, rule_for, siblings
+from mindllm.mindformers.keys.tables import KEYS, instead_of
 from mindllm.mindformers.mesh import with_replicas
 from mindllm.mindformers.pynative import as_static, as_written, is_pynative, keep_masters, problems_as_written
-from mindllm.mindformers.reading import Entry, leaves, path_of, shown
-from mindllm.mindformers.recognise import IGNORED_KEYS, OPTIONS, belongs_to_theirs
+from mindllm.mindformers.reading import Entry, shown
 from mindllm.mindformers.translate import translate
+
+__all__ = ["Conversion", "convert", "instead_of", "is_mindformers", "recognizes", "section_keys"]
+
+SHARED_KEYS = (EXPERT_PARALLEL, EXPERT_TENSOR)
+"""Keys of both programs that decide which other keys of MindFormers are supported."""
+OPTIONS = "mindformers."
+IGNORED_KEYS = "mindformers.ignored_keys"
+SECTION = "a section of MindFormers; `mindllm convert` reports what becomes of its keys"
 
 COMMON = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 QWEN = {**COMMON, "vocab_size": 151936, "num_attention_heads": 32, "max_position_embeddings": 32768}
@@ -84,6 +93,40 @@ STRATEGY = ("parallel", "dataset_strategy")
 MEANINGS = ("as_run", "as_written")
 
 
+def is_mindformers(document: Document) -> bool:
+    """Return True if ``document`` has several keys that only MindFormers has. A YAML with a ``base`` is ours."""
+    if "base" in document.data:
+        return False
+    count = 0
+    for path, _ in leaves(document.data):
+        count += rule_for(KEYS, path) is not None and not has_key(RunConfig, path)
+        if count >= FOREIGN_KEY_COUNT:
+            return True
+    return False
+
+
+recognizes = is_mindformers
+
+
+def section_keys(path: KeyPath) -> dict[str, str]:
+    """Return the keys that MindFormers has in the section at ``path``, each with what to write instead in our YAML."""
+    is_list = any(key.startswith(f"{dotted(path)}.{LIST_ENTRY}.") for key in KEYS)
+    section = (*path, 0) if is_list else path
+    return {name: instead_of((*section, name)) or SECTION for name in siblings(KEYS, (*section, ""))}
+
+
+def changes_source(key: str, document: Document) -> bool:
+    """Return True if an override of ``key`` changes the YAML of MindFormers before it is translated.
+
+    That is a key that the YAML has, a key that only MindFormers has, and a key that decides how others are translated.
+    """
+    path = path_of(key)
+    if rule_for(KEYS, path) is None:
+        return False
+    is_written = any(other[: len(path)] == path for other, _ in leaves(document.data))
+    return is_written or not has_key(RunConfig, path) or key in SHARED_KEYS
+
+
 def with_class_defaults(theirs: Document) -> tuple[Document, frozenset[str]]:
     """``theirs`` with what its class has besides, and the keys that were added."""
     model = theirs.data.get("model")
@@ -141,11 +184,20 @@ class Conversion:
         found = Counter(entry.outcome for entry in self.entries if entry.origin is not None)
         return {outcome: found[outcome] for outcome in Outcome}
 
+    def source_values(self) -> dict[str, Any]:
+        """Return the keys that the YAML has with their values."""
+        return {entry.key: entry.value for entry in self.entries if entry.origin is not None}
+
+    def summary(self, name: object) -> str:
+        """Return a line about the file ``name``: how many keys came to each outcome."""
+        counts = ", ".join(f"{count} {outcome.value}" for outcome, count in self.counts().items() if count)
+        return f"{name}: MindFormers YAML ({counts}); for every key: mindllm convert {name}"
+
 
 def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     """Translate ``theirs``, changed by those of ``overrides`` that are about it; raise UserError for a wrong option."""
     options, rest = split_overrides(overrides, lambda key: key.startswith(OPTIONS))
-    own, remaining = split_overrides(rest, lambda key: belongs_to_theirs(key, theirs))
+    own, remaining = split_overrides(rest, lambda key: changes_source(key, theirs))
     meaning = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
     _repeat_at_anchors(theirs, changed)

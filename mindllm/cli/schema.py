@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
 
     from mindllm.config.editor.schema import run_schema
-    from mindllm.config.editor.theirs import mindformers_schema
+    from mindllm.mindformers.schema import mindformers_schema
 
     schema = mindformers_schema(__version__) if options.mindformers else run_schema(__version__)
     text = json.dumps(schema, indent=1, ensure_ascii=False)

@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Predicts a step, or calibrates a device."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == [CALIBRATE]:
-        from mindllm.cli.plan.calibrate import calibrate_device
+        from mindllm.cli.calibrate import calibrate_device
 
         parser = calibrate_parser()
         return calibrate_device(parser, parser.parse_args(given[1:]))

@@ -6,11 +6,11 @@ from typing import Any
 
 from mindllm.config.editor.schema import DRAFT, described
 from mindllm.config.editor.sections import Schema, run_sections
+from mindllm.config.reading.document import path_of
 from mindllm.config.reading.schema import sections_at
 from mindllm.config.run import RunConfig
 from mindllm.mindformers.keys.rules import LIST_ENTRY, Outcome, Rule
 from mindllm.mindformers.keys.tables import KEYS
-from mindllm.mindformers.reading import path_of
 
 ANY_KEY = "*"
 EMPTY: tuple[Any, ...] = (None, "", {}, [])  # what a refused key may be

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.cli.launch.nodes import add_node_options, on_this_node, scheduled
-from mindllm.cli.launch.ranks import Shown, has_ascend_devices, say
+from mindllm.cli.nodes import add_node_options, on_this_node, scheduled
+from mindllm.cli.ranks import Shown, has_ascend_devices, say
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.errors import UserError
 from mindllm.launch.clusters.job_command import launch_words, name_of, nodes_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.launch.nodes import add_node_options, on_this_node, scheduled
-from mindllm.cli.launch.ranks import say
+from mindllm.cli.nodes import add_node_options, on_this_node, scheduled
+from mindllm.cli.ranks import say
 from mindllm.command import INTERRUPTED, CommandParser, output_directory, positive, run_command
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.clusters.schedulers import forget_task

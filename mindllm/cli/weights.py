@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindllm.cli.prepare.weight_options import METHODS, add_export_options, add_format_options, add_quantize_options
+from mindllm.cli.weight_options import METHODS, add_export_options, add_format_options, add_quantize_options
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.progress import Progress
