@@ -17,7 +17,7 @@ from mindllm.accept.expected import Peak, of_part_nodes, timed
 from mindllm.accept.measured import alone, measured
 from mindllm.accept.nodes import NodeLost, Nodes
 from mindllm.accept.runs import SIZES
-from mindllm.cli.launch import accept as command
+from mindllm.cli import accept as command
 from mindllm.errors import RunFailed, UserError
 from mindllm.preflight import node as node_module
 from mindllm.timing.device import DEFAULT, read_device

@@ -14,7 +14,7 @@ import pytest
 from dry_run_cases import FormulaSimulations
 from small_cluster import cluster_run
 
-from mindllm.cli.prove import dry_run as tool
+from mindllm.cli import dry_run as tool
 from mindllm.config import render_config
 from mindllm.dry_run import simulations
 from mindllm.errors import CheckFailed, UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from offline_programs import CUDA, FAILS, JIT, NEEDS_CANN, NEVER_TRAINS, PYNATIVE, TRAINS, program
 
-from mindllm.cli.prove.offline import keep_config, main
+from mindllm.cli.offline import keep_config, main
 from mindllm.compiled.device.stand_in import HOMES
 from mindllm.compiled.device.stand_in_names import MACHINES
 from mindllm.compiled.foreign.kept_program import KeptRank, kept_config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.plan.plan import main
+from mindllm.cli.plan import main
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.dry_run import simulations

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_problems import every_plan, hold_a_plan_to_what_it_says, random_problem
 
-from mindllm.cli.plan.plan import main
+from mindllm.cli.plan import main
 from mindllm.errors import UserError
 from mindllm.planning.exports import megatron_options, torch_schedule
 from mindllm.planning.plan import evaluate, folded_costs, orders_of, peak_memory, plan_costs
