@@ -6,13 +6,12 @@ the tokens of the whole global batch, clipped by the norm over all devices, and 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
-from mindllm.architecture.experts import ExpertsSpec
 from mindllm.config import RunConfig
 from mindllm.models.attention.largest_logit import largest_logits
 from mindllm.models.experts.expert_load import is_probe
@@ -24,7 +23,7 @@ from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.pipeline import TokenCount
 from mindllm.parallel.sharding.weights import weight_cuts
 from mindllm.parallel.weight_cut import WeightCut
-from mindllm.train.optimizers.build import OPTIMIZERS, make_optimizer, shares_weights
+from mindllm.train.optimizers.build import make_optimizer, shares_weights
 from mindllm.train.optimizers.half_weights import clone_state
 from mindllm.train.optimizers.spikes import limits_of_step
 from mindllm.train.part_exchange import NormOfParts
@@ -219,23 +218,6 @@ def build_distributed_loss(config: RunConfig, rank: int, tell_rank: bool = True)
     """Builds what evaluates on ``rank``; sets MindSpore's parallel context for it, the rank only where it is told."""
     set_parallel_context(config, rank, tell_rank)
     return distributed_loss(build_parallel_model(config))
-
-
-def built_alike(config: RunConfig, rank: int) -> Hashable:
-    """What the cells of ``rank`` depend on: ranks for which it is equal build the same ones, so that the compiler alone, which
-    asks for the rank when it needs it, tells them apart.
-    """
-    pet, architecture = config.model.config.pet_config, config.model.config.architecture
-    has_own_groups = any(
-        isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped for spec in architecture.layers
-    )
-    of_ranks = config.optimizer.needs_cuts or (pet is not None and pet.tuner.name in OPTIMIZERS)
-    has_own_groups |= config.parallel_config.passes_keys
-    if of_ranks or has_own_groups or config.parallel.strategy_ckpt_save_file:
-        return rank
-    uses_embedding_twice = architecture.head.tied or any(spec.is_mtp for spec in architecture.layers)
-    mesh = mesh_of(config)
-    return uses_embedding_twice and mesh.stage_of(rank) == config.last_stage  # see ``_embedding_is_elsewhere``
 
 
 def distributed_loss(parallel: ParallelModel) -> DistributedLoss:

@@ -28,11 +28,11 @@ from mindllm.compiled.foreign.environment import (
 )
 from mindllm.compiled.foreign.kept_program import SIMULATION, KeptRank, kept_ranks
 from mindllm.compiled.simulation.simulation import Simulation
-from mindllm.dry_run.simulations import POLL_SECONDS
 from mindllm.errors import UserError, shortened
 from mindllm.jobs.cores import cores
 from mindllm.jobs.memory import MemoryClaim
 from mindllm.jobs.process import JobProcess, ending
+from mindllm.jobs.worker import POLL_SECONDS
 from mindllm.process.temporary import make_temporary, remove_temporary
 from mindllm.terminal.progress import Progress, unwatched
 
