@@ -59,8 +59,8 @@ def about_fragments(actual_peaks: Sequence[int], needed: Sequence[int], limit: i
     if not any(size <= limit < actual for size, actual in zip(needed, actual_peaks, strict=True)):
         return None
     return (
-        f"with fragments {device_memory(max(actual_peaks))} exceed the limit: on Atlas A2 and A3 with driver 24 or newer MindSpore "
-        "maps idle pages to other addresses, which its dry run does not; never set MS_ALLOC_CONF=enable_vmm:False"
+        f"with fragments {device_memory(max(actual_peaks))}, above the limit: on Atlas A2 and A3 with driver 24 or newer "
+        "MindSpore maps idle pages to other addresses, unlike its dry run; never set MS_ALLOC_CONF=enable_vmm:False"
     )
 
 
@@ -103,7 +103,7 @@ def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Tab
 
 
 def verdict(needed: int, workspace: int, limit: int, gb: Gigabytes) -> Text:
-    """Return ``fits``, ``tight`` (not with the estimated workspace), or how much is short, as ``gb`` has figures of the table."""
+    """Return ``fits``, ``tight`` (not with the estimated workspace), or the shortage, with the digits of the table."""
     if needed > limit:
         return styled((f"{gb.at_least(needed - limit)} GB short", "bold red"))
     return styled(("fits", "green") if needed + workspace <= limit else ("tight", "yellow"))

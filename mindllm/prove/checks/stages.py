@@ -47,7 +47,10 @@ def not_simulated(config: RunConfig) -> Answer:
 
 
 def judged(found: DryRun, advice: str) -> Answer:
-    """Return the answer of a dry run: refuted where a stage needs more than the limit, not proved where only kernels may lack workspace."""
+    """Return the answer of a dry run.
+
+    It is refuted where a stage needs more than the limit, and not proved where only kernels may lack workspace.
+    """
     rows = [_Row(memory, found.config) for memory in found.stages]
     fullest = max(rows, key=lambda row: row.peak)
     tight = [row for row in rows if row.peak > found.limit]
