@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open, size_in_bytes
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
 from mindllm.terminal.console import PlainConsole, error_console, output, print_json
 from mindllm.terminal.render import drawn
 from mindllm.timing.shipped import DEFAULT

@@ -18,7 +18,7 @@ from mindllm.cli import dry_run as tool
 from mindllm.config import render_config
 from mindllm.dry_run import simulations
 from mindllm.errors import CheckFailed, UserError
-from mindllm.process import host_memory
+from mindllm.jobs import memory as host_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"num_layers": 10, "seq_length": 256, "hidden_size": 128}
