@@ -12,11 +12,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from mindllm.config.model import ModelConfig
+from mindllm.config.reading.document import path_of
 from mindllm.errors import nearest
 from mindllm.families import BY_TYPE
 from mindllm.mindformers.directory import fill_in
 from mindllm.mindformers.experts import is_latent, translate_experts
-from mindllm.mindformers.reading import Reading, path_of, shown
+from mindllm.mindformers.reading import Reading, shown
 
 MODEL = "model.model_config"
 ACTIVATIONS = {  # theirs: ours

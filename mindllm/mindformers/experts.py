@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindllm.config.reading.document import path_of
 from mindllm.mindformers.directory import predicts_ahead
 from mindllm.mindformers.keys.experts import (
     AHEAD,
@@ -36,7 +37,7 @@ from mindllm.mindformers.keys.experts import (
     Fixed,
     expert_keys,
 )
-from mindllm.mindformers.reading import Reading, path_of, shown
+from mindllm.mindformers.reading import Reading, shown
 
 GATHERED = (
     "gathered here: with layers that predict ahead in several chunks MindSpore 2.10 compiles no tokens that are sent"

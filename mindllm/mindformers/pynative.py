@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mindllm.architecture.layer_counts import StageLayers, layer_counts
-from mindllm.config.reading.document import Document, KeyPath, Problem, at, child, closest_origin
+from mindllm.config.reading.document import Document, KeyPath, Problem, at, child, closest_origin, path_of
 from mindllm.mindformers.keys.pynative import RENAMED, SECTIONS
 from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.mesh import is_count
-from mindllm.mindformers.reading import Entry, Reading, path_of, shown
+from mindllm.mindformers.reading import Entry, Reading, shown
 
 ABSENT = object()
 LEFT_OUT: dict[str, Any] = {  # defaults of its configuration classes, by their place in the other form

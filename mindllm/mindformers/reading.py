@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, child, closest_origin, dotted
+from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, child, closest_origin, dotted, path_of
 from mindllm.config.reading.yaml_tree import inline_yaml
 from mindllm.mindformers.keys.rules import Outcome
 
@@ -135,23 +134,6 @@ class Reading:
     def claimed(self, path: KeyPath) -> bool:
         """Whether a function has decided about ``path`` or a section around it."""
         return any(path[:length] in self.entries for length in range(1, len(path) + 1))
-
-
-def path_of(key: str) -> KeyPath:
-    """The path of a dotted key; numbers are places in lists."""
-    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
-
-
-def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value that is no section, with its path; lists of sections are entered, other lists are values."""
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from leaves(inner, (*path, key))
-    elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
-        for index, inner in enumerate(value):
-            yield from leaves(inner, (*path, index))
-    elif path:
-        yield path, value
 
 
 def shown(value: Any) -> str:

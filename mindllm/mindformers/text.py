@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
+from mindllm.config.reading.document import leaves, path_of
 from mindllm.errors import nearest
 from mindllm.mindformers.directory import expected_tokenizer
 from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.reading import Reading, leaves, path_of
+from mindllm.mindformers.reading import Reading
 
 LOADER, STEPS = "train_dataset.data_loader", "runner_config.train_steps"
 OURS = "train_dataset.data_loader.config"

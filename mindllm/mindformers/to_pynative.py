@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from mindllm.config.reading.document import Document
+from mindllm.config.reading.document import Document, leaves
 from mindllm.config.reading.load import build_config, tree_of
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 from mindllm.families.family import RUN_KEYS
 from mindllm.families.hugging_face import config_json
-from mindllm.mindformers.convert import convert
 from mindllm.mindformers.pynative import METHODS
-from mindllm.mindformers.reading import leaves, shown
+from mindllm.mindformers.reader import convert
+from mindllm.mindformers.reading import shown
 
 NETWORKS = ("deepseek_v3", "qwen3")  # that MindFormers' pages name for this trainer
 SECTION = "model.model_config"

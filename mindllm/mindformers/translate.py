@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindllm.config.reading.document import Document, KeyPath, Problem, closest_origin, dotted
+from mindllm.config.reading.document import Document, KeyPath, Problem, closest_origin, dotted, leaves
 from mindllm.errors import MOST_SHOWN, nearest
 from mindllm.mindformers.architecture import translate_architecture
 from mindllm.mindformers.directory import read_directory
@@ -14,7 +14,7 @@ from mindllm.mindformers.keys.tables import KEYS, drop_unread
 from mindllm.mindformers.layer_settings import place_layers_ahead, translate_row_parts, translate_swap
 from mindllm.mindformers.mesh import translate_mesh
 from mindllm.mindformers.monitoring import translate_monitor
-from mindllm.mindformers.reading import Reading, leaves, shown
+from mindllm.mindformers.reading import Reading, shown
 from mindllm.mindformers.recomputation import translate_recomputation
 from mindllm.mindformers.session import translate_session
 from mindllm.mindformers.text import translate_text

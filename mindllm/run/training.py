@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,9 @@ from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers, load_checkpoint
-from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.loading import Base
 from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.parts import joined
-from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
 from mindllm.train.evaluation import EvaluationResult, RowResult
 from mindllm.train.job.data_agreement import require_same_data
 from mindllm.train.job.execution import Execution, Executor, describe
@@ -47,7 +45,10 @@ from mindllm.train.optimizers.schedule import group_learning_rates, learning_rat
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
-from mindllm.train.whole_weights import whole_weights
+from mindllm.weight_files.adapter import leaves_weights_out
+from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
+from mindllm.weight_files.whole_weights import whole_weights
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proof: Pr
     store, checkpoint = _open_store(config, peers, ranks)
     if checkpoint is not None:
         data.sample_offset = sample_offset(config, checkpoint)
+    rates = _learning_rates(config, data.total_steps)
     if ranks.simulated and not config.runner_config.stop_step:
         # A simulation executes one step.
         step = checkpoint.step if checkpoint is not None else 0
@@ -97,7 +99,8 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proof: Pr
     if proof.line:
         logger.info("%s", proof.line)
     callbacks = make_callbacks(config, store, evaluator, ranks, _first_callbacks(config, ranks, proof), rank_progress)
-    _make_trainer(state, data, callbacks, ranks).run()
+    peak = peak_of(config.context.device_target, ranks.simulated)
+    Trainer(state, data.train_stream(), rates[0], callbacks, peak, ranks, rates[1]).run()
     if ranks.is_first and not ranks.simulated:
         export(state, store, data.tokenizer)
     ranks.barrier()
@@ -135,7 +138,8 @@ def _build_state(
     engine = make_engine(config, execution, progress=progress, loaded=weights or ())
     scaler = LossScaler(config.runner_wrapper.scale_sense)
     state = RunState(config, engine, scaler, data.total_steps, data.steps_per_epoch)
-    state.pretrained, state.base = pretrained, base_record(config, pretrained)
+    state.base_weights = pretrained.base if pretrained is not None else None
+    state.base = base_record(config, pretrained)
     if pretrained is not None and weights is not None:
         engine.load_state(weights)
         logger.info("loaded the weights of %s", pretrained.path)
@@ -167,18 +171,13 @@ def _first_callbacks(config: RunConfig, ranks: Ranks, proof: ProofSummary) -> li
     return callbacks
 
 
-def _make_trainer(state: RunState, data: RunData, callbacks: Sequence[Callback], ranks: Ranks) -> Trainer:
-    config = state.config
+def _learning_rates(
+    config: RunConfig, total_steps: int
+) -> tuple[Callable[[int], float], Callable[[int], tuple[float, ...]]]:
+    """Return the learning rate of a step, and those of its weight groups."""
     assert config.lr_schedule is not None  # checked when the configuration is loaded
-    return Trainer(
-        state,
-        data.train_stream(),
-        learning_rates(config.lr_schedule, state.total_steps),
-        callbacks,
-        peak_of(config.context.device_target, ranks.simulated),
-        ranks,
-        group_learning_rates(config.grouped_lr_schedule.grouped, state.total_steps),
-    )
+    groups = config.grouped_lr_schedule.grouped
+    return learning_rates(config.lr_schedule, total_steps), group_learning_rates(groups, total_steps)
 
 
 def evaluate(config: RunConfig, execution: Execution, progress: Progress) -> RunOutcome:

@@ -36,7 +36,7 @@ def through_json(result):
 
 
 def test_a_plan_is_that_of_the_command(capsys, tmp_path):
-    from mindllm.cli.plan.plan import main
+    from mindllm.cli.plan import main
 
     planned = mindllm.plan(PIPELINE, formula=True, max_memory="50GB", seconds=20)
     told = said(main, capsys, "--config", PIPELINE, "--formula", "--max_memory", "50GB", "--seconds", "20")
@@ -76,7 +76,7 @@ def test_one_task_is_its_name_and_a_prompt_is_needed(monkeypatch):
 
 
 def test_a_search_is_that_of_the_command_and_writes_nothing(capsys, tmp_path, monkeypatch):
-    from mindllm.cli.plan.search import main
+    from mindllm.cli.search import main
 
     told = []
     monkeypatch.chdir(tmp_path)
@@ -94,7 +94,7 @@ def test_a_search_is_that_of_the_command_and_writes_nothing(capsys, tmp_path, mo
 
 
 def test_a_dry_run_is_that_of_the_command(capsys, tmp_path, monkeypatch):
-    from mindllm.cli.prove import dry_run as command
+    from mindllm.cli import dry_run as command
 
     monkeypatch.setattr(FormulaSimulations, "source_lines", lambda self, config: {}, raising=False)
     monkeypatch.setattr(simulations, "simulations_here", lambda workers, progress: FormulaSimulations())
@@ -116,7 +116,7 @@ def test_a_dry_run_is_that_of_the_command(capsys, tmp_path, monkeypatch):
 
 
 def test_a_verification_is_that_of_the_command(capsys, tmp_path, monkeypatch):
-    from mindllm.cli.prove.check import main
+    from mindllm.cli.check import main
 
     def answer(config, options, progress):
         progress("executing")
@@ -138,7 +138,7 @@ def test_a_verification_is_that_of_the_command(capsys, tmp_path, monkeypatch):
 
 
 def test_an_inspection_answers_as_the_command(capsys, tmp_path):
-    from mindllm.cli.prove.inspect import main
+    from mindllm.cli.inspect import main
 
     graph = mindllm.inspect(cluster_run(tp=2), rank=1)
     graph.save(tmp_path / "rank1.graph")
@@ -158,7 +158,7 @@ def test_an_inspection_answers_as_the_command(capsys, tmp_path):
 def test_a_proof_is_that_of_the_command(capsys, tmp_path, monkeypatch):
     from functools import partial
 
-    from mindllm.cli.prove import prove as command
+    from mindllm.cli import prove as command
     from mindllm.prove import prove as proving
     from mindllm.prove.answers import Answer, Standing
     from mindllm.prove.found import find_proof

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from mindllm.cli.plan import plan
-from mindllm.cli.plan import time as step
-from mindllm.cli.prove import check
+from mindllm.cli import check, plan
+from mindllm.cli import time as step
 from mindllm.terminal import console
 
 RUN = "configs/llama2/pretrain_llama2_13b_16p.yaml"

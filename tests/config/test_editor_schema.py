@@ -9,16 +9,16 @@ import pytest
 from jsonschema import Draft7Validator
 
 import mindllm
-from mindllm.cli.prepare.schema import main
+from mindllm.cli.schema import main
 from mindllm.config import load_config
 from mindllm.config.editor.schema import run_schema
-from mindllm.config.editor.theirs import mindformers_schema
 from mindllm.config.reading.load import SYNONYMS, read_file, tree_of
 from mindllm.config.reading.schema import sections_in, walk
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.schema import mindformers_schema
 from tests.mindformers.mindformers_files import LEGACY
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ import json
 import pytest
 from programs_people_write import BY_OPTIMIZER, FAULTS, OPTIMIZERS, PROGRAMS, write
 
-from mindllm.cli.prove.check import main as check
-from mindllm.cli.prove.offline import main as offline
+from mindllm.cli.check import main as check
+from mindllm.cli.offline import main as offline
 from tests.compiled.simulations import needs_compiler
 
 BODIES = {**PROGRAMS, **{f"by {name}": BY_OPTIMIZER.replace("OPTIMIZER", text) for name, text in OPTIMIZERS.items()}}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from dry_run_cases import FormulaSimulations
 
-from mindllm.cli.prepare.convert import main as convert
-from mindllm.cli.prove import dry_run
+from mindllm.cli import dry_run
+from mindllm.cli.convert import main as convert
 from mindllm.config import load_config
 from mindllm.dry_run import simulations
 from mindllm.parallel.layer_plan import make_plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.plan.plan import main
+from mindllm.cli.plan import main
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.dry_run import simulations
@@ -85,10 +85,6 @@ class Told:
     @property
     def actual_peak(self):
         return self.used_peak
-
-    @property
-    def estimated(self):
-        return False
 
     def with_workspace(self, elements):
         return self.used_peak

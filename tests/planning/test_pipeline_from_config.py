@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.cli.plan import plan as tool
+from mindllm.cli import plan as tool
 from mindllm.command import run_command
 from mindllm.config import load_config, render_config
 from mindllm.errors import CheckFailed

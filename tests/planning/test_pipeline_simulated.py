@@ -9,7 +9,7 @@ import pytest
 import yaml
 from kept_programs_here import unpacked
 
-from mindllm.cli.plan.plan import main
+from mindllm.cli.plan import main
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
 from mindllm.compiled.simulation.simulation import load_simulation
 from mindllm.compiled.simulation.stage_memory import StageMemory

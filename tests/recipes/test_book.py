@@ -6,10 +6,10 @@ import os
 import pytest
 
 import mindllm
-from mindllm.cli.plan.configure import main
-from mindllm.cli.plan.plan import main as plan_main
-from mindllm.cli.plan.search import main as search_main
-from mindllm.cli.prepare.convert import main as convert_main
+from mindllm.cli.configure import main
+from mindllm.cli.convert import main as convert_main
+from mindllm.cli.plan import main as plan_main
+from mindllm.cli.search import main as search_main
 from mindllm.config import load_config
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import CheckFailed, UserError

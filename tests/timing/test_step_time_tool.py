@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from kept_programs_here import unpacked
 
-from mindllm.cli.plan.calibrate import read_measured
-from mindllm.cli.plan.search import main as tune
-from mindllm.cli.plan.time import main
+from mindllm.cli.calibrate import read_measured
+from mindllm.cli.search import main as tune
+from mindllm.cli.time import main
 from mindllm.config import load_config, override_config
 from mindllm.errors import CheckFailed, UserError
 from mindllm.planning.costs.formula import plan_problem

@@ -15,7 +15,7 @@ import pytest
 from planted import plant
 from small_cluster import cluster_run
 
-from mindllm.cli.prove import check as command
+from mindllm.cli import check as command
 from mindllm.compiled.conformance import Finding
 from mindllm.compiled.execute.cluster import ClusterStep
 from mindllm.compiled.rank.compile_ranks import compile_ranks

@@ -9,7 +9,7 @@ import pytest
 from kept_programs_here import unpacked
 
 import mindllm
-from mindllm.cli.prove.check import main
+from mindllm.cli.check import main
 from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.foreign import lockstep as execution
 from mindllm.compiled.foreign.kept_program import kept_ranks

@@ -5,24 +5,21 @@ What depends on several keys (layers and stages, a batch and its copies) is not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any
 
 from mindllm.config.editor.sections import Schema, run_sections
-from mindllm.config.reading.document import KeyPath, dotted
+from mindllm.config.reading.document import KeyPath
+from mindllm.config.reading.foreign import registered_readers
 from mindllm.config.reading.load import FORMER, SYNONYMS, WORDS
 from mindllm.config.reading.schema import fields_of, sections_at, sections_in, walk
 from mindllm.config.run import RunConfig
 from mindllm.config.section import Section
-from mindllm.mindformers.keys.rules import LIST_ENTRY, siblings
-from mindllm.mindformers.keys.tables import KEYS, instead_of
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 BASE = (
     "YAML that is read first, relative to this file, or below `configs/` of mindllm; this file changes it, key by key."
 )
-OF_SECTIONS = "a section of MindFormers; `mindllm convert` says what becomes of its keys"
 
 
 def run_schema(version: str) -> Schema:
@@ -78,15 +75,9 @@ def _add_other_names(properties: dict[str, Schema], path: KeyPath) -> None:
 
 
 def _add_refused(properties: dict[str, Schema], path: KeyPath) -> None:
-    """Keys of MindFormers, which are refused here: with what to write instead."""
-    is_list = any(key.startswith(f"{dotted(path)}.{LIST_ENTRY}.") for key in KEYS)
-    around = (*path, 0) if is_list else path
-    ours = {key for kind in sections_at(RunConfig, path) for key in fields_of(kind)}  # of this type or another
-    for name in _theirs(around, {*properties, *ours}):
-        told = instead_of((*around, name)) or OF_SECTIONS
-        properties[name] = {"deprecationMessage": told, "not": {}, "doNotSuggest": True}
-
-
-def _theirs(path: KeyPath, ours: Iterable[str]) -> list[str]:
-    known: tuple[Any, ...] = (*path, "")
-    return [name for name in siblings(KEYS, known) if name not in ours]
+    """Mark the keys of other programs as refused, with what to write instead."""
+    keys = {key for kind in sections_at(RunConfig, path) for key in fields_of(kind)}  # of this type or another
+    for reader in registered_readers():
+        for name, advice in reader.section_keys(path).items():
+            if name not in keys and name not in properties:
+                properties[name] = {"deprecationMessage": advice, "not": {}, "doNotSuggest": True}

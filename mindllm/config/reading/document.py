@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ __all__ = [
     "child",
     "closest_origin",
     "dotted",
+    "leaves",
     "merge",
+    "path_of",
     "remove",
     "without_related",
 ]
@@ -31,6 +33,23 @@ class Document:
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+
+def path_of(key: str) -> KeyPath:
+    """Return the path of a dotted key; numbers are places in lists."""
+    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+
+
+def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield every value that is not a section, with its path. Lists of sections are entered, other lists are values."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+    elif path:
+        yield path, value
 
 
 def child(data: Any, key: str | int) -> Any:

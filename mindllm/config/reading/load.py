@@ -33,6 +33,7 @@ from mindllm.config.reading.document import (
     remove,
     without_related,
 )
+from mindllm.config.reading.foreign import ForeignRun, reader_for
 from mindllm.config.reading.overrides import Overrides, ignores_unknown, override_document
 from mindllm.config.reading.pretrained import fill_from_pretrained, without_what_follows
 from mindllm.config.reading.problems import meant_path, none_texts, schema_problems, unknown_paths
@@ -42,8 +43,6 @@ from mindllm.config.run import Provenance, RunConfig
 from mindllm.errors import MOST_SHOWN, UserError, nearest
 from mindllm.families import with_file_names
 from mindllm.families.hugging_face import is_hugging_face
-from mindllm.mindformers.convert import Conversion, convert
-from mindllm.mindformers.recognise import is_mindformers
 from mindllm.outside import LARGEST_YAML, TOO_DEEP, is_deeper, read_text
 from mindllm.shorthands import IGNORE_UNKNOWN_KEYS
 
@@ -150,14 +149,12 @@ def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:
 
 
 def _load(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
-    """Build a run from a YAML of ours or of MindFormers. Log what became of MindFormers' keys, and keys without use."""
+    """Build a run from a YAML of mindllm or of another program. Log what became of foreign keys, and keys without effect."""
     name = source or IN_MEMORY
-    if is_mindformers(document):
-        conversion = convert(document, overrides)
+    if reader := reader_for(document):
+        conversion = reader.convert(document, overrides)
         config = build_config(conversion, source)
-        numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
-        message = "%s is a YAML of MindFormers: of its keys %s; every one: mindllm convert %s"
-        logger.warning(message, name, numbers, name)
+        logger.warning("%s", conversion.summary(name))
         for warning in conversion.warnings:
             logger.warning("%s: %s", name, warning)
     else:
@@ -214,8 +211,8 @@ def _over_directory(directory: Path) -> Document:
     return Document(values, dict(_origins(values, (), Origin(file=str(directory)))))
 
 
-def build_config(conversion: Conversion, source: Path | None) -> RunConfig:
-    """Return the run that a YAML of MindFormers was converted to; a ``UserError`` names all mistakes."""
+def build_config(conversion: ForeignRun, source: Path | None) -> RunConfig:
+    """Return the run that the YAML of another program was converted to; a ``UserError`` names all mistakes."""
     refused, document = conversion.document.problems, replace(conversion.document, problems=[])
     try:
         config = _build(document, conversion.overrides, source)
@@ -225,8 +222,9 @@ def build_config(conversion: Conversion, source: Path | None) -> RunConfig:
         _refuse([*refused, *without_related(written, refused)])
         raise
     _refuse(refused)
-    theirs = {entry.key: entry.value for entry in conversion.entries if entry.origin is not None}
-    config._provenance = replace(config._provenance, theirs=theirs, ignored=conversion.has_ignored_keys)
+    config._provenance = replace(
+        config._provenance, theirs=conversion.source_values(), ignored=conversion.has_ignored_keys
+    )
     return config
 
 
@@ -368,8 +366,8 @@ def read_document(path: Path) -> Document:
 
 
 def _with_base(document: Document, path: Path, readers: tuple[Path, ...], ignore_unknown: bool = False) -> Document:
-    if is_mindformers(document):
-        return convert(document, {"ignore_unknown_keys": ignore_unknown}).document
+    if reader := reader_for(document):
+        return reader.convert(document, {"ignore_unknown_keys": ignore_unknown}).document
     rename(document)
     if BASE not in document.data:
         return document
@@ -398,7 +396,7 @@ def _base_path(path: Path, base: str) -> Path:
 def bases_of(path: Path) -> list[Path]:
     """The base of a YAML that can be read, the base of that, and so on."""
     document = read_file(path)
-    if is_mindformers(document) or BASE not in document.data:
+    if BASE not in document.data:
         return []
     base = _base_path(path, document.data[BASE])
     return [base, *bases_of(base)]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.prepare.models import main
+from mindllm.cli.models import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.weight_files.hugging_face_export import export_hugging_face
 
 ROOT = Path(__file__).parents[3]
 MODEL = ModelConfig(vocab_size=64, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16, seq_length=16)
@@ -100,8 +100,7 @@ def test_a_directory_without_models_is_a_mistake(made, tmp_path, capsys):
 
 def test_it_takes_a_second_and_no_mindspore():
     program = (
-        "import sys; from mindllm.cli.prepare.models import main; main([]);"
-        "assert not {'mindspore', 'torch'} & {*sys.modules}"
+        "import sys; from mindllm.cli.models import main; main([]);assert not {'mindspore', 'torch'} & {*sys.modules}"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
