@@ -237,11 +237,11 @@ def plan_problem(
     interleave: Sequence[Count] | None = None,
     seconds: Seconds = 60.0,
 ) -> PipelinePlan:
-    """Plan layers whose costs are given, in schedules that MindSpore has and in others.
+    """Plan layers whose costs are given.
 
     Args:
         problem: stages, micro-batches, layers and their costs, as docs/pipeline_balance.md has them, or a file of that.
-        schedule: instead of the problem's: ``controllable_v`` or ``zb``, for two that keep within the memory.
+        schedule: replaces that of the problem.
         max_memory: of every stage, as ``58GB``; None: the problem's.
         interleave: numbers of chunks per stage, of which the fastest is taken; None: the problem's.
         seconds: for each plan, about.

@@ -11,7 +11,7 @@ from pathlib import Path
 from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS
 from mindllm.errors import CheckFailed, UserError
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
 from mindllm.programs import STAGES, simulate_program
 from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn, show
@@ -31,8 +31,8 @@ def make_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm offline",
-        description="Run any MindSpore program in MindSpore's dry run, on a machine without a device. Show what fills the memory of "
-        "its ranks, and whether they fit into the program's own limit (max_device_memory).",
+        description="Run any MindSpore program in MindSpore's dry run, on a machine without a device. Show what fills the memory "
+        "of its ranks, and whether they fit into the program's own limit (max_device_memory).",
         epilog=EXAMPLE,
     )
     parser.add_argument(

@@ -20,10 +20,10 @@ from mindllm.dry_run.source_lines import Lines, read_lines
 from mindllm.dry_run.spread_simulations import run_on_cluster
 from mindllm.dry_run.worker_memory import worker_bytes
 from mindllm.errors import RunFailed, UserError
-from mindllm.executor.option import is_spread
-from mindllm.launch.process import ending, last_lines
-from mindllm.process.cores import cores
-from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.jobs.cores import cores
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.jobs.process import ending, last_lines
+from mindllm.jobs.ray_cluster import is_spread
 from mindllm.process.temporary import temporary_directory
 from mindllm.reduced_runs.stage import reduce_to_layer
 from mindllm.terminal.progress import Progress, unwatched

@@ -13,8 +13,8 @@ from mindllm.dry_run.profile import profile_of, save_profile
 from mindllm.dry_run.request import LINES, Request
 from mindllm.dry_run.source_lines import write_lines
 from mindllm.dry_run.worker_memory import worker_bytes
-from mindllm.executor.ray_cluster import Spread, Work
 from mindllm.files import atomic_open
+from mindllm.jobs.ray_cluster import Spread, Work
 from mindllm.process.temporary import temporary_directory
 from mindllm.terminal.progress import Progress
 

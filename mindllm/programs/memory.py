@@ -58,10 +58,10 @@ class ProgramMemory(Result):
         short = [run.simulation for run in self.runs if not run.simulation.fits]
         if not short:
             return ""
-        worst = max(short, key=lambda simulation: simulation.actual_peak - simulation.limit)
+        worst = max(short, key=lambda simulation: simulation.used_peak - simulation.limit)
         return (
             f"{len(short)} of {len(self.runs)} ranks do not fit; rank {worst.rank} (stage {worst.stage}) lacks "
-            f"{missing_memory(worst.actual_peak - worst.limit)} of max_device_memory ({device_memory(worst.limit)})"
+            f"{missing_memory(worst.used_peak - worst.limit)} of max_device_memory ({device_memory(worst.limit)})"
         )
 
     def summary(self) -> str:
@@ -104,8 +104,8 @@ def memory_table(runs: Sequence[RankRun]) -> Table:
             *(gb(by_category[category]) for category in CATEGORIES),
             styled((gb(used), "bold")),
             gb(actual),
-            gb(actual + extra),
-            verdict(actual, extra, simulation.limit, gb),
+            gb(used + extra),
+            verdict(used, extra, simulation.limit, gb),
             f"{run.report.compile_seconds:.1f}",
             str(run.report.host_bytes // MIB),
         )

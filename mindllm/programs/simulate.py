@@ -21,10 +21,10 @@ from mindllm.dry_run.page import PAGE
 from mindllm.dry_run.simulations import POLL_SECONDS
 from mindllm.errors import RunFailed, UserError, shortened
 from mindllm.files import atomic_open
-from mindllm.launch.process import JobProcess, ending
+from mindllm.jobs.cores import cores
+from mindllm.jobs.memory import MemoryClaim
+from mindllm.jobs.process import JobProcess, ending
 from mindllm.outside import LARGEST_YAML, read_bytes
-from mindllm.process.cores import cores
-from mindllm.process.host_memory import MemoryClaim
 from mindllm.process.temporary import make_temporary, remove_temporary
 from mindllm.programs import ALL, STAGES
 from mindllm.programs.command_line import Program, config_of

@@ -16,9 +16,9 @@ from mindllm.compiled.execute.records import Record, Recorder
 from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.rank.pool import Pool
 from mindllm.errors import RunFailed, UserError
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.outside import read_text
 from mindllm.parallel.layout import Mesh
-from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.programs.inside_program import MIND_IR
 from mindllm.programs.kept import NOT_ALONE, SINGLE, KeptRank, kept_ranks
 from mindllm.programs.lockstep import ExecutableRank, ProgramCluster, read_rank, without_kernel

@@ -26,7 +26,7 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
-from mindllm.train.engine.columns import completed
+from mindllm.train.engine.columns import with_document_columns
 from mindllm.verify.compare import HALVES, Comparison, cluster_parts, compare, errors_from_moments, tolerance_for
 from mindllm.verify.recomputed.balance import balance_problems, bias_problems, share_problems
 from mindllm.verify.recomputed.coded_state import AppliedGradients, decode_state
@@ -352,7 +352,7 @@ def loss_on_both(reference: Reference, step: int) -> Iterator[str]:
 
 def columns_read(config: RunConfig, batch: Mapping[str, np.ndarray]) -> Arrays:
     """The columns of a batch that the graphs of a configuration are given; where it has none, every row is one document."""
-    return dict(completed(batch, input_columns(config)))
+    return dict(with_document_columns(batch, input_columns(config)))
 
 
 def build_cluster(
@@ -368,10 +368,10 @@ def build_cluster(
     """
     from mindllm.train.distributed_step import input_slices
     from mindllm.train.optimizers.spikes import limits_of_step
-    from mindllm.train.watched import sums_of
+    from mindllm.train.watched import summed_kinds
 
     stages, limits = mesh_of(config).pipeline_stage, len(limits_of_step(config))
-    watches = bool(sums_of(config.monitor_config.watched()))
+    watches = bool(summed_kinds(config.monitor_config.watched()))
     groups = len(config.grouped_lr_schedule.grouped)
     return Cluster(
         graphs,

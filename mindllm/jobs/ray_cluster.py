@@ -1,11 +1,13 @@
-"""Work on the nodes of a Ray cluster. Ray schedules it, by cores and memory, and does it again where a node is lost.
+"""The option ``--executor``, and the back end that runs tasks on the nodes of a Ray cluster.
 
-Nodes need the same mindllm and MindSpore as this machine; nothing of this machine's files is read there. Ray's processes do
-one piece after the other: a function that imports MindSpore does so in a process of its own.
+Ray schedules tasks by cores and memory, and repeats those of a lost node. All nodes need the same mindllm and MindSpore as this
+machine; they read none of its files. A worker of Ray runs one task after another, so a function that imports MindSpore must do so
+in a process of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import logging
 import os
@@ -15,15 +17,44 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mindllm.errors import RunFailed, UserError
-from mindllm.executor.option import LOCAL, VARIABLE
-from mindllm.process.host_memory import gibibytes
+from mindllm.errors import RunFailed, UserError, nearest
+from mindllm.jobs.memory import gibibytes
 from mindllm.sources import python_path
 
+LOCAL, RAY = "local", "ray"
+EXECUTORS = (LOCAL, RAY)
+VARIABLE = "MINDLLM_EXECUTOR"  # inherited by the processes that a command starts
 ADDRESS = "RAY_ADDRESS"
 REACH_SECONDS = 10.0
 RETRIES = 5  # of work whose node or process is lost
 HOW = "start one with ray start --head, and name it in $RAY_ADDRESS"
+
+
+def add_executor_option(parser: argparse.ArgumentParser) -> None:
+    """The option of every tool whose work can be spread."""
+    parser.add_argument(
+        "--executor",
+        choices=EXECUTORS,
+        action=_UseExecutor,
+        help=f"where simulations, ranks and strategies are worked on: {LOCAL} processes, or the {RAY} cluster of $RAY_ADDRESS "
+        f"(default: {LOCAL}, or ${VARIABLE}; pip install 'mindllm[ray]')",
+    )
+
+
+def is_spread() -> bool:
+    """Return whether work goes to a Ray cluster; raise UserError for a variable that names no executor."""
+    chosen = os.environ.get(VARIABLE, LOCAL)
+    if chosen not in EXECUTORS:
+        raise UserError(f"{VARIABLE}: {chosen} is no executor{nearest(chosen, EXECUTORS)}")
+    return chosen == RAY
+
+
+class _UseExecutor(argparse.Action):
+    """Sets the executor of this process and of those it starts."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        os.environ[VARIABLE] = str(values)
+        setattr(namespace, self.dest, values)
 
 
 @dataclass(frozen=True)
