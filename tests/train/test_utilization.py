@@ -36,7 +36,7 @@ def test_a_step_that_beats_every_measurement_is_told_once(caplog):
 def test_a_peak_of_a_data_sheet_stands(caplog):
     with caplog.at_level(logging.WARNING):
         assert Peak(376e12).share(400e12) > 1
-    assert "of the data sheet, is too low" in caplog.text
+    assert "(data sheet) is too low" in caplog.text
 
 
 def test_a_simulation_says_nothing_of_a_device(caplog):
