@@ -311,33 +311,30 @@ def formula_problem(
 
 
 def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Evaluation | None:
-    """A run judged by the models of time and memory, whatever it recomputes; ``limit`` is in bytes. None: no steady state."""
-    plan, kinds = make_plan(config), dict(KINDS)
-    names = [_name(kind, kinds) for kind in plan.kinds()]
+    """Evaluate a run by the models of time and memory, whatever it recomputes; None if it reaches no steady state.
+
+    ``limit`` is in bytes.
+    """
+    kinds = dict(KINDS)
+    plan = run_plan(config, kinds)
     bare = _bare(config, config.model.config.pp_interleave_num)
-    used = {kind: own for kind, own in kinds.items() if kind in names or kind == NONE}  # a V computes all of it again
-    problem = plan_problem(workload_of(bare), device, limit, name, used)
+    names = {name for place in plan.places for name in place} | {NONE}  # a V computes all of it again
+    problem = plan_problem(workload_of(bare), device, limit, name, {n: kinds[n] for n in kinds if n in names})
     try:
-        return evaluate(problem, _placed(config, names))
+        return evaluate(problem, plan)
     except NotSteady:
         return None
 
 
-def _name(kind: LayerKind, kinds: dict[str, LayerKind]) -> str:
-    """The name of what a layer recomputes; a way that ``kinds`` do not have is added."""
-    for name, known in kinds.items():
-        if known == kind:
-            return name
-    others = len(kinds) - len(KINDS)
-    name = f"as written {others + 1}" if others else "as written"
-    kinds[name] = kind
-    return name
-
-
-def _placed(config: RunConfig, names: Sequence[str]) -> Plan:
-    """The plan of a run whose layers recompute what their names say."""
-    plan, places = make_plan(config), dict[tuple[int, int], list[str]]()
-    for layer, name in zip(plan.layers, names, strict=True):
+def run_plan(config: RunConfig, kinds: dict[str, LayerKind]) -> Plan:
+    """Return the plan of a run as it is; recomputation that ``kinds`` lack is added to them as ``as written``."""
+    layers, places = make_plan(config), dict[tuple[int, int], list[str]]()
+    for layer, kind in zip(layers.layers, layers.kinds(), strict=True):
+        name = next((name for name, known in kinds.items() if known == kind), None)
+        if name is None:
+            added = len(kinds) - len(KINDS)
+            name = f"as written {added + 1}" if added else "as written"
+            kinds[name] = kind
         places.setdefault((layer.chunk, layer.stage), []).append(name)
     return Plan(tuple(tuple(places[place]) for place in sorted(places)))
 
