@@ -59,21 +59,26 @@ def _cell_key(config: RunConfig, rank: int) -> Hashable:
 
 @dataclass(frozen=True)
 class Group:
-    """A task: ranks that are built alike, the directory with a subdirectory per rank, and how many compile at a time."""
+    """Ranks that are built alike, how many of them compile at a time, and the directory with a subdirectory per rank."""
 
     config: RunConfig
     ranks: Sequence[int]
-    output: Path
+    training: bool
     workers: int
+    output: Path
 
 
 def compile_group(tree: dict[str, Any], ranks: Sequence[int], training: bool, workers: int, output: str) -> None:
-    """Compile ranks that are built alike, each into a subdirectory of ``output``: a task, which works for the first of them."""
-    group = Group(load_config(tree), ranks, Path(output), workers)
-    _enter(group, ranks[0])
+    """Compile ranks that are built alike, each into a subdirectory of ``output``: a task."""
+    run_group(Group(load_config(tree), ranks, training, workers, Path(output)))
+
+
+def run_group(group: Group) -> None:
+    """Compile as the first rank of a group; at the point where its ranks differ, fork a process per rank."""
+    _enter(group, group.ranks[0])
     core = Core(keeper=True)
-    choose_rank = partial(_fork_ranks, group, core) if len(ranks) > 1 else None
-    compile_to(group.config, ranks[0], Path(), training, choose_rank)
+    choose_rank = partial(_fork_ranks, group, core) if len(group.ranks) > 1 else None
+    compile_to(group.config, group.ranks[0], Path(), group.training, choose_rank)
     write_parsed(Path(PARSED))
     skip_exit_functions()
 
