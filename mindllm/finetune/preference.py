@@ -16,7 +16,7 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.config.preference import PreferenceConfig
+from mindllm.config.tuning import PreferenceConfig
 from mindllm.finetune.counted_figures import CountedFigures
 from mindllm.finetune.unpaired import UnpairedLosses
 from mindllm.models import CausalLM, Kernels

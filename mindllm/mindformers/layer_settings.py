@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindllm.architecture.layer_counts import StageLayers, layer_counts
-from mindllm.config.checks.fine_grain_interleave import MOST
+from mindllm.config.checks.sequence import MOST
 from mindllm.mindformers.mesh import is_count
 from mindllm.mindformers.reading import Reading
 from mindllm.mindformers.recomputation import SELECTIONS, known_pattern

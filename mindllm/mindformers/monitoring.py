@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindllm.config.monitor import KEYS
+from mindllm.config.callbacks import KEYS
 from mindllm.config.reading.document import leaves
 from mindllm.mindformers.keys.monitor import ENDING, FIGURES, INTERVAL, ON, OTHERS, SECTION
 from mindllm.mindformers.reading import Reading

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.config.editor.schema import DRAFT, described
-from mindllm.config.editor.sections import Schema, run_sections
+from mindllm.config.editor import DRAFT, Schema, described, run_sections
 from mindllm.config.reading.document import path_of
 from mindllm.config.reading.schema import sections_at
 from mindllm.config.run import RunConfig

@@ -11,7 +11,7 @@ from jsonschema import Draft7Validator
 import mindllm
 from mindllm.cli.prepare.schema import main
 from mindllm.config import load_config
-from mindllm.config.editor.schema import run_schema
+from mindllm.config.editor import run_schema
 from mindllm.config.reading.load import SYNONYMS, read_file, tree_of
 from mindllm.config.reading.schema import sections_in, walk
 from mindllm.config.reading.yaml_tree import read_yaml

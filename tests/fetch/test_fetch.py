@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindllm.config.reading.shipped_models import shipped_models
+from mindllm.config.reading.shipped import shipped_models
 from mindllm.errors import RunFailed, UserError
 from mindllm.fetch import directory as fetching
 from mindllm.fetch.directory import fetch as write

@@ -16,8 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.config.checks.all import check_run, check_unused
-from mindllm.config.checks.limits import check_limits
+from mindllm.config.checks.all import check_limits, check_run, check_unused
 from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.model import ModelConfig
 from mindllm.config.reading.document import (

@@ -1,12 +1,12 @@
-"""Section ``model.model_config``: a flat list of keys, most of them MindFormers'. What follows from others is filled in.
+"""Section ``model.model_config``: a flat list of keys, mostly those of MindFormers, with ``rope_scaling`` and derived defaults.
 
-Defaults of the feed-forward width follow Meta's Llama reference code
-(``llama/model.py``, class ``FeedForward``).
+Defaults of the feed-forward width follow Meta's Llama reference code (``llama/model.py``, class ``FeedForward``).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -16,16 +16,107 @@ from typing_extensions import Self
 
 from mindllm.architecture.experts import BalanceLoss
 from mindllm.architecture.layer_counts import Offset
-from mindllm.architecture.parts import Activation
-from mindllm.config.decoder.adapter_targets import Files
-from mindllm.config.decoder.rope_scaling import RopeScalingConfig
+from mindllm.architecture.parts import (
+    Activation,
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RopeScaling,
+    YarnRopeScaling,
+)
 from mindllm.config.quantization import QuantizationConfig
 from mindllm.config.section import WRITTEN_AS_IT_IS, DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
 
+
+class LinearRopeScalingConfig(Section):
+    """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
+
+    type: Literal["linear"] = Field(default="linear", description="Positions are divided by `factor`.")
+    factor: float = Field(gt=0, description="Ratio of the new context length to the original one.")
+
+
+class DynamicRopeScalingConfig(Section):
+    """The base grows with the length of the sequence (NTK-aware scaling; bloc97, 2023)."""
+
+    type: Literal["dynamic"] = Field(
+        default="dynamic", description="The base grows where sequences are longer than the original context."
+    )
+    factor: float = Field(gt=0, description="Ratio of the new context length to the original one.")
+    original_max_position_embeddings: PositiveInt | None = Field(
+        default=None, description="Context length of the original training; null: `max_position_embedding`."
+    )
+
+
+class Llama3RopeScalingConfig(Section):
+    """Frequencies scaled by wavelength, as in Llama 3.1."""
+
+    type: Literal["llama3"] = Field(
+        default="llama3", description="Low frequencies are divided by `factor`, high ones kept."
+    )
+    factor: float = Field(gt=0, description="Divisor of the low frequencies.")
+    low_freq_factor: float = Field(
+        default=1.0, gt=0, description="Wavelengths above original / this are low frequencies."
+    )
+    high_freq_factor: float = Field(
+        default=4.0, gt=0, description="Wavelengths below original / this are high frequencies."
+    )
+    original_max_position_embeddings: PositiveInt = Field(
+        default=8192, description="Context length of the original training."
+    )
+
+
+class YarnRopeScalingConfig(Section):
+    """Low frequencies interpolated, high ones kept, scores sharpened (YaRN; Peng et al., 2023)."""
+
+    type: Literal["yarn"] = Field(
+        default="yarn", description="Frequencies with few turns in the original context are divided by `factor`."
+    )
+    factor: float = Field(gt=0, description="Ratio of the new context length to the original one.")
+    beta_fast: float = Field(default=32.0, gt=0, description="Frequencies with more turns than this are kept.")
+    beta_slow: float = Field(default=1.0, gt=0, description="Frequencies with fewer turns than this are divided.")
+    attention_factor: float | None = Field(
+        default=None,
+        gt=0,
+        description="Factor on the tables; null: 0.1 ln `factor` + 1, or what the two keys below say.",
+    )
+    mscale: float | None = Field(
+        default=None,
+        gt=0,
+        description="With `mscale_all_dim`, the factor is the ratio of 0.1 m ln `factor` + 1 of both.",
+    )
+    mscale_all_dim: float | None = Field(
+        default=None, gt=0, description="Latent attention multiplies scores by the square of its 0.1 m ln `factor` + 1."
+    )
+    original_max_position_embeddings: PositiveInt | None = Field(
+        default=None, description="Context length of the original training; null: `max_position_embedding`."
+    )
+
+
+RopeScalingConfig = Annotated[
+    LinearRopeScalingConfig | DynamicRopeScalingConfig | Llama3RopeScalingConfig | YarnRopeScalingConfig,
+    Field(discriminator="type"),
+]
+
+
+VALUES: dict[str, type[RopeScaling]] = {
+    "linear": LinearRopeScaling,
+    "dynamic": DynamicRopeScaling,
+    "llama3": Llama3RopeScaling,
+    "yarn": YarnRopeScaling,
+}
+
+
+def rope_scaling(section: RopeScalingConfig | None) -> RopeScaling | None:
+    """Return what the section says as a value of an architecture."""
+    return None if section is None else VALUES[section.type](**section.model_dump(exclude={"type"}))
+
+
 OF_NORM = re.compile(r"norm\w*\.(weight|bias)$")
 OF_FLOAT32 = re.compile(r"(^|\.)router\.\w+$|\.lora_(e|magnitude)$|(^|\.)probe$")
 """Names of what stays float32: routers, numbers of adapters that scale rows or ranks, and counters."""
+Files = Mapping[str, tuple[str, ...]]
+"""Projections of a layer by their name in the family's files. Several projections may be one matrix there."""
 LayerType = Literal["full_attention", "sliding_attention"]
 TokenId = Annotated[int, Field(ge=0)]
 _OffsetRow = Annotated[tuple[int, ...], Field(min_length=1)]
