@@ -15,8 +15,7 @@ from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import UserError
 from mindllm.families.family import RUN_KEYS
 from mindllm.families.hugging_face import is_hugging_face, read_model_config
-from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.reading import Reading
+from mindllm.mindformers.reading import Outcome, Reading
 
 KEY = "pretrained_model_dir"
 MODEL = "model.model_config"

@@ -18,7 +18,7 @@ from mindllm.command import output_directory, output_file, run_command
 from mindllm.config import RunConfig
 from mindllm.config.generation import EvaluationConfig
 from mindllm.main import main
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.reader import KEYS
 from mindllm.shorthands import SHORTHANDS
 from tests.mindformers.mindformers_files import LEGACY, writer
 
@@ -179,7 +179,7 @@ def test_what_help_says_of_the_library_is_true():
     from mindllm.cli.prepare import data
     from mindllm.cli.prove import check
     from mindllm.cli.use import evaluate
-    from mindllm.data.preprocess.documents import HANDLERS
+    from mindllm.data.preprocess.sources import HANDLERS
     from mindllm.planning.problem import Schedule
     from mindllm.planning.reports.picture import FORMATS
     from mindllm.timing.measured import kernel_file

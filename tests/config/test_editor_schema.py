@@ -17,7 +17,7 @@ from mindllm.config.reading.schema import sections_in, walk
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.reader import KEYS
 from mindllm.mindformers.schema import mindformers_schema
 from tests.mindformers.mindformers_files import LEGACY
 

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from mindllm.data.preprocess.documents import DocumentReader
-from mindllm.data.preprocess.sources import Source
+from mindllm.data.preprocess.sources import DocumentReader, Source
 from mindllm.data.records import compression_of, kind_of, open_bytes, read_records, reading
 from mindllm.errors import UserError
 
