@@ -15,7 +15,7 @@ from typing import Any
 
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.reading.foreign import registered_readers
-from mindllm.config.reading.load import FORMER, SYNONYMS, WORDS
+from mindllm.config.reading.load import SYNONYMS
 from mindllm.config.reading.schema import fields_of, sections_at, sections_in, walk
 from mindllm.config.run import RunConfig
 from mindllm.config.section import Section
@@ -150,8 +150,9 @@ def run_schema(version: str) -> Schema:
     top, sections = deepcopy(run_sections())
     for path, section in _places():
         properties = sections[section.__name__]["properties"] if path else top
-        _add_words(properties, path)
-        _add_other_names(properties, path)
+        for name, ours in SYNONYMS.get(path, {}).items():
+            same = {key: value for key, value in properties.get(ours, {}).items() if "escription" not in key}
+            properties.setdefault(name, described(f"Hugging Face's name of `{ours}`.", same))
         _add_refused(properties, path)
     return {
         "$schema": DRAFT,
@@ -177,24 +178,6 @@ def _places() -> Iterator[tuple[KeyPath, type[Section]]]:
     for path, info, _ in walk(RunConfig):
         for section in sections_in(info.annotation):
             yield path, section
-
-
-def _add_words(properties: dict[str, Schema], path: KeyPath) -> None:
-    """Other words for values."""
-    for key, words in WORDS.items():
-        if key[:-1] == path:
-            value = properties[str(key[-1])]
-            value["enum"] = [*value["enum"], *words]
-
-
-def _add_other_names(properties: dict[str, Schema], path: KeyPath) -> None:
-    """The names that Hugging Face has, and those that were."""
-    for name, ours in SYNONYMS.get(path, {}).items():
-        same = {key: value for key, value in properties.get(ours, {}).items() if "escription" not in key}
-        properties.setdefault(name, described(f"Hugging Face's name of `{ours}`.", same))
-    for name, ours in FORMER.get(path, {}).items():
-        told = {"deprecated": True, "deprecationMessage": f"a former name; write {ours}", "doNotSuggest": True}
-        properties.setdefault(name, {**properties[ours], **told})
 
 
 def _add_refused(properties: dict[str, Schema], path: KeyPath) -> None:

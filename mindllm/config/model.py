@@ -118,7 +118,10 @@ def _held_in_codes(model: ModelKeys, layer: LayerSpec, frozen: tuple[str, ...], 
 
 def _plain_architecture(model: ModelKeys) -> Architecture:
     norm = _norm(model)
-    with_experts, types = (_of_all_layers(kinds, model) for kinds in (_with_experts(model), _with_windows(model)))
+    with_experts, types = (
+        (*kinds, *kinds[-1:] * (model.placed_layers - len(kinds)))
+        for kinds in (_with_experts(model), _with_windows(model))
+    )
     kinds = {
         (kind, experts): _layer(model, norm, kind == SLIDING, experts)
         for kind in (FULL, SLIDING)
@@ -157,11 +160,6 @@ def _with_windows(model: ModelKeys) -> tuple[str, ...]:
     )
 
 
-def _of_all_layers(kinds: tuple[Any, ...], model: ModelKeys) -> tuple[Any, ...]:
-    """What is said of layers, also of those that predict ahead: these are like the last one where a list leaves them out."""
-    return (*kinds, *kinds[-1:] * (model.placed_layers - len(kinds)))
-
-
 def expert_layers(model: ModelKeys) -> tuple[bool, ...]:
     """Whether each layer's feed-forward is a mixture of experts, but for those that predict ahead."""
     return _with_experts(model)[: model.num_layers]
@@ -187,22 +185,18 @@ def keys_of_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, A
     if len(windows) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
     if model.pet_config is not None and model.pet_config.tuner.by_layer:
-        keys["pet_config"] = _frozen_by_name(model, layers)
+        # the section with the frozen weights of these layers, and those outside of layers, by their names
+        architecture, pet = architecture_of(model), model.pet_config
+        assert pet is not None
+        outside = [name for name in architecture.weight_shapes() if not name.startswith("model.layers.")]
+        frozen = [name for name in outside if not is_trained(architecture.pet, name)]
+        frozen += [f"model.layers.{number}.{name}" for number, layer in enumerate(layers) for name in layer.frozen]
+        section = {"pet_type": FULL_TUNING, "freeze_include": frozen, "neftune_noise_alpha": pet.neftune_noise_alpha}
+        keys["pet_config"] = type(pet).model_validate(section).model_dump()
     if model.expert_num > 1:
         keys["moe_layer_freq"] = [int(isinstance(layer.feed_forward, ExpertsSpec)) for layer in layers]
         keys["first_k_dense_replace"] = 0
     return keys
-
-
-def _frozen_by_name(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, Any]:
-    """The section with the frozen weights of these layers, and those outside of layers, by their names."""
-    architecture, pet = architecture_of(model), model.pet_config
-    assert pet is not None
-    outside = [name for name in architecture.weight_shapes() if not name.startswith("model.layers.")]
-    frozen = [name for name in outside if not is_trained(architecture.pet, name)]
-    frozen += [f"model.layers.{number}.{name}" for number, layer in enumerate(layers) for name in layer.frozen]
-    section = {"pet_type": FULL_TUNING, "freeze_include": frozen, "neftune_noise_alpha": pet.neftune_noise_alpha}
-    return type(pet).model_validate(section).model_dump()
 
 
 def merged_model(model: Model) -> Model:

@@ -417,7 +417,7 @@ class ModelKeys(Section):
     def _null_means_default(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        if "quantised_base" in data:  # in checkpoints of earlier releases
+        if "quantised_base" in data:  # in YAMLs and checkpoints of earlier releases
             former = {"codes": "keep", "float32": "dequantize"}
             data = {"quantized_base" if key == "quantised_base" else key: value for key, value in data.items()}
             data["quantized_base"] = former.get(data["quantized_base"], data["quantized_base"])

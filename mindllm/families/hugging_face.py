@@ -86,10 +86,20 @@ def refuse_implausible(path: Path, content: dict[str, Any]) -> None:
     _refuse_deep(path, content)
     for key in (*LAYERS, *WIDTHS, *VOCABULARIES, *HEADS, *LENGTHS):
         unused = key == "sliding_window" and content.get("use_sliding_window") is False
-        _check_whole(path, key, None if unused else content.get(key), MOST_LAYERS if key in LAYERS else MOST)
+        value = None if unused else content.get(key)
+        most = MOST_LAYERS if key in LAYERS else MOST
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise UserError(f"{path}: {key}: must be a whole number from 1 to {most} (value {shortened(value)})")
     for key in POSITIVE:
-        _check_positive(path, key, content.get(key))
-    parameters = _parameters(content)
+        value = content.get(key)
+        is_number = type(value) in (int, float)
+        if value is not None and not (is_number and math.isfinite(value) and 0 < value <= LARGEST):
+            raise UserError(f"{path}: {key}: must be a number above 0 (value {shortened(value)})")
+    # the weights that the sizes make at least, very roughly: one square and three matrices of the feed-forward in
+    # each layer
+    layers, hidden, vocabulary = (_first(content, keys) for keys in (LAYERS, ("hidden_size", "n_embd"), VOCABULARIES))
+    inner = _first(content, ("intermediate_size", "ffn_hidden_size", "n_inner"))
+    parameters = layers * hidden * (hidden + 3 * inner) + vocabulary * hidden
     if parameters > MOST_PARAMETERS:
         raise UserError(
             f"{path}: {_named(content, LAYERS)}, {_named(content, WIDTHS)}, {_named(content, VOCABULARIES)}: make about "
@@ -97,35 +107,17 @@ def refuse_implausible(path: Path, content: dict[str, Any]) -> None:
         )
 
 
-def _check_whole(path: Path, key: str, value: Any, most: int) -> None:
-    if value is not None and (type(value) is not int or not 1 <= value <= most):
-        raise UserError(f"{path}: {key}: must be a whole number from 1 to {most} (value {shortened(value)})")
-
-
-def _check_positive(path: Path, key: str, value: Any) -> None:
-    is_number = type(value) in (int, float)
-    if value is not None and not (is_number and math.isfinite(value) and 0 < value <= LARGEST):
-        raise UserError(f"{path}: {key}: must be a number above 0 (value {shortened(value)})")
-
-
 def _refuse_deep(path: Path, content: dict[str, Any]) -> None:
     level: list[tuple[str, Any]] = list(content.items())
     for _ in range(DEEPEST):
-        level = [(key, entry) for key, value in level for entry in _entries(value)]
+        level = [
+            (key, entry)
+            for key, value in level
+            for entry in (list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [])
+        ]
         if not level:
             return
     raise UserError(f"{path}: {level[0][0]}: is nested over {DEEPEST} deep, which no value of a model is")
-
-
-def _entries(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-
-
-def _parameters(content: dict[str, Any]) -> int:
-    """The weights that the sizes make at least, very roughly: one square and three matrices of the feed-forward in each layer."""
-    layers, hidden, vocabulary = (_first(content, keys) for keys in (LAYERS, ("hidden_size", "n_embd"), VOCABULARIES))
-    inner = _first(content, ("intermediate_size", "ffn_hidden_size", "n_inner"))
-    return layers * hidden * (hidden + 3 * inner) + vocabulary * hidden
 
 
 def _first(content: dict[str, Any], keys: tuple[str, ...]) -> int:

@@ -140,7 +140,36 @@ def translate_experts(reading: Reading) -> None:
             if reading.has(key) and not reading.claimed(path_of(key)):
                 reading.idle(key, NO_EXPERTS)
     else:
-        _experts(reading)
+        for ours, keys in SAME.items():
+            _first(reading, ours, keys)
+        _shared(reading)
+        _groups(reading)
+        _scores(reading)
+        _balance(reading)
+        _capacity(reading)
+        _devices(reading)
+        _grouped(reading)
+        # how sorted tokens travel: theirs are always sent to the ranks of their experts, those of legacy networks
+        # (MoEV3), too; use_allgather_dispatcher is about experts with places
+        written, ours = reading.has(DISPATCHER), f"{MODEL}.moe_token_dispatcher_type"
+        kind = reading.word(DISPATCHER) or "alltoall"
+        if not (_is_grouped(reading) and reading.get("use_parallel") and reading.count(EXPERT_PARALLEL) > 1):
+            if written:
+                reading.idle(DISPATCHER, TRAVEL)
+        elif kind not in SENDS:
+            reading.refuse(DISPATCHER, f"tokens are sent by {', '.join(SENDS)}")
+        elif _predicts_ahead(reading) and reading.count(f"{MODEL}.pp_interleave_num") > 1:
+            if written:
+                reading.translate(DISPATCHER, ours, "allgather", GATHERED)
+            else:
+                reading.left_out(DISPATCHER, ours, "allgather", f"left out: {GATHERED}")
+        elif written:
+            reading.translate(DISPATCHER, ours, "alltoall", SENDS[kind])
+        else:
+            reading.left_out(DISPATCHER, ours, "alltoall", "left out: sorted tokens are sent to their experts")
+        for key, fixed in FIXED.items():
+            if reading.has(key):
+                _fixed(reading, key, fixed)
     _latent_attention(reading)
     _prediction(reading)
 
@@ -148,22 +177,6 @@ def translate_experts(reading: Reading) -> None:
 def is_latent(reading: Reading) -> bool:
     """Whether attention is latent."""
     return bool(reading.get(LATENT_SWITCH) or reading.get(f"{MODEL}.kv_lora_rank"))
-
-
-def _experts(reading: Reading) -> None:
-    for ours, keys in SAME.items():
-        _first(reading, ours, keys)
-    _shared(reading)
-    _groups(reading)
-    _scores(reading)
-    _balance(reading)
-    _capacity(reading)
-    _devices(reading)
-    _grouped(reading)
-    _dispatcher(reading)
-    for key, fixed in FIXED.items():
-        if reading.has(key):
-            _fixed(reading, key, fixed)
 
 
 def _devices(reading: Reading) -> None:
@@ -197,28 +210,6 @@ def _grouped(reading: Reading) -> None:
             reading.refuse(key, f"groups of experts fill the tensor-parallel ranks here; {advice}")
         else:
             reading.translate(key, f"{MODEL}.moe_grouped_gemm")
-
-
-def _dispatcher(reading: Reading) -> None:
-    """How sorted tokens travel: theirs are always sent to the ranks of their experts, those of legacy networks (``MoEV3``), too;
-    ``use_allgather_dispatcher`` is about experts with places.
-    """
-    written, ours = reading.has(DISPATCHER), f"{MODEL}.moe_token_dispatcher_type"
-    kind = reading.word(DISPATCHER) or "alltoall"
-    if not (_is_grouped(reading) and reading.get("use_parallel") and reading.count(EXPERT_PARALLEL) > 1):
-        if written:
-            reading.idle(DISPATCHER, TRAVEL)
-    elif kind not in SENDS:
-        reading.refuse(DISPATCHER, f"tokens are sent by {', '.join(SENDS)}")
-    elif _predicts_ahead(reading) and reading.count(f"{MODEL}.pp_interleave_num") > 1:
-        if written:
-            reading.translate(DISPATCHER, ours, "allgather", GATHERED)
-        else:
-            reading.left_out(DISPATCHER, ours, "allgather", f"left out: {GATHERED}")
-    elif written:
-        reading.translate(DISPATCHER, ours, "alltoall", SENDS[kind])
-    else:
-        reading.left_out(DISPATCHER, ours, "alltoall", "left out: sorted tokens are sent to their experts")
 
 
 def _predicts_ahead(reading: Reading) -> bool:
@@ -352,11 +343,8 @@ def _balance(reading: Reading) -> None:
     for key in (types, factors):
         if reading.has(key) and not reading.claimed(path_of(key)):
             reading.idle(key, "no loss of these kinds")
-    _one_loss(reading, bool(listed))
-
-
-def _one_loss(reading: Reading, listed: bool) -> None:
-    """The keys that have one loss with one factor."""
+    # the keys that have one loss with one factor
+    listed = bool(listed)
     written = [key for key in FACTORS if reading.has(key)]
     factor = next((key for key in written if reading.number(key, 0) > 0), None)
     kind = reading.word(KIND) or ("switch" if factor == FACTORS[-1] else "aux_loss")

@@ -344,11 +344,7 @@ def _mesh(mover: _Mover) -> StageLayers | None:
     chunks = mover.count("parallelism.pipeline_parallel_interleave_num")
     if stages > 1 and chunks > 1:
         mover.add("parallel.pipeline_config.pipeline_interleave", True)
-    return _placed_layers(mover, stages, chunks)
-
-
-def _placed_layers(mover: _Mover, stages: int, chunks: int) -> StageLayers | None:
-    """Layers of every ``[chunk][stage]``: an even split, or the intervals that are written for each stage."""
+    # layers of every [chunk][stage]: an even split, or the intervals that are written for each stage
     key, layers = "parallelism.pipeline_parallel_layers_per_stage", mover.count("model.num_hidden_layers", 0)
     said = mover.theirs(key)
     if said is None or said == "auto" or stages == 1:

@@ -282,9 +282,20 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     own, remaining = split_overrides(rest, lambda key: changes_source(key, theirs))
     meaning = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
-    _repeat_at_anchors(theirs, changed)
+    # sections that were the same by an anchor are so after an option has changed one of them
+    for name in ("train_dataset", "eval_dataset"):
+        task = theirs.data.get(f"{name}_task")
+        if isinstance(task, dict) and task.get("dataset_config") == theirs.data.get(name):
+            changed.data[f"{name}_task"] = {**task, "dataset_config": changed.data.get(name)}
     adapted = _adapt_dataset_strategy(theirs, changed)
-    changed, nothing = _without_none_texts(changed)
+    # the document with null for each text None, by which its authors mean nothing, and a line that says where
+    data, named = copy.deepcopy(changed.data), []
+    for path, value in leaves(changed.data):
+        if value == NONE and path[-1] not in WITH_NONE:
+            at(data, path[:-1])[path[-1]] = None
+            named.append(dotted(path))
+    said = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
+    changed, nothing = (replace(changed, data=data) if named else changed), said
     static = as_static(changed) if is_pynative(changed.data) else None
     completed, added = with_class_defaults(static.document if static else changed)
     reading = translate(completed, meaning, ignores_unknown(overrides))
@@ -303,17 +314,6 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     )
 
 
-def _without_none_texts(theirs: Document) -> tuple[Document, list[str]]:
-    """The document with null for each text ``None``, by which its authors mean nothing, and a line that says where."""
-    data, named = copy.deepcopy(theirs.data), []
-    for path, value in leaves(theirs.data):
-        if value == NONE and path[-1] not in WITH_NONE:
-            at(data, path[:-1])[path[-1]] = None
-            named.append(dotted(path))
-    said = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
-    return (replace(theirs, data=data) if named else theirs), said
-
-
 def _adapt_dataset_strategy(theirs: Document, changed: Document) -> list[str]:
     """Split the columns of a batch over a ``data_parallel`` that an option has changed. Return a line that reports it."""
     rows, size = at(changed.data, STRATEGY), ("parallel_config", "data_parallel")
@@ -324,14 +324,6 @@ def _adapt_dataset_strategy(theirs: Document, changed: Document) -> list[str]:
         return []
     changed.data["parallel"] = {**changed.data["parallel"], STRATEGY[-1]: new}
     return [f"{dotted(STRATEGY)} {shown(rows)} is read as {shown(new)}, because data_parallel is {after} by an option"]
-
-
-def _repeat_at_anchors(theirs: Document, changed: Document) -> None:
-    """Sections that were the same by an anchor are so after an option has changed one of them."""
-    for name in ("train_dataset", "eval_dataset"):
-        task = theirs.data.get(f"{name}_task")
-        if isinstance(task, dict) and task.get("dataset_config") == theirs.data.get(name):
-            changed.data[f"{name}_task"] = {**task, "dataset_config": changed.data.get(name)}
 
 
 def _ignored_keys(options: Overrides) -> str:
@@ -381,7 +373,11 @@ def translate(theirs: Document, as_written: bool = False, ignore_unknown: bool =
         subject(reading)
     for path, value in leaves(theirs.data):
         if not reading.claimed(path) and not _is_unknown(reading, path):
-            _remaining(reading, path, value)
+            # what no subject has claimed: an empty section, or a key of a form that it does not have there
+            if _is_empty_section(path, value):
+                reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
+            else:
+                reading.note(path, Outcome.WITHOUT_EFFECT, reason="what it belongs to is not given")
     if "device_target" not in reading.ours.data.get("context", {}):
         reading.left_out(
             "context.device_target", "context.device_target", "Ascend", "left out: the default of MindFormers"
@@ -398,24 +394,20 @@ def _plain_keys(reading: Reading) -> None:
             if not (_is_unknown(reading, path) or _is_empty_section(path, value) or is_of_watcher(reading, path)):
                 _report_unknown(reading, path)
         elif not rule.decided and not reading.claimed(path):
-            _plain(reading, path, value, rule)
-
-
-def _plain(reading: Reading, path: KeyPath, value: Any, rule: Rule) -> None:
-    if rule.outcome is Outcome.REFUSED:
-        if value is None or value == "":
-            reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
-        else:
-            reading.note(path, Outcome.REFUSED, reason=rule.reason)
-    elif rule.outcome is Outcome.WITHOUT_EFFECT:
-        if not rule.only or value in rule.only:
-            reading.note(path, Outcome.WITHOUT_EFFECT, reason=rule.reason)
-        else:
-            reading.note(path, Outcome.REFUSED, reason=rule.otherwise)
-    elif value is None:
-        reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
-    else:
-        _carry(reading, path, value, rule)
+            if rule.outcome is Outcome.REFUSED:
+                if value is None or value == "":
+                    reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
+                else:
+                    reading.note(path, Outcome.REFUSED, reason=rule.reason)
+            elif rule.outcome is Outcome.WITHOUT_EFFECT:
+                if not rule.only or value in rule.only:
+                    reading.note(path, Outcome.WITHOUT_EFFECT, reason=rule.reason)
+                else:
+                    reading.note(path, Outcome.REFUSED, reason=rule.otherwise)
+            elif value is None:
+                reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
+            else:
+                _carry(reading, path, value, rule)
 
 
 def _carry(reading: Reading, path: KeyPath, value: Any, rule: Rule) -> None:
@@ -437,14 +429,6 @@ def _value_at(data: Any, target: str) -> Any:
     for part in target.split("."):
         data = data.get(part) if isinstance(data, dict) else None
     return data
-
-
-def _remaining(reading: Reading, path: KeyPath, value: Any) -> None:
-    """What no subject has claimed: an empty section, or a key of a form that it does not have there."""
-    if _is_empty_section(path, value):
-        reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
-    else:
-        reading.note(path, Outcome.WITHOUT_EFFECT, reason="what it belongs to is not given")
 
 
 def _is_empty_section(path: KeyPath, value: Any) -> bool:

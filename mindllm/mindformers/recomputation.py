@@ -81,17 +81,26 @@ SHAPES_ONLY = re.compile(r".*(reshape|transpose|cast|split)$", re.IGNORECASE)
 def translate_recomputation(reading: Reading) -> None:
     """Every key of ``recompute_config``; the mesh and the model must have been translated."""
     layers = planned_layers(reading)
-    _counts_of_layers(reading, layers)
-    for name in SELECTIONS:
-        _selection(reading, name, layers)
-    _communication(reading)
-    _slices(reading)
-
-
-def _counts_of_layers(reading: Reading, layers: StageLayers | None) -> None:
     key = f"{SECTION}.recompute"
     if reading.has(key):
         _clamped(reading, key, layers)
+    for name in SELECTIONS:
+        _selection(reading, name, layers)
+    for name in ("mp_comm_recompute", "parallel_optimizer_comm_recompute"):
+        key = f"{SECTION}.{name}"
+        if not reading.has(key):
+            continue
+        if reading.as_written:
+            reading.use(key)
+        else:
+            reading.idle(key, PASSED_TO_NOTHING)
+    key = f"{SECTION}.recompute_slice_activation"
+    if not reading.has(key):
+        return
+    if reading.as_written or reading.get(f"{SECTION}.recompute", False) is True or not reading.get(key):
+        reading.use(key)
+    else:
+        reading.idle(key, f"MindFormers uses it with recompute: true only; {AS_WRITTEN} takes it at its word")
 
 
 def _clamped(reading: Reading, key: str, layers: StageLayers | None) -> None:
@@ -133,41 +142,33 @@ def _selection(reading: Reading, name: str, layers: StageLayers | None) -> None:
         return
     value = reading.get(key)
     if isinstance(value, dict):
-        _patterns(reading, key, value, layers)
+        # A mapping of pattern to counts: one entry for every pattern
+        kept: dict[str, Any] = {}
+        path = (SECTION, key.removeprefix(f"{SECTION}."))
+        for theirs, counts in value.items():
+            ours, reason = known_pattern(reading, theirs)
+            if ours is None:
+                reading.note((*path, theirs), Outcome.WITHOUT_EFFECT, reason=reason)
+                continue
+            fitted, change = clamp(counts, layers)
+            if fitted is None:
+                reading.note((*path, theirs), Outcome.REFUSED, reason=change)
+                continue
+            kept[ours] = fitted
+            same = ours == theirs and fitted == counts
+            outcome = Outcome.USED if same else Outcome.TRANSLATED
+            reading.note((*path, theirs), outcome, "" if same else f"{ours}: {fitted}", reason or change)
+        reading.put(key, kept or False, path)
     elif isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
-        _pattern_list(reading, key, value)
+        found = {theirs: known_pattern(reading, theirs) for theirs in value}
+        kept = list(dict.fromkeys(ours for ours, _ in found.values() if ours is not None))
+        dropped = [theirs for theirs, (ours, _) in found.items() if ours is None]
+        reason = f"left out, {found[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
+        reading.translate(key, key, kept or False, reason)
     elif name.endswith("exclude") and value is not False:
         reading.refuse(key, "write the patterns that are excluded")
     else:
         _clamped(reading, key, layers)
-
-
-def _patterns(reading: Reading, key: str, value: dict[str, Any], layers: StageLayers | None) -> None:
-    """A mapping of pattern to counts: one entry for every pattern."""
-    kept: dict[str, Any] = {}
-    path = (SECTION, key.removeprefix(f"{SECTION}."))
-    for theirs, counts in value.items():
-        ours, reason = known_pattern(reading, theirs)
-        if ours is None:
-            reading.note((*path, theirs), Outcome.WITHOUT_EFFECT, reason=reason)
-            continue
-        fitted, change = clamp(counts, layers)
-        if fitted is None:
-            reading.note((*path, theirs), Outcome.REFUSED, reason=change)
-            continue
-        kept[ours] = fitted
-        same = ours == theirs and fitted == counts
-        outcome = Outcome.USED if same else Outcome.TRANSLATED
-        reading.note((*path, theirs), outcome, "" if same else f"{ours}: {fitted}", reason or change)
-    reading.put(key, kept or False, path)
-
-
-def _pattern_list(reading: Reading, key: str, value: list[str]) -> None:
-    found = {theirs: known_pattern(reading, theirs) for theirs in value}
-    kept = list(dict.fromkeys(ours for ours, _ in found.values() if ours is not None))
-    dropped = [theirs for theirs, (ours, _) in found.items() if ours is None]
-    reason = f"left out, {found[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
-    reading.translate(key, key, kept or False, reason)
 
 
 def known_pattern(reading: Reading, pattern: str) -> tuple[str | None, str]:
@@ -195,27 +196,6 @@ def matches(pattern: str, operator: str) -> bool:
         return len(levels) <= len(names) and all(map(re.fullmatch, levels, names))
     except re.error:
         return True  # the schema says what is wrong with it
-
-
-def _communication(reading: Reading) -> None:
-    for name in ("mp_comm_recompute", "parallel_optimizer_comm_recompute"):
-        key = f"{SECTION}.{name}"
-        if not reading.has(key):
-            continue
-        if reading.as_written:
-            reading.use(key)
-        else:
-            reading.idle(key, PASSED_TO_NOTHING)
-
-
-def _slices(reading: Reading) -> None:
-    key = f"{SECTION}.recompute_slice_activation"
-    if not reading.has(key):
-        return
-    if reading.as_written or reading.get(f"{SECTION}.recompute", False) is True or not reading.get(key):
-        reading.use(key)
-    else:
-        reading.idle(key, f"MindFormers uses it with recompute: true only; {AS_WRITTEN} takes it at its word")
 
 
 SWAP_SECTION = "swap_config"

@@ -260,9 +260,28 @@ PROFILE_KEYS = ("profile_start_step", "profile_stop_step", "profile_memory", "pr
 def translate_session(reading: Reading) -> None:
     """Top-level keys that depend on each other, and the keys of generation in ``model.model_config``."""
     _mode(reading)
-    _evaluation(reading)
-    _profile(reading)
-    _generation(reading)
+    key, interval = "do_eval", "eval_step_interval"
+    evaluates = bool(reading.get(key))
+    if reading.has(key):
+        if evaluates:
+            reading.refuse(key, "a part of train_dataset's files is held out here; write --do_eval=false, or ours")
+        else:
+            reading.use(key)
+    if reading.has(interval):
+        reading.idle(interval, "do_eval is off")
+    for key in filter(reading.has, PROFILE_KEYS):
+        if reading.get("profile"):
+            reading.use(key)
+        else:
+            reading.idle(key, "profile is off")
+    # what a section of its own says counts before what stands among the keys of the model
+    for name in WRITING:
+        given = next((one for one in LENGTHS if reading.has(f"{GENERATION}.{one}")), name) if name in LENGTHS else name
+        if reading.has(f"{GENERATION}.{given}") and reading.has(f"{MODEL}.{name}"):
+            reading.idle(f"{MODEL}.{name}", f"{GENERATION}.{given} is given")
+    sampled = bool(reading.get(f"{GENERATION}.do_sample", reading.get(f"{MODEL}.do_sample", True)))
+    _generation_of(reading, GENERATION, sampled)
+    _generation_of(reading, MODEL, sampled)
     if reading.has("context.deterministic"):
         reading.translate(
             "context.deterministic", "train_precision_sync", reading.get("context.deterministic") in ("ON", True)
@@ -290,37 +309,6 @@ def _why_not_evaluated(reading: Reading) -> str:
     if metric and metric != "PerplexityMetric":
         return f"{metric} scores generated text, which is not here; mindllm evaluate has other tasks"
     return "a part of train_dataset's files is evaluated here; write --run_mode=train and do_eval"
-
-
-def _evaluation(reading: Reading) -> None:
-    key, interval = "do_eval", "eval_step_interval"
-    evaluates = bool(reading.get(key))
-    if reading.has(key):
-        if evaluates:
-            reading.refuse(key, "a part of train_dataset's files is held out here; write --do_eval=false, or ours")
-        else:
-            reading.use(key)
-    if reading.has(interval):
-        reading.idle(interval, "do_eval is off")
-
-
-def _profile(reading: Reading) -> None:
-    for key in filter(reading.has, PROFILE_KEYS):
-        if reading.get("profile"):
-            reading.use(key)
-        else:
-            reading.idle(key, "profile is off")
-
-
-def _generation(reading: Reading) -> None:
-    """What a section of its own says counts before what stands among the keys of the model."""
-    for name in WRITING:
-        given = next((one for one in LENGTHS if reading.has(f"{GENERATION}.{one}")), name) if name in LENGTHS else name
-        if reading.has(f"{GENERATION}.{given}") and reading.has(f"{MODEL}.{name}"):
-            reading.idle(f"{MODEL}.{name}", f"{GENERATION}.{given} is given")
-    sampled = bool(reading.get(f"{GENERATION}.do_sample", reading.get(f"{MODEL}.do_sample", True)))
-    _generation_of(reading, GENERATION, sampled)
-    _generation_of(reading, MODEL, sampled)
 
 
 def _generation_of(reading: Reading, section: str, sampled: bool) -> None:
@@ -363,7 +351,13 @@ def translate_monitor(reading: Reading) -> None:
     for name, value in section.items():
         key = f"{MONITOR_SECTION}.{name}"
         if name == ON:
-            _switch(reading, key, value, bool(asked))
+            watches = bool(asked)
+            if value is True and not watches:
+                reading.translate(key, key, False, "of its figures mindllm has none that is asked for")
+            elif isinstance(value, bool):
+                reading.use(key)
+            else:
+                reading.idle(key, "empty")
         elif name == INTERVAL and asked:
             reading.use(key)
         elif name == INTERVAL or (name in FIGURES and name not in asked):
@@ -375,15 +369,6 @@ def translate_monitor(reading: Reading) -> None:
     if asked:
         for name in {*KEYS.values()} - {*asked}:
             reading.put(f"{MONITOR_SECTION}.{name}", None)
-
-
-def _switch(reading: Reading, key: str, value: object, watches: bool) -> None:
-    if value is True and not watches:
-        reading.translate(key, key, False, "of its figures mindllm has none that is asked for")
-    elif isinstance(value, bool):
-        reading.use(key)
-    else:
-        reading.idle(key, "empty")
 
 
 def _of_theirs(reading: Reading, name: str, value: object, is_on: bool) -> None:

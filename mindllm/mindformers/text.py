@@ -234,7 +234,29 @@ def _loader(reading: Reading, theirs: str) -> None:
         return
     if theirs == "MindDataset":
         _files(reading, kind, "dataset_dir", "dataset_files")
-        _shifted_rows(reading)
+        # labels stand one place ahead with input_sliced_sig, and in the newer networks, which do not read that key
+        key, ours, columns = (
+            "model.model_config.input_sliced_sig",
+            f"{OURS}.shifted_labels",
+            "train_dataset.input_columns",
+        )
+        newer = reading.get("use_legacy", True) is False
+        named = reading.get(columns, [])
+        labels = isinstance(named, list) and "labels" in named
+        if newer and not labels:
+            place = columns if reading.has(columns) else f"{LOADER}.type"
+            reading.refuse(
+                place, "use_legacy is false: such networks learn from a column labels; name it in input_columns"
+            )
+        elif newer and reading.get(key) is False:
+            reading.put(ours, True, path_of(key))
+            reading.idle(key, "use_legacy is false: such networks never shift labels, whatever is written")
+        elif newer and not reading.has(key):
+            reading.left_out(key, ours, True, "use_legacy is false: such networks never shift labels")
+        elif reading.get(key) and not labels:
+            reading.idle(key, "without a column labels MindFormers shifts all the same")
+        elif reading.get(key):
+            reading.translate(key, ours, True)
         return
     if theirs == "ADGenDataLoader":
         _files(reading, kind, "dataset_dir")
@@ -242,7 +264,19 @@ def _loader(reading: Reading, theirs: str) -> None:
         _columns(reading)
     else:
         _hub_files(reading, kind)
-        _handlers(reading)
+        entries = reading.get(f"{LOADER}.handler", [])
+        entries = entries if isinstance(entries, list) else [entries]
+        separated = bool(
+            reading.get(f"{LOADER}.create_attention_mask") or reading.get(f"{LOADER}.create_compressed_eod_mask")
+        )
+        for index, entry in enumerate(entries):
+            if isinstance(entry, dict):
+                _handler(reading, index, entry, separated)
+        for name in ("create_attention_mask", "create_compressed_eod_mask"):
+            if reading.has(f"{LOADER}.{name}"):
+                reading.idle(f"{LOADER}.{name}", "config.packing says whether conversations of a sample see each other")
+        if reading.has(f"{LOADER}.packing"):
+            reading.refuse(f"{LOADER}.packing", "write a PackingHandler")
 
 
 def _files(reading: Reading, kind: str, *names: str) -> None:
@@ -258,26 +292,6 @@ def _files(reading: Reading, kind: str, *names: str) -> None:
             reading.translate(key, PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
     if not given:
         reading.left_out(f"{LOADER}.dataset_dir", PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
-
-
-def _shifted_rows(reading: Reading) -> None:
-    """Labels stand one place ahead with ``input_sliced_sig``, and in the newer networks, which do not read that key."""
-    key, ours, columns = "model.model_config.input_sliced_sig", f"{OURS}.shifted_labels", "train_dataset.input_columns"
-    newer = reading.get("use_legacy", True) is False
-    named = reading.get(columns, [])
-    labels = isinstance(named, list) and "labels" in named
-    if newer and not labels:
-        place = columns if reading.has(columns) else f"{LOADER}.type"
-        reading.refuse(place, "use_legacy is false: such networks learn from a column labels; name it in input_columns")
-    elif newer and reading.get(key) is False:
-        reading.put(ours, True, path_of(key))
-        reading.idle(key, "use_legacy is false: such networks never shift labels, whatever is written")
-    elif newer and not reading.has(key):
-        reading.left_out(key, ours, True, "use_legacy is false: such networks never shift labels")
-    elif reading.get(key) and not labels:
-        reading.idle(key, "without a column labels MindFormers shifts all the same")
-    elif reading.get(key):
-        reading.translate(key, ours, True)
 
 
 def _columns(reading: Reading) -> None:
@@ -309,22 +323,6 @@ def _hub_files(reading: Reading, kind: str) -> None:
             reading.refuse(split, "write the files of this part as data_path")
 
 
-def _handlers(reading: Reading) -> None:
-    entries = reading.get(f"{LOADER}.handler", [])
-    entries = entries if isinstance(entries, list) else [entries]
-    separated = bool(
-        reading.get(f"{LOADER}.create_attention_mask") or reading.get(f"{LOADER}.create_compressed_eod_mask")
-    )
-    for index, entry in enumerate(entries):
-        if isinstance(entry, dict):
-            _handler(reading, index, entry, separated)
-    for name in ("create_attention_mask", "create_compressed_eod_mask"):
-        if reading.has(f"{LOADER}.{name}"):
-            reading.idle(f"{LOADER}.{name}", "config.packing says whether conversations of a sample see each other")
-    if reading.has(f"{LOADER}.packing"):
-        reading.refuse(f"{LOADER}.packing", "write a PackingHandler")
-
-
 def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: bool) -> None:
     place = ("train_dataset", "data_loader", "handler", index)
     kind = entry.get("type")
@@ -338,7 +336,15 @@ def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: boo
         said = f"{OURS}.packing: {'true' if separated else 'joined'}"
         reading.note((*place, "type"), Outcome.TRANSLATED, said, "no mask keeps them apart" * (not separated))
         if "pack_strategy" in entry:
-            _pack_strategy(reading, place, entry["pack_strategy"])
+            strategy = entry["pack_strategy"]
+            if strategy == "pack":
+                reading.note(
+                    (*place, "pack_strategy"), Outcome.WITHOUT_EFFECT, reason="whole conversations share a sample"
+                )
+            else:
+                reading.note(
+                    (*place, "pack_strategy"), Outcome.REFUSED, reason="conversations are packed whole here (pack)"
+                )
     elif kind == "AlpacaInstructDataHandler":
         reading.put(f"{OURS}.handler", "alpaca", (*place, "type"))
         reading.note((*place, "type"), Outcome.TRANSLATED, f"{OURS}.handler: alpaca")
@@ -348,13 +354,6 @@ def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: boo
         )
     if "seq_length" in entry:
         _same_length(reading, (*place, "seq_length"), entry["seq_length"])
-
-
-def _pack_strategy(reading: Reading, place: tuple, strategy: Any) -> None:
-    if strategy == "pack":
-        reading.note((*place, "pack_strategy"), Outcome.WITHOUT_EFFECT, reason="whole conversations share a sample")
-    else:
-        reading.note((*place, "pack_strategy"), Outcome.REFUSED, reason="conversations are packed whole here (pack)")
 
 
 def _same_length(reading: Reading, path: tuple, length: Any) -> None:
@@ -374,7 +373,12 @@ def _blend(reading: Reading) -> None:
     if reading.get(f"{config}.data_path"):
         reading.use(f"{config}.data_path")
     else:
-        _nothing_named(reading, f"{config}.data_path")
+        key = f"{config}.data_path"
+        value, reason = NOT_NAMED["BlendedMegatronDatasetDataLoader"], "no file is named: give --train_dataset_dir"
+        if reading.has(key):
+            reading.translate(key, PATH, value, reason)
+        else:
+            reading.left_out(key, PATH, value, reason)
     for name in ("split", "eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
         if reading.has(f"{config}.{name}"):
             reading.use(f"{config}.{name}")
@@ -388,30 +392,7 @@ def _blend(reading: Reading) -> None:
         path = ("train_dataset", "data_loader", "config", "seq_length")
         _same_length(reading, path, reading.get(f"{config}.seq_length"))
     _end_of_document(reading, f"{config}.eod")
-    _sizes(reading)
-
-
-def _nothing_named(reading: Reading, key: str) -> None:
-    value, reason = NOT_NAMED["BlendedMegatronDatasetDataLoader"], "no file is named: give --train_dataset_dir"
-    if reading.has(key):
-        reading.translate(key, PATH, value, reason)
-    else:
-        reading.left_out(key, PATH, value, reason)
-
-
-def _end_of_document(reading: Reading, key: str) -> None:
-    if not reading.has(key):
-        return
-    config = f"{LOADER}.config"
-    counts = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_compressed_eod_mask")
-    if any(reading.get(f"{config}.{name}") for name in counts):
-        reading.translate(key, "model.model_config.eos_token_id", reason="where documents of a sample end")
-    else:
-        reading.idle(key, "documents of a sample are not kept apart")
-
-
-def _sizes(reading: Reading) -> None:
-    """Samples of an epoch, as optimizer steps of the run."""
+    # samples of an epoch, as optimizer steps of the run
     key = f"{LOADER}.sizes"
     sizes = reading.get(key)
     if not reading.has(key):
@@ -427,6 +408,17 @@ def _sizes(reading: Reading) -> None:
         return
     steps = samples // batch * epochs
     reading.translate(key, STEPS, steps, f"{samples} samples, batches of {batch}, {epochs} epochs")
+
+
+def _end_of_document(reading: Reading, key: str) -> None:
+    if not reading.has(key):
+        return
+    config = f"{LOADER}.config"
+    counts = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_compressed_eod_mask")
+    if any(reading.get(f"{config}.{name}") for name in counts):
+        reading.translate(key, "model.model_config.eos_token_id", reason="where documents of a sample end")
+    else:
+        reading.idle(key, "documents of a sample are not kept apart")
 
 
 def _global_batch(reading: Reading) -> int:

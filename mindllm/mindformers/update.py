@@ -282,21 +282,6 @@ def _schedule(reading: Reading) -> None:
         reading.refuse("lr_schedule.type", f"this schedule is not here yet{nearest(theirs, SCHEDULES)}")
         return
     reading.translate("lr_schedule.type", "lr_schedule.type", kind)
-    _warm_up(reading)
-    end = "lr_schedule.lr_end"
-    if reading.has(end):
-        if kind == "ConstantWarmUpLR":
-            reading.idle(end, "the rate stays what it is")
-        else:
-            reading.use(end)
-    elif kind in ("PolynomialWithWarmUpLR", STABLE):
-        reading.left_out(end, end, SMALL_END, "left out: the default of MindFormers")
-    _only_of(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
-    _only_of(reading, "lr_schedule.decay_ratio", kind, STABLE)
-    _decay_start(reading, kind)
-
-
-def _warm_up(reading: Reading) -> None:
     ratio, steps = "lr_schedule.warmup_ratio", "lr_schedule.warmup_steps"
     if reading.get(ratio) is not None:
         reading.use(ratio)
@@ -308,6 +293,17 @@ def _warm_up(reading: Reading) -> None:
             reading.idle(ratio, "empty")
     elif reading.has(ratio):
         reading.idle(ratio, "empty")
+    end = "lr_schedule.lr_end"
+    if reading.has(end):
+        if kind == "ConstantWarmUpLR":
+            reading.idle(end, "the rate stays what it is")
+        else:
+            reading.use(end)
+    elif kind in ("PolynomialWithWarmUpLR", STABLE):
+        reading.left_out(end, end, SMALL_END, "left out: the default of MindFormers")
+    _only_of(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
+    _only_of(reading, "lr_schedule.decay_ratio", kind, STABLE)
+    _decay_start(reading, kind)
 
 
 def _decay_start(reading: Reading, kind: str) -> None:

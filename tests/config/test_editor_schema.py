@@ -116,7 +116,7 @@ RIGHT = (
     "parallel: {parallel_mode: SEMI_AUTO_PARALLEL, pipeline_config: }",
     "lr_schedule: {learning_rate: 1e-4}",
     "runner_wrapper: {scale_sense: {type: FixedLossScaleUpdateCell, loss_scale_value: 8}}",
-    "model: {model_config: {offset: [[0, 0], [0, 0]], num_hidden_layers: 4, quantised_base: codes}}",
+    "model: {model_config: {offset: [[0, 0], [0, 0]], num_hidden_layers: 4, quantized_base: keep}}",
     "model: {model_config: {rope_scaling: {rope_type: linear, factor: 2}, pet_config: {pet_type: adapter}}}",
     "recompute_config: {recompute: [1, true], select_recompute: {'feed_forward.w1': [[1], [2]]}}",
     "swap_config: {op_swap: {op_name: 'attention', layers: [0]}, layer_swap: [{layers: true}]}",

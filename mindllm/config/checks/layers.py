@@ -197,11 +197,7 @@ def _grouped(config: RunConfig) -> Iterator[Finding]:
             f"experts of moe_grouped_gemm are whole on their devices (value {sizes.expert_tensor_parallel}); write 1"
         )
         yield (*MESH, "expert_model_parallel"), message
-    yield from _in_parts(config)
-
-
-def _in_parts(config: RunConfig) -> Iterator[Finding]:
-    """What MindSpore's compiler cannot do where each part of a batch is compiled for itself."""
+    # what MindSpore's compiler cannot do where each part of a batch is compiled for itself
     parts, sizes = config.runner_config.gradient_accumulation_steps, config.parallel_config
     alone = sizes.expert_parallel == sizes.stage_device_num > 1
     if parts > 1 and alone and config.parallel.enable_parallel_optimizer:

@@ -17,33 +17,35 @@ from mindllm.config.run import RunConfig
 
 
 def check_context_parallel(config: RunConfig) -> Iterator[Finding]:
-    """What ranks of one sequence divide, and what is not computed on parts of a sequence."""
-    sizes = config.parallel_config
-    if sizes.context_parallel == 1:
-        for key, wanted in (("context_parallel_algo", (ULYSSES, RING)), ("context_parallel_balanced", (True,))):
-            if (value := getattr(sizes, key)) in wanted:
-                yield (*MESH, key), f"sequences are whole (value {value}); write context_parallel, too"
-        return
-    yield from _sequence(config)
-    yield from _heads(config)
-    yield from _ring(config)
-    yield from _balanced(config)
-    yield from _not_computed(config)
-
-
-def _sequence(config: RunConfig) -> Iterator[Finding]:
+    """Yield sizes that the ranks of a sequence do not divide, and features that cannot be computed on parts of a sequence."""
     model, sizes = config.model.config, config.parallel_config
-    parts, of = sizes.context_parallel, f"context_parallel {sizes.context_parallel}"
+    if sizes.context_parallel == 1:
+        for name, values in (("context_parallel_algo", (ULYSSES, RING)), ("context_parallel_balanced", (True,))):
+            if (value := getattr(sizes, name)) in values:
+                yield (*MESH, name), f"requires context_parallel above 1 (value {value})"
+        return
+    parts, divisor = sizes.context_parallel, f"context_parallel {sizes.context_parallel}"
     if sizes.use_seq_parallel and sizes.model_parallel > 1:
         parts *= sizes.model_parallel
-        of += f" x model_parallel {sizes.model_parallel} (use_seq_parallel)"
+        divisor += f" x model_parallel {sizes.model_parallel} (use_seq_parallel)"
     if sizes.context_parallel_balanced and parts % (2 * sizes.context_parallel):
         parts *= 2
-        of += " x 2 (context_parallel_balanced)"
+        divisor += " x 2 (context_parallel_balanced)"
     if model.seq_length % parts:
         below = model.seq_length // parts * parts
         advice = f"{below} or {below + parts}" if below else f"{parts}"
-        yield (*MODEL, "seq_length"), f"is not divisible by {of} (value {model.seq_length}); write {advice}"
+        yield (*MODEL, "seq_length"), f"is not divisible by {divisor} (value {model.seq_length}); write {advice}"
+    yield from _heads(config)
+    yield from _ring(config)
+    yield from _balanced(config)
+    size, key = sizes.context_parallel, (*MESH, "context_parallel")
+    if config.is_preference_tuning:
+        yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
+    if (model.seq_length // size) % model.loss_chunks:
+        message = (
+            f"must divide the {model.seq_length // size} tokens of each rank of a sequence (value {model.loss_chunks})"
+        )
+        yield (*MODEL, "loss_chunks"), message
 
 
 def _heads(config: RunConfig) -> Iterator[Finding]:
@@ -119,18 +121,6 @@ def _balanced(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-def _not_computed(config: RunConfig) -> Iterator[Finding]:
-    model, size = config.model.config, config.parallel_config.context_parallel
-    key = (*MESH, "context_parallel")
-    if config.is_preference_tuning:
-        yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
-    if (model.seq_length // size) % model.loss_chunks:
-        message = (
-            f"must divide the {model.seq_length // size} tokens of each rank of a sequence (value {model.loss_chunks})"
-        )
-        yield (*MODEL, "loss_chunks"), message
-
-
 MOST = 2  # the compiler's passes leave more than two parts as they are, in an order of chance
 KEY: KeyPath = ("model", "model_config", "fine_grain_interleave")
 
@@ -199,13 +189,7 @@ def check_pieces(config: RunConfig) -> Iterator[Finding]:
         message = f"{scheduler} orders whole sequences (value {pieces}); write 1, or pipeline_scheduler {SEQPIPE}"
         yield PIECES_KEY, message
         return
-    yield from _check_piece_sizes(config, pieces)
-    for reason in _not_proved(config):
-        yield PIECES_KEY, f"{reason} (value {pieces}); write 1"
-
-
-def _check_piece_sizes(config: RunConfig, pieces: int) -> Iterator[Finding]:
-    """Pieces are equal, also on tensor-parallel ranks, and fill the stages as the schedule has it."""
+    # pieces are equal, also on tensor-parallel ranks, and fill the stages as the schedule has it
     sizes, model = config.parallel_config, config.model.config
     scheduler, stages = config.parallel.pipeline_config.pipeline_scheduler, sizes.pipeline_stage
     ranks = sizes.model_parallel if sizes.use_seq_parallel else 1
@@ -218,6 +202,8 @@ def _check_piece_sizes(config: RunConfig, pieces: int) -> Iterator[Finding]:
     elif scheduler != SEQPIPE and pieces > stages:
         message = f"with {scheduler} there are at most as many pieces as stages, {stages} (value {pieces})"
         yield PIECES_KEY, f"{message}; write {stages}, or pipeline_scheduler {SEQPIPE}"
+    for reason in _not_proved(config):
+        yield PIECES_KEY, f"{reason} (value {pieces}); write 1"
 
 
 def _not_proved(config: RunConfig) -> Iterator[str]:
@@ -238,10 +224,6 @@ def _not_proved(config: RunConfig) -> Iterator[str]:
         yield "gradient_accumulation_shard reduces gradients with every part, and was not tried with pieces"
     if LOGIT in config.monitor_config.watched():
         yield "the largest attention logit is not watched in pieces"
-    yield from _not_proved_of_model(config)
-
-
-def _not_proved_of_model(config: RunConfig) -> Iterator[str]:
     model, architecture = config.model.config, config.model.config.architecture
     if model.loss_chunks > 1:
         yield "the loss of a piece is computed at once (model.model_config.loss_chunks)"

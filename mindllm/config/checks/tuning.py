@@ -88,7 +88,18 @@ def mistakes(
 ) -> Iterator[tuple[str, str]]:
     """Keys of the section that cannot be meant, each with why. ``weights``: all weights of the model."""
     weights = list(weights)
-    yield from _keys_of_others(pet)
+    # keys that say something, and would change nothing
+    for key, info in type(pet).model_fields.items():
+        kinds = tuners_with(key)
+        if pet.tuner.name in kinds or getattr(pet, key) == info.default:
+            continue
+        if key in FREEZING:
+            message = (
+                f"adapters freeze the whole model (pet_type {pet.pet_type}); write pet_type: full, or modules_to_save"
+            )
+            yield key, message
+        else:
+            yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
     if own := MISTAKES.get(pet.tuner.name):
         yield from own(pet, layers, weights)
     if pet.tuner.low_rank:
@@ -133,21 +144,6 @@ def _full(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[
                 yield key, f"pattern '{pattern}' matches no weight; weights are called {weights[0]} or {weights[1]}"
     if not any(is_trained(pet.tuning, name) for name in weights):
         yield "freeze_include", "nothing is left to train"
-
-
-def _keys_of_others(pet: PetConfig) -> Iterator[tuple[str, str]]:
-    """Keys that say something, and would change nothing."""
-    for key, info in type(pet).model_fields.items():
-        kinds = tuners_with(key)
-        if pet.tuner.name in kinds or getattr(pet, key) == info.default:
-            continue
-        if key in FREEZING:
-            message = (
-                f"adapters freeze the whole model (pet_type {pet.pet_type}); write pet_type: full, or modules_to_save"
-            )
-            yield key, message
-        else:
-            yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
 
 
 def _bottlenecks(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
@@ -236,7 +232,13 @@ def check_preference(config: RunConfig) -> Iterator[Finding]:
     if config.run_mode in ("train", "finetune"):
         if section.has_reference:
             yield from _reference(config)
-        yield from _devices(config)
+        # what pairs cannot be divided by yet
+        if config.parallel_config.shares_sequences:
+            ways = config.parallel_config.size(CONTEXT)
+            message = f"pairs of answers are not learnt from parts of their sequences yet (value {ways}); write 1"
+            yield ("parallel_config", CONTEXT.key), message
+        if any(layer.adds_to_loss for layer in config.model.config.base.architecture.specifications()):
+            yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"
     elif config.run_mode == "eval" and not config.eval_tasks:
         yield LOADER, "pairs are evaluated beside their reference, while a run trains; write do_eval: true and train on"
 
@@ -259,13 +261,3 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
             f"the reference is the base, whose parts stay as they are (value {list(pet.modules_to_save)}); write []"
         )
         yield (*TUNING, "modules_to_save"), message
-
-
-def _devices(config: RunConfig) -> Iterator[Finding]:
-    """What pairs cannot be divided by yet."""
-    if config.parallel_config.shares_sequences:
-        ways = config.parallel_config.size(CONTEXT)
-        message = f"pairs of answers are not learnt from parts of their sequences yet (value {ways}); write 1"
-        yield ("parallel_config", CONTEXT.key), message
-    if any(layer.adds_to_loss for layer in config.model.config.base.architecture.specifications()):
-        yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"

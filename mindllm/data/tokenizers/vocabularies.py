@@ -60,7 +60,10 @@ def content_of_tiktoken(path: Path, special: SpecialTokens) -> dict[str, Any]:
             "convert it to a tokenizer.json with transformers"
         )
     ranks = _ranks(path)
-    spelled = _characters()
+    # GPT-2's visible character for every byte: itself where it is visible, else one of those from U+0100 on
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in visible]
+    spelled = {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(others)}
     vocabulary = {"".join(spelled[byte] for byte in token): rank for token, rank in ranks.items()}
     added = {name: len(ranks) + index for index, name in enumerate(known.appended)}
     tokens = [AddedToken(name, id) for name, id in added.items()]
@@ -130,13 +133,6 @@ def _merges_of_ranks(ranks: dict[bytes, int], spelled: dict[int, str]) -> list[l
         for pair in sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]])):
             merges.append(["".join(spelled[byte] for byte in half) for half in pair])
     return merges
-
-
-def _characters() -> dict[int, str]:
-    """GPT-2's visible character for every byte: itself where it is visible, else one of those from U+0100 on."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(others)}
 
 
 def byte_level(use_regex: bool) -> dict[str, Any]:
