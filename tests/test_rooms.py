@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.registry import RUN_PARSERS, VERBS
+from mindllm.cli.registry import VERBS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mindllm"
@@ -98,13 +98,6 @@ def test_no_command_imports_another():
         if name == command or name.startswith(f"{command}.")
     }
     assert {(one, other) for one, other in pairs if one in commands and one != other} == set()
-
-
-def test_a_verb_lies_in_the_room_that_help_lists_it_under():
-    """But for those that run a YAML, of three groups and one file."""
-    assert {verb.name for verb in VERBS.values() if verb.parsers.split(".")[2] != verb.group} == {
-        verb.name for verb in VERBS.values() if verb.parsers == RUN_PARSERS
-    }
 
 
 def test_the_library_does_not_print():

@@ -1,4 +1,4 @@
-"""The verbs of ``mindllm``, in rooms as ``mindllm --help`` groups them; their table is ``registry.py``."""
+"""The verbs of ``mindllm``, one file each; their table is ``registry.py``."""
 
 from mindllm.command import CommandParser
 

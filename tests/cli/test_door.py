@@ -175,10 +175,7 @@ for verb in TABLE:
 
 def test_what_help_says_of_the_library_is_true():
     """These stand twice, because importing them takes longer than help may."""
-    from mindllm.cli.plan import plan
-    from mindllm.cli.prepare import data
-    from mindllm.cli.prove import check
-    from mindllm.cli.use import evaluate
+    from mindllm.cli import check, data, evaluate, plan
     from mindllm.data.preprocess.sources import HANDLERS
     from mindllm.planning.problem import Schedule
     from mindllm.planning.reports.picture import FORMATS

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft7Validator
 
 import mindllm
-from mindllm.cli.prepare.schema import main
+from mindllm.cli.schema import main
 from mindllm.config import load_config
 from mindllm.config.editor import run_schema
 from mindllm.config.reading.load import SYNONYMS, read_file, tree_of

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindllm.cli.prepare.data import main
+from mindllm.cli.data import main
 from mindllm.data import Corpus, IndexedDataset, load_tokenizer
 from mindllm.data.corpus import corpus_files
 from mindllm.data.preprocess import pieces as pieces_module

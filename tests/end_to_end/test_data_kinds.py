@@ -8,7 +8,7 @@ import pytest
 import yaml
 from command_line import read_lines, run, trajectory
 
-from mindllm.cli.prepare.view import main as view
+from mindllm.cli.view import main as view
 from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.train.batches.datasets import RunData

@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from mindllm.cli import run as run_llm
-from mindllm.cli.prepare.convert import main
+from mindllm.cli.convert import main
 from mindllm.config import load_config, render_config
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError

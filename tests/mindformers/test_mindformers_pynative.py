@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindllm.cli.prepare.convert import main
+from mindllm.cli.convert import main
 from mindllm.config import load_config
 from mindllm.config.reading.document import leaves, path_of
 from mindllm.config.reading.load import read_file

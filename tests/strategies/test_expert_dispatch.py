@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.cli.plan.search import main
+from mindllm.cli.search import main
 from mindllm.config import override_config, render_config, tree_of
 from mindllm.config.checks.layers import check_experts
 from mindllm.errors import UserError

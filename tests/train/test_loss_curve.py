@@ -7,9 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mindllm.cli.train.loss_curve import main
+from mindllm.cli.loss_curve import main
 from mindllm.errors import UserError
-from mindllm.train.curves.draw import draw_scores, expert_shares, read_run
+from mindllm.train.curves import draw_scores, expert_shares, read_run
 from mindllm.train.metrics_file import MetricsFile
 
 

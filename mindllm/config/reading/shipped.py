@@ -45,7 +45,7 @@ def shipped_as(path: Path) -> Path | None:
 
 VARIANT = re.compile(r"_(\d+p|lora|dpo)$")
 """Ends of a file's name that say how the model is trained, not which it is."""
-PROOFS = ("cluster_check.md", "experts.md", "proving.md")
+PROOFS = ("proven_configurations.md", "experts.md", "proving.md")
 """Pages of ``docs/`` with a table whose rows begin with a YAML and say what was found out of it."""
 
 

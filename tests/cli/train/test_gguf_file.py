@@ -9,14 +9,14 @@ from safetensors.numpy import load_file
 from tiny_chat import WORDS, conversation, write_rows
 from tiny_chat_gguf import save_tiny_chat_gguf
 
-from mindllm.cli.train.from_data import read_learning
+from mindllm.cli.finetune import read_learning
 from mindllm.command import run_command
 from mindllm.config import load_config, read_model_config, render_config
 from mindllm.main import main
 from mindllm.recipes.model_source import find_model
 from mindllm.recipes.network import find_network
-from mindllm.train.checkpoint.hugging_face import read_weights
-from mindllm.train.checkpoint.pretrained import merged_pretrained
+from mindllm.weight_files.hugging_face import read_weights
+from mindllm.weight_files.pretrained import merged_pretrained
 
 QUICK = ("--context.enable_graph_kernel=false", "--context.compile_cache=false", "--runner_config.train_steps=2")
 
