@@ -39,25 +39,25 @@ class ModelConfig(ModelKeys):
 
     @property
     def architecture(self) -> Architecture:
-        """What these keys describe."""
+        """Return the architecture that these keys describe."""
         return architecture_of(self)
 
     @property
     def merged(self) -> ModelConfig:
-        """The model that is exported, evaluated and chatted with: what was trained is merged into its weights."""
+        """Return the model to export, evaluate and chat with: trained adapters are merged into its weights."""
         return merged_model(self)
 
     @property
     def layer_count(self) -> int:
-        """Layers that are built: ``num_layers``, and those that tuning adds."""
+        """Return the number of layers, including those that tuning adds."""
         return len(self.architecture.layers)
 
     def parameter_count(self) -> int:
-        """Number of scalars, exact; adapters are counted, frozen weights too."""
+        """Return the exact number of parameters, including adapters and frozen weights."""
         return self.architecture.parameter_count()
 
     def flops_per_token(self, seq_length: int | None = None) -> float:
-        """Model FLOPs of forward and backward for a token in a sequence of ``seq_length`` (default: as configured)."""
+        """Return the model FLOPs of forward and backward per token, for ``seq_length`` (default: as configured)."""
         return self.architecture.flops_per_token(seq_length or self.seq_length)
 
 
@@ -79,7 +79,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def architecture_of(model: ModelKeys) -> Architecture:
-    """What ``model`` describes, with the adapters of its section ``pet_config``."""
+    """Return the architecture of ``model`` with the adapters of its ``pet_config``."""
     if model.pet_config is None:
         return _plain_architecture(model)
     needs_names = model.pet_config.tuner.low_rank or model.quantization_config is not None
@@ -103,7 +103,7 @@ def _tuned_architecture(model: ModelKeys, names: tuple[tuple[str, tuple[str, ...
 
 
 def _held_in_codes(model: ModelKeys, layer: LayerSpec, frozen: tuple[str, ...], files: Files) -> tuple[CodeSpec, ...]:
-    """The frozen projections of a layer that are held in codes."""
+    """Return the frozen projections of a layer that are stored as quantized codes."""
     section = model.quantization_config
     if section is None or model.quantized_base == "dequantize":
         return ()
@@ -145,7 +145,7 @@ def _plain_architecture(model: ModelKeys) -> Architecture:
 
 
 def layer_types(model: ModelKeys) -> tuple[str, ...]:
-    """Whether each layer has a window, ``full_attention`` or ``sliding_attention``, but for those that predict ahead."""
+    """Return ``full_attention`` or ``sliding_attention`` for each layer, without multi-token prediction layers."""
     return _with_windows(model)[: model.num_layers]
 
 
@@ -161,7 +161,7 @@ def _with_windows(model: ModelKeys) -> tuple[str, ...]:
 
 
 def expert_layers(model: ModelKeys) -> tuple[bool, ...]:
-    """Whether each layer's feed-forward is a mixture of experts, but for those that predict ahead."""
+    """Return for each layer whether its feed-forward is a mixture of experts, without multi-token prediction layers."""
     return _with_experts(model)[: model.num_layers]
 
 
@@ -174,8 +174,9 @@ def _with_experts(model: ModelKeys) -> tuple[bool, ...]:
 
 
 def keys_of_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, Any]:
-    """The keys of ``model_config`` that give ``model`` these of its layers instead of its own, in this order, in which those
-    that predict ahead are the last ones.
+    """Return the keys of ``model_config`` for a model that has only the given layers of ``model``, in this order.
+
+    Multi-token prediction layers come last.
     """
     ahead = sum(layer.is_mtp for layer in layers)
     keys: dict[str, Any] = {"num_layers": len(layers) - ahead}
@@ -200,9 +201,9 @@ def keys_of_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, A
 
 
 def merged_model(model: Model) -> Model:
-    """The model whose weights are those of ``model`` with what was trained put into them; new layers are some of its own.
+    """Return the model whose weights are those of ``model`` after merging adapters; added layers become ordinary layers.
 
-    Bottlenecks cannot be put into any weight, and stay.
+    Bottleneck adapters cannot be merged, and stay.
     """
     pet, plain = model.pet_config, model.base
     if pet is not None and pet.tuner.own_format:
@@ -245,7 +246,7 @@ def _attention(model: ModelKeys, norm: NormSpec, sliding: bool) -> AttentionSpec
 
 
 def _latent_attention(model: ModelKeys) -> LatentAttentionSpec:
-    """YaRN's ``mscale_all_dim`` sharpens the scores, queries and keys both (DeepSeek-V2's code)."""
+    """Return latent attention. YaRN's ``mscale_all_dim`` scales queries and keys (DeepSeek-V2's code)."""
     assert model.kv_lora_rank is not None
     scaling, scale = rope_scaling(model.rope_scaling), 1.0 / math.sqrt(model.head_dim)
     if isinstance(scaling, YarnRopeScaling) and scaling.mscale_all_dim:
@@ -312,7 +313,7 @@ def _position(model: ModelKeys, sliding: bool) -> Position:
 
 
 def bottlenecks_of(pet: PetConfig, hidden_size: int) -> tuple[BottleneckSpec, ...]:
-    """The bottlenecks of every layer."""
+    """Return the bottleneck adapters of every layer."""
     if not pet.tuner.own_format:
         return ()
     chosen = [part for part in PARTS if pet.target_modules == ALL or part in pet.target_modules]
@@ -320,7 +321,7 @@ def bottlenecks_of(pet: PetConfig, hidden_size: int) -> tuple[BottleneckSpec, ..
 
 
 def adapters_of(pet: PetConfig, layer: LayerSpec, files: Files) -> tuple[AdapterSpec, ...]:
-    """The adapters of a layer."""
+    """Return the low-rank adapters of a layer."""
     if not pet.tuner.low_rank:
         return ()
     modules = layer.adaptable()
@@ -345,7 +346,7 @@ def _adapters(pet: PetConfig, modules: Shapes, chosen: list[str], files: Files) 
 
 
 def targets(pet: PetConfig, module: str, files: Files, layer: int = 0) -> bool:
-    """Whether ``target_modules`` names a projection such as ``attention.wq``."""
+    """Return True if ``target_modules`` selects a projection such as ``attention.wq``."""
     wanted = pet.target_modules
     if wanted == ALL:
         return True
@@ -360,5 +361,5 @@ def names(name: str, module: str, files: Files) -> bool:
 
 
 def aliases(module: str, files: Files) -> tuple[str, ...]:
-    """What a projection is called here, and in the files of the family."""
+    """Return the names of a projection: in mindllm and in the files of the family."""
     return (module, *(theirs for theirs, ours in files.items() if module in ours))

@@ -52,14 +52,14 @@ class Llama3RopeScalingConfig(Section):
     """Frequencies scaled by wavelength, as in Llama 3.1."""
 
     type: Literal["llama3"] = Field(
-        default="llama3", description="Low frequencies are divided by `factor`, high ones kept."
+        default="llama3", description="Low frequencies are divided by `factor`, high ones unchanged."
     )
     factor: float = Field(gt=0, description="Divisor of the low frequencies.")
     low_freq_factor: float = Field(
-        default=1.0, gt=0, description="Wavelengths above original / this are low frequencies."
+        default=1.0, gt=0, description="Wavelengths above original context / this are low frequencies."
     )
     high_freq_factor: float = Field(
-        default=4.0, gt=0, description="Wavelengths below original / this are high frequencies."
+        default=4.0, gt=0, description="Wavelengths below original context / this are high frequencies."
     )
     original_max_position_embeddings: PositiveInt = Field(
         default=8192, description="Context length of the original training."
@@ -73,20 +73,22 @@ class YarnRopeScalingConfig(Section):
         default="yarn", description="Frequencies with few turns in the original context are divided by `factor`."
     )
     factor: float = Field(gt=0, description="Ratio of the new context length to the original one.")
-    beta_fast: float = Field(default=32.0, gt=0, description="Frequencies with more turns than this are kept.")
+    beta_fast: float = Field(default=32.0, gt=0, description="Frequencies with more turns than this are unchanged.")
     beta_slow: float = Field(default=1.0, gt=0, description="Frequencies with fewer turns than this are divided.")
     attention_factor: float | None = Field(
         default=None,
         gt=0,
-        description="Factor on the tables; null: 0.1 ln `factor` + 1, or what the two keys below say.",
+        description="Factor on the rotary tables; null: 0.1 ln `factor` + 1, or the value that the next two keys give.",
     )
     mscale: float | None = Field(
         default=None,
         gt=0,
-        description="With `mscale_all_dim`, the factor is the ratio of 0.1 m ln `factor` + 1 of both.",
+        description="With `mscale_all_dim`, the factor is the ratio of 0.1 m ln `factor` + 1 for the two values.",
     )
     mscale_all_dim: float | None = Field(
-        default=None, gt=0, description="Latent attention multiplies scores by the square of its 0.1 m ln `factor` + 1."
+        default=None,
+        gt=0,
+        description="Latent attention multiplies scores by the square of 0.1 m ln `factor` + 1 for this value.",
     )
     original_max_position_embeddings: PositiveInt | None = Field(
         default=None, description="Context length of the original training; null: `max_position_embedding`."
@@ -108,13 +110,13 @@ VALUES: dict[str, type[RopeScaling]] = {
 
 
 def rope_scaling(section: RopeScalingConfig | None) -> RopeScaling | None:
-    """Return what the section says as a value of an architecture."""
+    """Return the section as a value of an architecture."""
     return None if section is None else VALUES[section.type](**section.model_dump(exclude={"type"}))
 
 
-OF_NORM = re.compile(r"norm\w*\.(weight|bias)$")
-OF_FLOAT32 = re.compile(r"(^|\.)router\.\w+$|\.lora_(e|magnitude)$|(^|\.)probe$")
-"""Names of what stays float32: routers, numbers of adapters that scale rows or ranks, and counters."""
+NORM_WEIGHT = re.compile(r"norm\w*\.(weight|bias)$")
+FLOAT32_WEIGHT = re.compile(r"(^|\.)router\.\w+$|\.lora_(e|magnitude)$|(^|\.)probe$")
+"""Names of weights that stay float32: routers, per-row and per-rank scales of adapters, and counters."""
 Files = Mapping[str, tuple[str, ...]]
 """Projections of a layer by their name in the family's files. Several projections may be one matrix there."""
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -140,8 +142,7 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# Values that follow from others. A value that was refused is absent from ``data``; its own error is reported then, and what
-# follows from it is not looked at.
+# Derived defaults. An invalid value is absent from ``data``: its own error is reported, so any default will do.
 
 
 def _default_kv_heads(data: dict[str, Any]) -> int:
@@ -180,18 +181,19 @@ def _default_max_position(data: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class FileNames:
-    """What the files of a model's family call our projections; None: nobody has looked. Models are equal whatever it says."""
+    """Names of projections in the files of a model's family; None: not looked up yet. Equality of models ignores them."""
 
     projections: Files | None = field(default=None, compare=False)
 
 
 class ModelKeys(Section):
-    """The keys of section ``model.model_config``; :class:`~mindllm.config.model.ModelConfig` says what they describe."""
+    """Keys of section ``model.model_config``. :class:`~mindllm.config.model.ModelConfig` adds the architecture they describe."""
 
     type: Literal["LlamaConfig"] = Field(default="LlamaConfig", description="Kind of configuration.")
     model_type: str | None = Field(
         default=None,
-        description="Family of the model, as in Hugging Face's `config.json`; null: the first that has such an architecture.",
+        description="Family of the model, as in Hugging Face's `config.json`; null: the first family with this "
+        "architecture.",
     )
     vocab_size: PositiveInt = Field(description="Rows of the embedding table.")
     hidden_size: PositiveInt = Field(description="Width of the residual stream.")
@@ -202,24 +204,25 @@ class ModelKeys(Section):
     )
     kv_lora_rank: PositiveInt | None = Field(
         default=None,
-        description="Multi-head latent attention: width of what keys and values are made of; null: ordinary attention.",
+        description="Multi-head latent attention: width of the key and value latent; null: ordinary attention.",
     )
     q_lora_rank: PositiveInt | None = Field(
-        default=None, description="In it: width of what queries are made of; null: of the hidden states."
+        default=None,
+        description="Latent attention: width of the query latent; null: queries come from the hidden states.",
     )
     qk_nope_head_dim: PositiveInt = Field(
-        default=128, description="In it: channels of a head's query and key without position."
+        default=128, description="Latent attention: channels of a query or key head without position."
     )
     qk_rope_head_dim: PositiveInt = Field(
-        default=64, description="In it: channels of a head's query and key that rotary positions turn."
+        default=64, description="Latent attention: channels of a query or key head with rotary positions."
     )
-    v_head_dim: PositiveInt = Field(default=128, description="In it: channels of a head's value.")
+    v_head_dim: PositiveInt = Field(default=128, description="Latent attention: channels of a value head.")
     head_dim: PositiveInt = Field(
         default_factory=_default_head_dim,
-        description="Width of a head's query and key; default: `hidden_size / num_heads`, or the sum of the keys above.",
+        description="Width of a query or key head; default: `hidden_size / num_heads`, or the sum of the keys above.",
     )
     multiple_of: PositiveInt = Field(
-        default=256, description="The default of `intermediate_size` is rounded up to a multiple."
+        default=256, description="The default of `intermediate_size` is rounded up to a multiple of this."
     )
     ffn_dim_multiplier: float | None = Field(
         default=None, gt=0, description="Factor on the default of `intermediate_size`."
@@ -228,9 +231,9 @@ class ModelKeys(Section):
         default_factory=_default_intermediate_size,
         description="Width of the feed-forward; default: 8/3 `hidden_size`, multiplied and rounded up as above.",
     )
-    seq_length: PositiveInt = Field(description="Tokens of one sample. The only sequence length.")
+    seq_length: PositiveInt = Field(description="Tokens per sample. The only sequence length.")
     max_position_embedding: PositiveInt = Field(
-        default_factory=_default_max_position, description="Longest context; default: `seq_length`."
+        default_factory=_default_max_position, description="Maximum context length; default: `seq_length`."
     )
     position_embedding_type: Literal["rope", "alibi", "learned_absolute"] = Field(
         default="rope",
@@ -238,44 +241,45 @@ class ModelKeys(Section):
     )
     theta: float = Field(default=10000.0, gt=0, description="Base of the rotary frequencies.")
     partial_rotary_factor: float = Field(
-        default=1.0, gt=0, le=1, description="Part of the channels of a head that rotary positions turn."
+        default=1.0, gt=0, le=1, description="Fraction of the channels of a head with rotary positions."
     )
     rope_scaling: RopeScalingConfig | None = Field(
-        default=None, description="Stretching of the rotary positions; null: none."
+        default=None, description="Scaling of rotary positions to longer contexts; null: none."
     )
     sliding_window: PositiveInt | None = Field(
-        default=None, description="Keys that a query sees, itself included, in layers with a window; null: no windows."
+        default=None,
+        description="Keys that a query attends to, including itself, in layers with a window; null: no windows.",
     )
     sliding_window_pattern: PositiveInt | None = Field(
-        default=None, description="Every so manieth layer has no window; null: all have the window, if there is one."
+        default=None, description="Every N-th layer has no window; null: all layers have the window, if there is one."
     )
     layer_types: List[LayerType] | None = Field(
-        default=None, description="Which layers have a window, one entry per layer; null: as the two keys above say."
+        default=None,
+        description="Attention of each layer, with or without a window; null: as given by the two keys above.",
     )
     rope_local_base_freq: float | None = Field(
         default=None,
         gt=0,
-        description="Base of the rotary frequencies in layers with a window, unscaled; null: as in the others.",
+        description="Base of the rotary frequencies in layers with a window, without scaling; null: as in other layers.",
     )
-    rms_norm_eps: float = Field(default=1e-5, gt=0, description="Added to the mean square, or variance, in norms.")
+    rms_norm_eps: float = Field(default=1e-5, gt=0, description="Added to the mean square or variance in norms.")
     normalization: Literal["RMSNorm", "LayerNorm"] = Field(
-        default="RMSNorm", description="Root mean square, or mean and variance with a bias."
+        default="RMSNorm", description="RMS norm, or layer norm with a bias."
     )
-    layernorm_zero_centered_gamma: bool = Field(
-        default=False, description="The weight of a norm is what is added to 1 (Gemma)."
-    )
+    layernorm_zero_centered_gamma: bool = Field(default=False, description="Norms multiply by 1 + weight (Gemma).")
     sandwich_norm: bool = Field(
-        default=False, description="Norms behind attention and feed-forward, too, before they are added."
+        default=False,
+        description="Additional norms on the outputs of attention and feed-forward, before the residual addition.",
     )
-    qk_layernorm: bool = Field(default=False, description="A norm on every head of queries and keys.")
+    qk_layernorm: bool = Field(default=False, description="Norm on every query and key head.")
     query_pre_attn_scalar: float | None = Field(
         default=None, gt=0, description="Scores are divided by its square root; null: `head_dim`."
     )
     attn_logit_softcapping: float | None = Field(
-        default=None, gt=0, description="Bound of the scores, by a hyperbolic tangent; null: none."
+        default=None, gt=0, description="Soft cap of the attention scores, by tanh; null: none."
     )
     final_logit_softcapping: float | None = Field(
-        default=None, gt=0, description="Bound of the logits, by a hyperbolic tangent; null: none."
+        default=None, gt=0, description="Soft cap of the logits, by tanh; null: none."
     )
     hidden_act: Activation = Field(default="silu", description="Activation of the feed-forward.")
     gated_linear_unit: bool = Field(
@@ -284,80 +288,83 @@ class ModelKeys(Section):
     mlp_has_bias: bool = Field(default=False, description="Bias on the projections of the feed-forward.")
     mlp_proj_has_bias: bool = Field(default=False, description="Bias on the last projection of the feed-forward.")
     expert_num: PositiveInt = Field(
-        default=1, description="Experts of a layer's feed-forward; 1: it is dense. Keys below are about experts."
+        default=1, description="Experts per layer; 1: dense feed-forward. The next keys configure experts."
     )
-    num_experts_chosen: PositiveInt = Field(default=1, description="Experts that see a token.")
+    num_experts_chosen: PositiveInt = Field(default=1, description="Experts chosen per token.")
     moe_intermediate_size: PositiveInt = Field(
         default_factory=_default_expert_width, description="Width of one expert; default: `intermediate_size`."
     )
     moe_shared_expert_intermediate_size: PositiveInt | None = Field(
-        default=None, description="Width of an expert that sees all tokens; null: none."
+        default=None, description="Width of the shared expert, which processes all tokens; null: none."
     )
     use_shared_expert_gating: bool = Field(
-        default=False, description="The shared expert's result is multiplied by a sigmoid of its input."
+        default=False, description="The output of the shared expert is multiplied by a sigmoid gate of its input."
     )
-    first_k_dense_replace: int = Field(default=0, ge=0, description="The first layers, so many, are dense.")
+    first_k_dense_replace: int = Field(default=0, ge=0, description="Number of first layers that are dense.")
     moe_layer_freq: PositiveInt | List[Literal[0, 1]] = Field(
-        default=1, description="Every so manieth layer from the first on has experts, or 1 or 0 for each layer."
+        default=1, description="Every N-th layer, counted from the first, has experts; or a list with 1 or 0 per layer."
     )
     use_gating_sigmoid: bool = Field(
-        default=False, description="Scores of experts are sigmoids of the router's logits; false: their softmax."
+        default=False, description="Router scores are sigmoids of the logits; false: softmax."
     )
-    norm_topk_prob: bool = Field(default=True, description="Weights of the chosen experts are divided by their sum.")
+    norm_topk_prob: bool = Field(
+        default=True, description="Weights of the chosen experts are normalized to a sum of 1."
+    )
     routed_scaling_factor: float = Field(default=1.0, gt=0, description="Factor on the weights of the experts.")
     n_group: PositiveInt = Field(default=1, description="Groups of experts.")
-    topk_group: PositiveInt = Field(default=1, description="Groups whose experts can be chosen for a token.")
+    topk_group: PositiveInt = Field(default=1, description="Groups from which the experts of a token are chosen.")
     balance_via_topk_bias: bool = Field(
         default=False,
-        description="A bias per expert, which the choice alone sees, keeps experts balanced (DeepSeek-V3).",
+        description="A bias per expert, used only to choose experts, balances their load (DeepSeek-V3).",
     )
-    topk_bias_update_rate: float = Field(default=0.0, ge=0, description="What that bias changes by after a step.")
+    topk_bias_update_rate: float = Field(default=0.0, ge=0, description="Change of that bias per step.")
     aux_loss_types: List[BalanceLoss] = Field(
         default=(),
-        description="Losses that keep experts balanced: `expert` for every sequence, `switch` for all of a micro batch, "
-        "`global` for all of a global batch, by the choices of the step before, `device` and `communication` for the groups of "
+        description="Auxiliary balance losses: `expert` per sequence; `switch` per micro batch; `global` per global "
+        "batch, with the choices of the previous step; `device` and `communication` for the groups of "
         "`n_group`.",
     )
-    aux_loss_factors: List[float] = Field(default=(), description="Their factors.")
+    aux_loss_factors: List[float] = Field(default=(), description="Factors of the auxiliary losses.")
     z_loss_factor: float = Field(default=0.0, ge=0, description="Factor of the router's z-loss.")
     capacity_factor: float | None = Field(
         default=None,
         gt=0,
-        description="Tokens of a sequence that an expert takes at most, relative to an even share; null: all that come.",
+        description="Maximum tokens of a sequence per expert, relative to an even share; null: no limit.",
     )
     moe_grouped_gemm: bool = Field(
         default=False,
-        description="Tokens are sorted by expert, and each expert's are one group of a matrix product: nothing is dropped, and "
-        "nothing computed for places that stay empty. Needs `capacity_factor: null`.",
+        description="Tokens are sorted by expert and multiplied by a grouped GEMM: no token is dropped and no padding "
+        "computed. Requires `capacity_factor: null`.",
     )
     moe_token_dispatcher_type: Literal["allgather", "alltoall"] = Field(
         default="allgather",
-        description="How ranks that share experts exchange sorted tokens: all are gathered on each, or choices are sent to the "
-        "ranks of their experts (AlltoAllV), in lengths that change. Needs `moe_grouped_gemm`.",
+        description="How expert-parallel ranks exchange sorted tokens: `allgather` gathers all tokens on every rank; "
+        "`alltoall` sends each choice to the rank of its expert (AlltoAllV). Requires `moe_grouped_gemm`.",
     )
     num_nextn_predict_layers: int = Field(
         default=0,
         ge=0,
-        description="Layers behind the others that predict further tokens, in training only (DeepSeek-V3); `offset` and the "
-        "lists of `recompute_config` count them as the last layers.",
+        description="Multi-token prediction layers after the last layer, used in training only (DeepSeek-V3). `offset` "
+        "and the lists of `recompute_config` count them as the last layers.",
     )
-    mtp_loss_factor: float = Field(
-        default=0.1, ge=0, description="Factor of their mean loss, which is added to that of the next token."
-    )
+    mtp_loss_factor: float = Field(default=0.1, ge=0, description="Factor of the mean multi-token prediction loss.")
     scale_embeddings: bool = Field(
         default=False, description="Embeddings are multiplied by the square root of `hidden_size`."
     )
-    embedding_norm: bool = Field(default=False, description="A norm on the embeddings (Bloom).")
-    embedding_dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout of the embeddings, in training.")
+    embedding_norm: bool = Field(default=False, description="Norm on the embeddings (Bloom).")
+    embedding_dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout of the embeddings in training.")
     attention_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="Dropout of the attention's weights, in training; its kernel is not fused."
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Dropout of the attention weights in training. It disables the fused kernel.",
     )
     hidden_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="Dropout of what a layer adds to its hidden states, in training."
+        default=0.0, ge=0, lt=1, description="Dropout in training of the outputs of attention and feed-forward."
     )
-    tie_word_embeddings: bool = Field(default=False, description="The output head is the embedding table.")
+    tie_word_embeddings: bool = Field(default=False, description="The output head shares the embedding table.")
     norm_head: bool = Field(
-        default=False, description="Rows of the output head are divided by their lengths (Baichuan 2)."
+        default=False, description="Rows of the output head are normalized to length 1 (Baichuan 2)."
     )
     qkv_has_bias: bool = Field(default=False, description="Bias on the query, key and value projections.")
     attn_proj_has_bias: bool = Field(default=False, description="Bias on the output projection of the attention.")
@@ -365,49 +372,52 @@ class ModelKeys(Section):
     compute_dtype: DType = Field(default="float32", description="Type of matrix multiplications.")
     fp32_residual_connection: bool = Field(
         default=False,
-        description="Hidden states between layers, and their sums, are float32; false: they have `compute_dtype`.",
+        description="The residual stream is float32; false: `compute_dtype`.",
     )
-    layernorm_compute_type: DType = Field(default="float32", description="Type inside the norms.")
-    softmax_compute_type: DType = Field(default="float32", description="Type of the attention's softmax.")
+    layernorm_compute_type: DType = Field(default="float32", description="Type in which norms are computed.")
+    softmax_compute_type: DType = Field(default="float32", description="Type of the attention softmax.")
     rotary_dtype: DType = Field(default="float32", description="Type in which the rotation is applied.")
     param_init_type: DType = Field(
         default="float32",
-        description="Type of the parameters, their gradients, and what gathers and sums exchange of both. Half precision: "
-        "moments stay float32, the update is computed in float32 and rounded (`optimizer.master_weights` keeps a float32 copy). "
-        "Norms then have `layernorm_compute_type`; routers stay float32.",
+        description="Type of the parameters, of their gradients, and of the communication of both. With half precision, "
+        "moments stay float32; the update is computed in float32 and rounded (`optimizer.master_weights` "
+        "keeps a float32 copy). Norms then have `layernorm_compute_type`; routers stay float32.",
     )
     use_flash_attention: bool | Literal["auto"] = Field(
         default="auto",
-        description="Fused attention kernel, on devices that have one; auto: if it computes this attention.",
+        description="Fused attention kernel, on devices that have one; auto: if it supports this attention.",
     )
     loss_chunks: PositiveInt = Field(
-        default=1, description="Slices in which the cross entropy is computed, to save memory."
+        default=1, description="Chunks in which the cross entropy is computed, to save memory."
     )
-    bos_token_id: int | None = Field(default=None, ge=0, description="Begin of sequence; null: the tokenizer's.")
+    bos_token_id: int | None = Field(
+        default=None, ge=0, description="Beginning-of-sequence token; null: that of the tokenizer."
+    )
     eos_token_id: TokenId | List[TokenId] | None = Field(
-        default=None, description="End of document, or a list of tokens that are one; null: the tokenizer's."
+        default=None, description="End-of-document token, or a list of such tokens; null: that of the tokenizer."
     )
-    pad_token_id: int | None = Field(default=None, ge=0, description="Padding; null: the tokenizer's.")
+    pad_token_id: int | None = Field(default=None, ge=0, description="Padding token; null: that of the tokenizer.")
     offset: Annotated[Offset, PlainValidator(_offset, json_schema_input_type=WrittenOffset), WRITTEN_AS_IT_IS] = Field(
         default=0,
-        description="Layers beyond the even share: one number, one per stage, or one list of stages per chunk.",
+        description="Layers added to the even share of stages: 0, a list with one number per stage, or one such list per "
+        "chunk.",
     )
     pp_interleave_num: PositiveInt = Field(default=1, description="Chunks of layers per pipeline stage.")
     fine_grain_interleave: PositiveInt = Field(
         default=1,
-        description="Parts in which a layer takes its tokens outside attention: while one computes, another exchanges between "
-        "tensor-parallel ranks; 1: all at once.",
+        description="Parts into which a layer splits its tokens outside attention, so that the computation of one "
+        "overlaps the tensor-parallel communication of another; 1: no split.",
     )
     pet_config: PetConfig | None = Field(
         default=None, description="Parameter-efficient tuning; null: all weights are trained."
     )
     quantization_config: QuantizationConfig | None = Field(
-        default=None, description="In which codes the files hold projections; it comes from `config.json`."
+        default=None, description="Quantization of the projections in the files, from `config.json`."
     )
     quantized_base: Literal["keep", "dequantize"] = Field(
         default="keep",
-        description="`keep`: frozen projections of a quantized model stay packed and are dequantized on use; `dequantize`: they "
-        "become float32.",
+        description="`keep`: frozen projections of a quantized model stay packed and are dequantized on use; "
+        "`dequantize`: they become float32.",
     )
 
     _file_names: FileNames = PrivateAttr(default_factory=FileNames)
@@ -426,7 +436,7 @@ class ModelKeys(Section):
 
     @property
     def frozen_dtype(self) -> DType:
-        """The type of matrices that are not trained."""
+        """Return the type of matrices that are not trained."""
         return (self.pet_config and self.pet_config.frozen_dtype) or self.param_init_type
 
     def parameter_type(self, name: str) -> DType:
@@ -436,9 +446,9 @@ class ModelKeys(Section):
         has it, and routers are float32, its ``router_dense_type``. Its mcore networks and GLM have ``params_dtype`` for both:
         their memory is negligible, their precision is not.
         """
-        if not self.has_half_parameters or OF_FLOAT32.search(name):
+        if not self.has_half_parameters or FLOAT32_WEIGHT.search(name):
             return "float32"
-        return self.layernorm_compute_type if OF_NORM.search(name) else self.param_init_type
+        return self.layernorm_compute_type if NORM_WEIGHT.search(name) else self.param_init_type
 
     @property
     def has_half_parameters(self) -> bool:
@@ -447,32 +457,32 @@ class ModelKeys(Section):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a document, as a tuple in every case; none where the key is null."""
+        """Return the tokens that end a document as a tuple; empty if the key is null."""
         if self.eos_token_id is None:
             return ()
         return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
 
     @property
     def placed_layers(self) -> int:
-        """The layers that pipeline stages hold: also those that predict ahead."""
+        """Return the number of layers on pipeline stages, including multi-token prediction layers."""
         return self.num_layers + self.num_nextn_predict_layers
 
     def name_projections(self, names: Files | None) -> Self:
-        """Note, once and while loading, what the files of the family call our projections; return this model."""
+        """Store the names of projections in the files of the family, once while loading, and return this model."""
         self._file_names = FileNames(names)
         return self
 
     @property
     def known_projections(self) -> Files | None:
-        """As :attr:`projections_in_files`; None where nobody has looked."""
+        """Return :attr:`projections_in_files`, or None if they were not looked up."""
         return self._file_names.projections
 
     @property
     def projections_in_files(self) -> Files:
-        """Our projections by what the files of the family call them; empty for a model of no family.
+        """Return projections by their name in the files of the family; empty for a model without a family.
 
         Raises:
-            RuntimeError: the model was made by hand; ``mindllm.families.with_file_names`` looks the names up.
+            RuntimeError: the names were not looked up; ``mindllm.families.with_file_names`` does that.
         """
         if self.known_projections is None:
             raise RuntimeError("names of projections are not resolved: load_config and with_file_names do that")
@@ -480,12 +490,12 @@ class ModelKeys(Section):
 
     @property
     def base(self) -> Self:
-        """The same model without adapters, all of it trained: what files of weights hold."""
+        """Return the model without adapters and without frozen weights, as files of weights describe it."""
         return self if self.pet_config is None else self.model_copy(update={"pet_config": None})
 
     @property
     def frozen(self) -> Self:
-        """The same model without adapters, none of it trained: projections of a model in codes stay so."""
+        """Return the model without adapters and without trained weights. Quantized projections stay quantized."""
         if self.quantization_config is None:
             return self.base
         return self.model_copy(update={"pet_config": PetConfig(pet_type="full", freeze_include=("*",))})
