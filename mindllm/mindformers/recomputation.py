@@ -142,8 +142,8 @@ def _selection(reading: Reading, name: str, layers: StageLayers | None) -> None:
         return
     value = reading.get(key)
     if isinstance(value, dict):
-        # A mapping of pattern to counts: one entry for every pattern
-        kept: dict[str, Any] = {}
+        # patterns with counts: one entry for every pattern
+        selection: dict[str, Any] = {}
         path = (SECTION, key.removeprefix(f"{SECTION}."))
         for theirs, counts in value.items():
             ours, reason = known_pattern(reading, theirs)
@@ -154,17 +154,17 @@ def _selection(reading: Reading, name: str, layers: StageLayers | None) -> None:
             if fitted is None:
                 reading.note((*path, theirs), Outcome.REFUSED, reason=change)
                 continue
-            kept[ours] = fitted
+            selection[ours] = fitted
             same = ours == theirs and fitted == counts
             outcome = Outcome.USED if same else Outcome.TRANSLATED
             reading.note((*path, theirs), outcome, "" if same else f"{ours}: {fitted}", reason or change)
-        reading.put(key, kept or False, path)
+        reading.put(key, selection or False, path)
     elif isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
-        found = {theirs: known_pattern(reading, theirs) for theirs in value}
-        kept = list(dict.fromkeys(ours for ours, _ in found.values() if ours is not None))
-        dropped = [theirs for theirs, (ours, _) in found.items() if ours is None]
-        reason = f"left out, {found[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
-        reading.translate(key, key, kept or False, reason)
+        matches = {theirs: known_pattern(reading, theirs) for theirs in value}
+        patterns = list(dict.fromkeys(ours for ours, _ in matches.values() if ours is not None))
+        dropped = [theirs for theirs, (ours, _) in matches.items() if ours is None]
+        reason = f"omitted, {matches[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
+        reading.translate(key, key, patterns or False, reason)
     elif name.endswith("exclude") and value is not False:
         reading.refuse(key, "write the patterns that are excluded")
     else:

@@ -78,7 +78,8 @@ def rename(document: Document) -> None:
         for synonym, name in names.items() if isinstance(values, dict) else ():
             if synonym not in values:
                 continue
-            path, renamed = (*section, synonym), (*section, name)
+            path: KeyPath = (*section, synonym)
+            renamed: KeyPath = (*section, name)
             value = values.pop(synonym)
             if name in values:
                 message = f"another name of {dotted(renamed)}, which is set as well (value {values[name]}); keep one"
@@ -87,7 +88,7 @@ def rename(document: Document) -> None:
             values[name] = value
             # errors in the value still name the place where it was written
             for inner in [inner for inner in document.origins if inner[: len(path)] == path]:
-                document.origins[(*renamed, *inner[len(path) :])] = document.origins.pop(inner)
+                document.origins[renamed + inner[len(path) :]] = document.origins.pop(inner)
 
 
 def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:

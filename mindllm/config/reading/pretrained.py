@@ -55,8 +55,8 @@ def fill_from_pretrained(document: Document) -> None:
             )
             document.data[key] = ""  # nothing else is said of it
             continue
-        if is_hugging_face(directory := _base_of_adapter(named) or named):
-            directory = Path(directory)
+        directory = Path(_base_of_adapter(named) or named)
+        if is_hugging_face(directory):
             origin = Origin(file=str(described_by(directory)))
             for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
                 _set_if_absent(document, (*MODEL, name), value, origin)
