@@ -29,7 +29,7 @@ from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers, load_checkpoint
 from mindllm.train.checkpoint.loading import Base
 from mindllm.train.checkpoint.names import refuse_existing
-from mindllm.train.checkpoint.parts import joined
+from mindllm.train.checkpoint.parts import join_ranks
 from mindllm.train.evaluation import EvaluationResult, RowResult
 from mindllm.train.job.data_agreement import refuse_different_data
 from mindllm.train.job.execution import Execution, Executor, describe
@@ -42,10 +42,15 @@ from mindllm.train.optimizers.schedule import group_learning_rates, learning_rat
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
-from mindllm.weight_files.adapter import leaves_weights_out
-from mindllm.weight_files.hugging_face_export import export_hugging_face
-from mindllm.weight_files.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
-from mindllm.weight_files.whole_weights import whole_weights
+from mindllm.weight_files import (
+    Pretrained,
+    base_record,
+    find_pretrained,
+    full_weights,
+    has_frozen_weights,
+    merged_pretrained,
+    write_weights,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +91,7 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     if config.export_hf.directory:
         refuse_existing(Path(config.export_hf.directory))
     pretrained = _pretrained(config, checkpoint)
-    given = pretrained.of(config) if pretrained is not None else None
+    given = pretrained.run_weights(config) if pretrained is not None else None
     if not execution.connects_first:
         set_up_execution(config, execution)
     if ranks.is_first:
@@ -124,8 +129,8 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
 
 def _pretrained(config: RunConfig, checkpoint: Checkpoint | None) -> Pretrained | None:
     """What the run starts from. One that goes on needs the weights alone that its checkpoints leave out."""
-    base = Base.of(checkpoint.state) if checkpoint is not None else None
-    if checkpoint is not None and not leaves_weights_out(config.model.config):
+    base = Base.from_state(checkpoint.state) if checkpoint is not None else None
+    if checkpoint is not None and not has_frozen_weights(config.model.config):
         return None
     if not config.load_checkpoint and (base is None or not base.path):
         return None
@@ -229,7 +234,7 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
     if not section.directory or state.step < state.total_steps:
         return
     dtype = section.dtype or state.config.model.config.param_init_type
-    directory = export_hugging_face(
+    directory = write_weights(
         section.directory,
         state.config.model.config.merged,
         _whole_weights(state, store),
@@ -245,10 +250,10 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
 def _whole_weights(state: RunState, store: CheckpointStore) -> Mapping[str, Any]:
     held = state.engine.local_state()
     if state.engine.holds_all:
-        return whole_weights(state, joined(tensors.weights for tensors in held.values()), "export_hf.directory")
+        return full_weights(state, join_ranks(tensors.weights for tensors in held.values()), "export_hf.directory")
     newest = store.newest()
     checkpoint = load_checkpoint(newest, with_optimizer=False) if newest is not None else None
     if checkpoint is None or checkpoint.step != state.step:
         message = "ranks have parts of the weights, and the last step was not saved; add the callback CheckpointMonitor"
         raise state.config.error("export_hf.directory", message)
-    return whole_weights(state, checkpoint.weights, "export_hf.directory")
+    return full_weights(state, checkpoint.weights, "export_hf.directory")

@@ -22,7 +22,7 @@ from mindllm.errors import RunFailed
 from mindllm.launch.heartbeat import heart
 from mindllm.process.interrupts import nothing_to_save
 from mindllm.train.callbacks import Callback
-from mindllm.train.checkpoint.joint import named
+from mindllm.train.checkpoint.joint import list_ranks
 from mindllm.train.engine import StepResult
 from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.state import RunState, StepRecord
@@ -70,7 +70,7 @@ class BatchAhead:
         """Raises what kept the run from its next batch: the error, or which of the other ``ranks`` had one."""
         if self._error is not None:
             raise self._error
-        raise RunFailed(f"{named(ranks)} could not make the next batch; the log of that rank says why")
+        raise RunFailed(f"{list_ranks(ranks)} could not make the next batch; the log of that rank says why")
 
 
 @dataclass(frozen=True)

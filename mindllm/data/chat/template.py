@@ -27,7 +27,7 @@ from mindllm.data.tokenizers.special_tokens import without_allowed
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
-from mindllm.gguf.header import gguf_file
+from mindllm.gguf import gguf_file
 from mindllm.outside import read_text
 
 PLAIN = """\

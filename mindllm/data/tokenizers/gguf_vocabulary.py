@@ -15,7 +15,7 @@ from mindllm.data.tokenizers.byte_level_files import byte_level, content_of
 from mindllm.data.tokenizers.known import CL100K, QWEN
 from mindllm.data.tokenizers.special_tokens import AddedToken, SpecialTokens
 from mindllm.errors import UserError, shortened
-from mindllm.gguf.header import Header, read_header
+from mindllm.gguf import Header, read_header
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type

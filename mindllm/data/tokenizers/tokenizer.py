@@ -25,7 +25,7 @@ from mindllm.data.tokenizers.known import known_tokenizer
 from mindllm.data.tokenizers.limits import LONGEST_TEXT, check_bounds
 from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens, without_allowed
 from mindllm.errors import UserError, shortened
-from mindllm.gguf.header import gguf_file
+from mindllm.gguf import gguf_file
 from mindllm.outside import parse_json, read_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, SavingThread
-from mindllm.train.checkpoint.saving_thread import Saved
+from mindllm.train.checkpoint.store import SavedCheckpoint
 from mindllm.train.job.resume import run_state
 from mindllm.train.state import RunState, StepRecord
 
@@ -82,7 +82,7 @@ class CheckpointMonitor(Callback):
     def _collect(self, ask) -> None:
         """Takes note of what the thread has done since."""
         try:
-            saved: Saved | None = ask()
+            saved: SavedCheckpoint | None = ask()
         except CheckpointNotSavedError as error:
             self._failed(error)
             return
@@ -90,7 +90,7 @@ class CheckpointMonitor(Callback):
             return
         self._succeeded(saved.step, saved.path)
         if self.store.peers.is_first:
-            times = f"training stopped {saved.stopped:.2f} s, written beside it in {saved.written:.2f} s"
+            times = f"training stopped {saved.blocked:.2f} s, written beside it in {saved.written:.2f} s"
             logger.info("saved checkpoint (%s) %s", times, saved.path)
 
     def _succeeded(self, step: int, path: Path) -> None:

@@ -28,7 +28,7 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.files import atomic_open, naming
 from mindllm.process.exit_hooks import when_leaving
 from mindllm.train.checkpoint import CheckpointStore, Peers
-from mindllm.train.checkpoint.joint import named
+from mindllm.train.checkpoint.joint import list_ranks
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.job.restart import has_begun
 from mindllm.train.metrics_file import METRICS_NAME, read_metrics
@@ -135,7 +135,7 @@ def _gather(directory: Path, count: int, timeout: float) -> str:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 numbers[rank] = json.loads(_path(directory, rank).read_bytes())["number"]
         if len(numbers) < count - 1 and time.monotonic() > deadline:
-            missing = named(set(range(1, count)) - numbers.keys())
+            missing = list_ranks(set(range(1, count)) - numbers.keys())
             raise RunFailed(
                 f"{missing} did not appear in {directory} within {timeout:.0f} s; output_dir must be a directory that all "
                 "nodes share"

@@ -45,7 +45,7 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     Raises:
         UserError: the tensors do not fit the model of this run, or were trained beside other weights than this run has.
     """
-    base = Base.of(checkpoint.state)
+    base = Base.from_state(checkpoint.state)
     if base is not None and state.base is not None and base.fingerprint != state.base.fingerprint:
         theirs, ours = base.path or "weights drawn from a seed", state.base.path or "weights drawn from a seed"
         raise UserError(
