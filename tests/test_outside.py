@@ -207,7 +207,7 @@ ALLOWED = {
         "train/checkpoint/tensors.py": "mmap.mmap numpy.fromfile numpy.memmap",
     },
     "parses a text that mindllm.outside has read, or an option, a request or an answer of bounded size": {
-        "cli/use/evaluate.py": "yaml.safe_load",
+        "cli/evaluate.py": "yaml.safe_load",
         "config/reading/shipped_models.py": "json.loads yaml.load",
         "data/chat/template_program.py": "json.loads",
         "data/tokenizers/tokenizer.py": "json.loads",
@@ -226,7 +226,7 @@ ALLOWED = {
         "compiled/graph/mind_ir.py": "importlib.util.spec_from_file_location",
         "compiled/inspect/page.py": ".read_text",
         "dry_run/cache.py": ".read_bytes",
-        "dry_run/program/subject.py": "open",
+        "programs/command_line.py": "open",
         "dry_run/source_lines.py": ".read_text json.loads",
         "evaluate/run.py": ".read_text",
         "evaluate/tasks/first_line.py": ".read_text datasets.load_dataset yaml.safe_load",
@@ -239,8 +239,8 @@ ALLOWED = {
     },
     "what a process of this command writes or sends": {
         "compiled/device/callback_thread.py": "ctypes.CDLL",
-        "compiled/device/inside_program.py": ".read_bytes ctypes.CDLL json.loads",
-        "compiled/foreign/environment.py": ".read_bytes .read_text json.loads",
+        "programs/inside_program.py": ".read_bytes ctypes.CDLL json.loads",
+        "programs/environment.py": ".read_bytes .read_text json.loads",
         "compiled/rank/compile_ranks.py": ".read_bytes shutil.copyfile",
         "compiled/rank/server_process.py": ".read_text",
         "compiled/rank/worker.py": "open",
@@ -248,16 +248,15 @@ ALLOWED = {
         "compiled/simulation/memory_tracker.py": "csv.reader open",
         "compiled/simulation/somas.py": ".read_text",
         "data/tokenizers/probe_program.py": "json.load",
-        "dry_run/program/report.py": "open",
+        "programs/memory.py": "open",
         "dry_run/server.py": "json.loads",
         "dry_run/simulations.py": ".read_text",
         "dry_run/spread_simulations.py": ".read_bytes",
         "evaluate/code.py": "open",
         "evaluate/outcome.py": ".read_text json.loads",
         "generate/outcome.py": ".read_text json.loads",
-        "launch/child.py": ".read_text",
+        "jobs/process.py": ".read_text ctypes.CDLL open",
         "launch/job.py": "open",
-        "launch/process.py": "ctypes.CDLL open",
         "planning/several_chunks/bound_process.py": "json.load",
         "prove/local.py": ".read_text json.loads",
         "prove/worker.py": ".read_text json.loads",
@@ -278,9 +277,9 @@ ALLOWED = {
         "evaluate/code_calls.py": "json.loads os.fdopen",
         "evaluate/code_child.py": "ctypes.CDLL json.loads os.open runpy.run_path",
         "preflight/versions.py": ".read_text",
-        "process/cores.py": "os.open",
+        "jobs/cores.py": "os.open",
         "process/guard.py": "mmap.mmap os.open",
-        "process/host_memory.py": ".read_text json.loads os.open",
+        "jobs/memory.py": ".read_text json.loads os.open",
         "process/temporary.py": ".read_text os.open",
         "train/job/preflight.py": ".read_text",
     },
@@ -346,7 +345,7 @@ def test_nothing_else_reads_files():
 
 SHARED_PLACES = re.compile(r"gettempdir\(|XDG_RUNTIME_DIR|TMPDIR\"\]|getenv\(.TMPDIR|[\"'](/var)?/tmp\b|[\"']/dev/shm")
 OF_SHARED_PLACES = {
-    "process/host_memory.py": "opened by open_private_directory",
+    "jobs/memory.py": "opened by open_private_directory",
     "launch/clusters/kubernetes_job.py": "a mount of a pod",
 }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mindllm.cli.run_options import DESCRIPTIONS, KEYS, LAST, with_mode
 from mindllm.command import CommandParser, output_directory, positive
 from mindllm.errors import UserError
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
 from mindllm.process.interrupts import INTERRUPTED
 from mindllm.shorthands import SHORTHANDS
 from mindllm.units import counted
@@ -229,11 +229,11 @@ def _about_results(overrides: Sequence[str]) -> list[str]:
 
 def _refuse_another_run(config: RunConfig) -> None:
     """Before the YAML is written: that of a run which trains there, or has trained, stays as it is."""
-    from mindllm.train.job.output_directory import refuse_in_use, refuse_results
+    from mindllm.train.job.output_directory import require_no_results, require_unlocked
 
-    refuse_results(config)
+    require_no_results(config)
     if STARTED not in os.environ:  # ranks of one job come at once, and the first one claims the directory for all
-        refuse_in_use(Path(config.output_dir))
+        require_unlocked(Path(config.output_dir))
 
 
 def _written(made: MadeRun, options: Namespace, verb: str) -> RunConfig:

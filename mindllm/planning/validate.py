@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from mindllm.config import RunConfig, override_config
 from mindllm.config.reading.shorten import own_bases, write_short
@@ -31,7 +30,7 @@ class Round:
 
     Attributes:
         memories: of every stage.
-        limit_mb: of every stage, gaps between blocks and workspace of kernels included.
+        limit_mb: of every stage, workspace of kernels included.
         attention_elements: of query, key and value, from which the workspace of kernels is estimated.
     """
 
@@ -52,18 +51,13 @@ class Round:
 
     @property
     def needed_mb(self) -> list[float]:
-        """Peak of every stage with gaps between blocks and workspace of kernels: what ``mindllm prove`` compares."""
+        """Return the peak of every stage with workspace of kernels, as ``mindllm prove`` compares it."""
         return [memory.with_workspace(self.attention_elements) / MIB for memory in self.memories]
 
     @property
     def fits(self) -> bool:
-        """Return True if every stage fits, gaps and workspace included."""
+        """Return True if every stage fits, workspace included."""
         return all(needed <= self.limit_mb for needed in self.needed_mb)
-
-    @property
-    def estimated(self) -> bool:
-        """Return True if figures are estimates, because MindSpore's dry run does not work on this machine."""
-        return any(memory.estimated for memory in self.memories)
 
     @property
     def confirmed(self) -> bool:
@@ -98,7 +92,7 @@ def write_run(path: Path, planned: RunConfig) -> None:
 
 
 def check_fits(planned: RunConfig, simulations: Simulations) -> None:
-    """Raise CheckFailed if a stage of a run with a plan in it does not fit in the dry run, gaps and workspace included."""
+    """Raise CheckFailed if a stage of a run with a plan in it does not fit in the dry run, workspace included."""
     elements = attention_elements_of(planned)
     memories = forecast_stages(planned, stages_of(planned), simulations)
     needed = tuple(float(memory.with_workspace(elements)) for memory in memories)
@@ -109,44 +103,31 @@ def check_fits(planned: RunConfig, simulations: Simulations) -> None:
         )
 
 
-class ToPlan(Protocol):
-    """A run, the problem that is made of it, and the memory of a stage in MB, gaps between blocks included."""
-
-    @property
-    def config(self) -> RunConfig: ...
-
-    @property
-    def problem(self) -> Problem: ...
-
-    @property
-    def limit_mb(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class OfFormula:
-    """The same of costs by formula."""
-
-    config: RunConfig
-    problem: Problem
-    limit_mb: float
-
-
 def validate(
-    configured: ToPlan,
+    config: RunConfig,
+    problem: Problem,
+    limit_mb: float,
     seconds: float,
     simulations: Simulations,
     with_step: Callable[[Evaluation], Evaluation] = lambda evaluation: evaluation,
 ) -> Validated:
     """Solve, dry-run, correct and solve again until the dry run agrees with the prediction, or ROUNDS times.
 
-    ``with_step`` gives plans the step that is reported. A stage's first correction goes either way; later ones only take
-    memory away, so that the rounds end.
+    The first correction of a stage goes either way. Later ones only take memory away, so that the rounds end.
+
+    Args:
+        config: the run.
+        problem: its problem.
+        limit_mb: memory of a device, workspace of kernels included.
+        seconds: for each plan.
+        simulations: the dry runs.
+        with_step: adds the reported step to a plan.
 
     Raises:
         Infeasible: no plan fits.
         CheckFailed: none of the plans fits in the dry run.
     """
-    problem, rounds, seen = configured.problem, list[Round](), dict[Plan, Round]()
+    rounds, seen = list[Round](), dict[Plan, Round]()
     while len(rounds) < ROUNDS:
         try:
             solution = solve(problem, seconds)
@@ -159,9 +140,9 @@ def validate(
         if known is not None:
             rounds.append(replace(known, solution=solution))
             break
-        config = planned_config(configured.config, problem, solution.best.plan)
-        memories = forecast_stages(config, stages_of(config), simulations)
-        rounds.append(Round(solution, memories, configured.limit_mb, attention_elements_of(config)))
+        planned = planned_config(config, problem, solution.best.plan)
+        memories = forecast_stages(planned, stages_of(planned), simulations)
+        rounds.append(Round(solution, memories, limit_mb, attention_elements_of(planned)))
         seen[solution.best.plan] = rounds[-1]
         if rounds[-1].confirmed:
             break
@@ -181,7 +162,7 @@ def _as_found(chosen: Round) -> Round:
 
 
 def corrected(problem: Problem, found: Round, first: bool) -> Problem:
-    """The problem with memory moved by what the dry run found, and limits that leave the gaps and the workspace it saw.
+    """The problem with memory moved by what the dry run found, and limits that leave the workspace it measured.
 
     ``first``: also where a stage needs less than predicted.
     """

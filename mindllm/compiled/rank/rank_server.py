@@ -24,10 +24,10 @@ from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
 from mindllm.compiled.rank.worker import compile_to, text_of_last_graph
 from mindllm.config import RunConfig, load_config
-from mindllm.launch.process import die_with_parent
+from mindllm.jobs.cores import Core
+from mindllm.jobs.environment import leave_job
+from mindllm.jobs.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
-from mindllm.process.cores import Core
-from mindllm.process.no_job import leave_job
 
 LOG, PARSED = "log.txt", "parsed.json"
 
@@ -65,11 +65,11 @@ class Job:
 
 def compile_all(job: Job, ranks: Sequence[int]) -> None:
     """Compiles ``ranks``, those that are built alike out of one process that goes as far as all of them go together."""
-    from mindllm.train.distributed_step import built_alike
+    from mindllm.train.distributed_step import cell_key
 
     alike: dict[Hashable, list[int]] = {}
     for rank in ranks:
-        alike.setdefault(built_alike(job.config, rank), []).append(rank)
+        alike.setdefault(cell_key(job.config, rank), []).append(rank)
     for group in alike.values():
         if len(group) > 1 and not compile_each([group[0]], 1, partial(_start, job, group), partial(_learn, job.output)):
             return

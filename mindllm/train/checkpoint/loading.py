@@ -16,7 +16,7 @@ from mindllm.errors import UserError, nearest
 from mindllm.families import with_file_names
 from mindllm.files import unexpanded
 from mindllm.outside import read_json
-from mindllm.train.checkpoint.joint import SINGLE, Peers
+from mindllm.train.checkpoint.joint import SINGLE_RANK, Peers
 from mindllm.train.checkpoint.manifest import (
     MANIFEST,
     OPTIMIZER,
@@ -134,7 +134,7 @@ def load_checkpoint(
     option: str = "--resume_training",
     with_optimizer: bool = True,
     read: Callable[[Path], Mapping[str, Any]] = read_tensors,
-    peers: Peers = SINGLE,
+    peers: Peers = SINGLE_RANK,
     offers: bool = True,
 ) -> Checkpoint:
     """Load the checkpoint directory ``path`` after verifying sizes and checksums of all files.
@@ -182,7 +182,7 @@ def verify_checkpoint(
     path: Path | str,
     option: str = "--resume_training",
     roles: tuple[str, ...] = ALL_ROLES,
-    peers: Peers = SINGLE,
+    peers: Peers = SINGLE_RANK,
     offers: bool = True,
 ) -> Manifest:
     """Verify the files of ``roles`` and return the manifest. Raises UserError like ``load_checkpoint``."""
@@ -215,7 +215,7 @@ def is_good(path: Path, roles: tuple[str, ...] = ALL_ROLES) -> bool:
     return True
 
 
-def _verify(path: Path, roles: tuple[str, ...], peers: Peers = SINGLE) -> Manifest:
+def _verify(path: Path, roles: tuple[str, ...], peers: Peers = SINGLE_RANK) -> Manifest:
     manifest = read_manifest(path)
     entry = parse_entry(path)
     if entry and entry.step != manifest.step:

@@ -27,7 +27,7 @@ from mindllm.config import RunConfig
 from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.errors import UserError
 from mindllm.files import sync_directory
-from mindllm.train.checkpoint.joint import SINGLE, Peers, abandon, await_outcome, check_abandoned, collect, report
+from mindllm.train.checkpoint.joint import SINGLE_RANK, Peers, abandon, await_outcome, check_abandoned, collect, report
 from mindllm.train.checkpoint.loading import Checkpoint, is_good, load_checkpoint
 from mindllm.train.checkpoint.manifest import (
     MANIFEST,
@@ -137,7 +137,7 @@ class CheckpointStore:
         directory: Path | str,
         prefix: str = "llm",
         keep_checkpoint_max: int = 5,
-        peers: Peers = SINGLE,
+        peers: Peers = SINGLE_RANK,
         remove_redundancy: bool = True,
     ) -> None:
         if keep_checkpoint_max < 1:
