@@ -118,7 +118,7 @@ class ArchitectureKeys:
         if not isinstance(value, list):
             return self.integer(key, required)
         if not value or len({*value}) > 1 or type(value[0]) is not int:
-            raise self.error(key, f"different layers are unsupported (value {shortened(value)})")
+            raise self.error(key, f"layers with different values are unsupported (value {shortened(value)})")
         return value[0]
 
     def head_dim(self) -> int:

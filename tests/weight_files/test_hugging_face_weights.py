@@ -114,7 +114,7 @@ def test_python_code_is_named_and_not_run(exported, caplog):
     run = SimpleNamespace(load_checkpoint=str(exported), load_adapter="", model=SimpleNamespace(config=MODEL))
     with caplog.at_level("INFO"):
         merged_pretrained(run)
-    assert f"{exported} holds Python code, which is not run: modeling_llama.py" in caplog.text
+    assert f"{exported} has Python code, which is not run: modeling_llama.py" in caplog.text
 
 
 def test_no_weights_at_all(exported):
