@@ -26,8 +26,7 @@ from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG, quantization_in, read_json
-from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
-from mindllm.families.weight_table import EMBEDDING, HEAD
+from mindllm.families.weight_table import EMBEDDING, HEAD, INDEX_FILE, WEIGHTS_FILE, index_of
 from mindllm.gguf import SUFFIX, gguf_file, read_header
 from mindllm.logs import warn_once
 from mindllm.outside import read_text

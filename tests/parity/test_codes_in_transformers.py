@@ -12,7 +12,7 @@ import pytest
 from mindllm.cli.weights import main
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizers.training import train_tokenizer
+from mindllm.data.tokenizers.sentencepiece_tokenizer import train_tokenizer
 from mindllm.weight_files import read_hugging_face, write_weights
 
 pytestmark = pytest.mark.slow

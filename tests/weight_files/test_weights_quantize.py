@@ -14,7 +14,7 @@ from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import read_model_config
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizers.training import train_tokenizer
+from mindllm.data.tokenizers.sentencepiece_tokenizer import train_tokenizer
 from mindllm.weight_files import read_hugging_face, write_weights
 
 TEXT = "def add(first, second):\n    return first + second\n\n\n" * 60
