@@ -25,8 +25,7 @@ from mindllm.data import (
     run_tokenizer,
     unigram_loss,
 )
-from mindllm.data.blend import EndlessDataset
-from mindllm.data.loader import SampleSource
+from mindllm.data.loader import EndlessDataset, SampleSource
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.batches.row_text import InstructionText, MindRecordText, PreferenceText

@@ -32,8 +32,7 @@ from mindllm.data import (
     split_ranges,
 )
 from mindllm.data.chat.instruction import RowCounts
-from mindllm.data.chat.pairs import PairCounts
-from mindllm.data.chat.unpaired import AnswerCounts
+from mindllm.data.chat.pairs import AnswerCounts, PairCounts
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, counted, unwatched
 

@@ -1,18 +1,24 @@
-"""Sections of the YAML as definitions of a JSON Schema (draft 7, which editors know best).
+"""The JSON Schema (draft 7) of a run's YAML: editors mark what loading would refuse.
 
-Pydantic describes a whole run. What a file leaves out comes from its ``base``, from a model directory or from the command line:
-so no section asks for its keys. Entries of lists do, because lists are replaced as a whole. A section whose keys depend on
-``type`` is judged by its type where it says one, and may else have the keys of any.
+Pydantic describes a complete run. A file may leave keys to its ``base``, to a model directory or to the command line, so no
+section requires its keys. Entries of lists do, because lists are replaced as a whole. A section whose keys depend on ``type``
+is checked against that type; without ``type`` it may have the keys of any type. Checks that involve several keys (layers and
+stages, batch size and replicas) run when the file is loaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
+from mindllm.config.reading.document import KeyPath
+from mindllm.config.reading.foreign import registered_readers
 from mindllm.config.reading.load import SYNONYMS
-from mindllm.config.reading.schema import sections_at
+from mindllm.config.reading.schema import fields_of, sections_at, sections_in, walk
 from mindllm.config.run import RunConfig
+from mindllm.config.section import Section
 
 Schema = dict[str, Any]
 
@@ -131,3 +137,53 @@ def _entries(node: Any) -> Any:
         if key == "items":
             yield from (referred(form) for form in (value, *value.get("oneOf", ())) if referred(form))
         yield from _entries(value)
+
+
+DRAFT = "http://json-schema.org/draft-07/schema#"
+BASE = (
+    "YAML that is read first, relative to this file, or below `configs/` of mindllm; this file changes it, key by key."
+)
+
+
+def run_schema(version: str) -> Schema:
+    """Return the JSON Schema of the YAMLs that :func:`mindllm.config.load_config` reads, but for those of MindFormers."""
+    top, sections = deepcopy(run_sections())
+    for path, section in _places():
+        properties = sections[section.__name__]["properties"] if path else top
+        for name, ours in SYNONYMS.get(path, {}).items():
+            same = {key: value for key, value in properties.get(ours, {}).items() if "escription" not in key}
+            properties.setdefault(name, described(f"Hugging Face's name of `{ours}`.", same))
+        _add_refused(properties, path)
+    return {
+        "$schema": DRAFT,
+        "$id": "urn:mindllm:run",
+        "title": "A run of mindllm",
+        "version": version,
+        "description": "Written by `mindllm schema` from the schema that loads the YAML.",
+        "type": "object",
+        "properties": {"base": described(BASE, {"type": "string"}), **top},
+        "additionalProperties": False,
+        "definitions": sections,
+    }
+
+
+def described(text: str, schema: Schema) -> Schema:
+    """``schema`` with a description, and the same as Markdown where it has some."""
+    return {"description": text, **({"markdownDescription": text} if "`" in text else {}), **schema}
+
+
+def _places() -> Iterator[tuple[KeyPath, type[Section]]]:
+    """Yield every section with its path."""
+    yield (), RunConfig
+    for path, info, _ in walk(RunConfig):
+        for section in sections_in(info.annotation):
+            yield path, section
+
+
+def _add_refused(properties: dict[str, Schema], path: KeyPath) -> None:
+    """Mark the keys of other programs as refused, with what to write instead."""
+    keys = {key for kind in sections_at(RunConfig, path) for key in fields_of(kind)}  # of this type or another
+    for reader in registered_readers():
+        for name, advice in reader.section_keys(path).items():
+            if name not in keys and name not in properties:
+                properties[name] = {"deprecationMessage": advice, "not": {}, "doNotSuggest": True}

@@ -5,8 +5,8 @@ One name of ours may have several of theirs; what only some family means by a ke
 
 from __future__ import annotations
 
-from mindllm.mindformers.keys.experts import keys_below
-from mindllm.mindformers.keys.rules import Table, decided, idle, moved, only, refused, used
+from mindllm.mindformers.experts import keys_below
+from mindllm.mindformers.reading import Table, decided, idle, moved, only, refused, used
 
 LAYOUT_OF_WEIGHTS = "it only joins weight matrices; the product is the same"
 KERNEL = "the kernel is chosen for the device; what it computes is the same"
@@ -30,7 +30,7 @@ WRITING: Table = {  # of generated text; among the keys of the model, or in a se
     "max_length": idle("generation.max_new_tokens says it", "generation.max_new_tokens"),
 }
 
-MODEL_KEYS: Table = {
+CONFIG_KEYS: Table = {
     # what a family is
     "type": decided("model.model_config.type"),
     "model_type": decided("model.arch.type"),
@@ -265,12 +265,12 @@ MODEL_KEYS: Table = {
     },
 }
 
-MODEL: Table = {
+MODEL_KEYS: Table = {
     "model.arch.type": decided("model.arch.type"),
     "model.arch.auto_register": idle(
         "code beside the YAML is never run; the architecture is one of mindllm's families"
     ),
-    **{f"model.model_config.{key}": rule for key, rule in MODEL_KEYS.items()},
+    **{f"model.model_config.{key}": rule for key, rule in CONFIG_KEYS.items()},
     **{f"{GENERATION}.{key}": rule for key, rule in WRITING.items()},
     **{
         f"{GENERATION}.{name}_token_id": idle(
@@ -279,6 +279,6 @@ MODEL: Table = {
         for name in ("bos", "eos", "pad")
     },
     **{
-        f"model.{key}": decided(f"model.model_config.{key}") for key in MODEL_KEYS if key != "type"
+        f"model.{key}": decided(f"model.model_config.{key}") for key in CONFIG_KEYS if key != "type"
     },  # the PyNative form
 }
