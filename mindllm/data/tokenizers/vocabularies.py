@@ -24,11 +24,8 @@ from mindllm.data.tokenizers.special_tokens import (
     known_tokenizer,
 )
 from mindllm.errors import UserError, shortened
-<<<<<<< HEAD:mindllm/data/tokenizers/gguf_vocabulary.py
-from mindllm.gguf import Header, read_header
-=======
 from mindllm.families.hugging_face import read_json
-from mindllm.gguf.header import Header, read_header
+from mindllm.gguf import Header, read_header
 from mindllm.outside import bounded_lines, open_file, read_text
 from mindllm.units import MIB
 
@@ -164,7 +161,6 @@ def spelled(content: dict[str, Any]) -> str:
     """The text of a ``tokenizer.json``."""
     return json.dumps(content, ensure_ascii=False)
 
->>>>>>> main:mindllm/data/tokenizers/vocabularies.py
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
