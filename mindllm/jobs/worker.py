@@ -1,7 +1,8 @@
 """The process whose forks run tasks: ``python -m mindllm.jobs --connection 5``, started by a :class:`Pool`.
 
 It imports the module ``--preload`` once for all tasks, and calls ``prepare()`` of it if there is one; ``learn(directory)`` after
-each task. A fork has what the server has imported, and reads it from the same memory. The server must not use MindSpore, whose threads would not survive a fork.
+each task. A fork has what the server has imported, and reads it from the same memory. The server must not use MindSpore, whose
+threads would not survive a fork.
 """
 
 from __future__ import annotations
