@@ -258,7 +258,10 @@ def _layer_fields(workload: Workload, timed: TimedWork, treatments: Mapping[str,
         orders = stage_orders(sizes.schedule, plan.stages, plan.chunks, sizes.micro_batches, sizes.pieces)
         most_pieces = max(int(vectors.max()) for vectors in alive(orders, plan.chunks))
     fields = []
-    for number, (spec, layers) in enumerate(groupby(workload.architecture.layers)):
+    runs = [(spec, len(list(layers))) for spec, layers in groupby(workload.architecture.layers)]
+    names = [spec.name if len(runs) > 1 else "layer" for spec, _ in runs]
+    for number, (spec, count) in enumerate(runs):
+        name, repeated = names[number], names.count(names[number]) > 1
         part = spec_part(workload, spec, LayerAssignment(0))
         forward, backward = (work.seconds for work in timed.passes(part))
         parameters = layer_parameters(spec, workload.strategy, workload.architecture.pet, workload.update)
@@ -266,8 +269,8 @@ def _layer_fields(workload: Workload, timed: TimedWork, treatments: Mapping[str,
         state = state_bytes(parameters, workload) + residue + 2 * seen_by_a_piece(workload, spec)
         fields.append(
             {
-                "name": f"layers {number}",
-                "count": len(list(layers)),
+                "name": f"{name} {names[: number + 1].count(name)}" if repeated else name,
+                "count": count,
                 "forward": MILLISECONDS * forward,
                 "weight_gradient": MILLISECONDS * min(timed.weight_gradients(part), backward),
                 "parameter_mb": state / MIB,
