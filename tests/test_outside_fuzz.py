@@ -25,9 +25,9 @@ from mindllm.cli.calibrate import read_measured
 from mindllm.compiled.inspect.source import read_graph
 from mindllm.config import override_config, render_config
 from mindllm.config.reading.load import read_document
+from mindllm.data.tokenizers.sentencepiece_tokenizer import train_byte_level_bpe
 from mindllm.data.tokenizers.special_tokens import read_special_tokens
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
-from mindllm.data.tokenizers.training import train_byte_level_bpe
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.evaluate.answers import Answers
 from mindllm.families.hugging_face import quantization_in, read_model_config

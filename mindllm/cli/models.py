@@ -14,7 +14,7 @@ from mindllm.terminal.tables import Column, Table
 from mindllm.units import short_count
 
 if TYPE_CHECKING:
-    from mindllm.config.reading.shipped_models import ShippedModel
+    from mindllm.config.reading.shipped import ShippedModel
 
 EXAMPLE = """examples:
   %(prog)s                       every model with a YAML in configs/
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what there is; returns the exit code."""
     options = make_parser().parse_args(arguments)
 
-    from mindllm.config.reading.shipped_models import shipped_models
+    from mindllm.config.reading.shipped import shipped_models
 
     directories = [Path(name) for name in options.names if "/" in name or Path(name).exists()]
     words = [name for name in options.names if Path(name) not in directories]

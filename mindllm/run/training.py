@@ -44,7 +44,7 @@ from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.optimizers.schedule import group_learning_rates, learning_rates
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
-from mindllm.train.utilisation import peak_of
+from mindllm.train.utilization import peak_of
 from mindllm.weight_files.adapter import leaves_weights_out
 from mindllm.weight_files.hugging_face_export import export_hugging_face
 from mindllm.weight_files.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained

@@ -24,7 +24,7 @@ from mindllm.train.checkpoint.joint import named
 from mindllm.train.engine import StepResult
 from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 from mindllm.train.state import RunState, StepRecord
-from mindllm.train.utilisation import Peak
+from mindllm.train.utilization import Peak
 
 DATA_FAILED = "data"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
-from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
+from mindllm.families.weight_table import INDEX_FILE, WEIGHTS_FILE, index_of
 from mindllm.gguf.header import SUFFIX, gguf_file, read_header
 from mindllm.logs import warn_once
 from mindllm.train.checkpoint.tensors import stored_tensors

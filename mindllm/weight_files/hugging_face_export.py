@@ -19,7 +19,7 @@ from mindllm.data.chat.instruction import end_ids
 from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG
-from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE
+from mindllm.families.weight_table import INDEX_FILE, WEIGHTS_FILE
 from mindllm.outside import read_text
 from mindllm.train.checkpoint.names import refuse_existing, whole_directory
 from mindllm.train.checkpoint.tensors import (

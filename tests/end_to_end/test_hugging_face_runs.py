@@ -138,7 +138,7 @@ def test_a_checkpoint_of_the_run_is_exported_by_the_tool(tuned, tmp_path):
     ],
 )
 def test_mistakes(directory, bare_config, tmp_path, options, wanted):
-    from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+    from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 
     words = [f"word{index} " * 3 for index in range(2000)]
     save_tokenizer(train_byte_level_bpe(words, 600), tmp_path / "tokenizer.json")

@@ -9,7 +9,7 @@ from mindllm.config import ModelConfig, RunConfig, read_model_config
 from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.data import load_tokenizer
 from mindllm.data.chat.instruction import end_ids
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 from mindllm.generate.prompts import Conversation, conversation_encoder
 from mindllm.generate.requests import _parse

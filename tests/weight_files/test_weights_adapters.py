@@ -90,7 +90,7 @@ def test_the_directory_of_a_run_stands_for_its_newest_checkpoint(base, tmp_path,
         (tmp_path / directory / "checkpoint").mkdir(parents=True)
     assert tool("info", tmp_path / "two") == 0
     assert tool("adapter", tmp_path / "begun", tmp_path / "none") == 2
-    assert "a run without a checkpoint yet" in capsys.readouterr().err
+    assert "the run has no checkpoint yet" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 

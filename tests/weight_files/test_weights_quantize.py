@@ -14,7 +14,7 @@ from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import read_model_config
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizers.training import train_tokenizer
+from mindllm.data.tokenizers.sentencepiece_tokenizer import train_tokenizer
 from mindllm.weight_files.hugging_face import read_weights
 from mindllm.weight_files.hugging_face_export import export_hugging_face
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.files import size_in_bytes
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.weight_files.hugging_face_export import export_hugging_face

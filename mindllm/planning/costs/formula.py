@@ -21,7 +21,7 @@ from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.layer_counts import ONE_F_ONE_B
 from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
 from mindllm.config import RunConfig, override_config
-from mindllm.config.swap import ATTENTION
+from mindllm.config.recompute import ATTENTION
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, make_plan
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem

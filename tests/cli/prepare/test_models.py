@@ -32,7 +32,7 @@ def test_words_choose_models_by_family_and_name(capsys):
         f"configs/llama3/{mode}_llama3_8b.yaml" for mode in ("pretrain", "finetune")
     ]
     assert {run["devices"] for run in model["runs"]} == {8}
-    assert "cluster_check.md" in model["runs"][0]["docs"]
+    assert "proven_configurations.md" in model["runs"][0]["docs"]
     assert {model["family"] for model in said(capsys, "yi", "GPT2")["models"]} == {"yi", "gpt2"}
     assert len(said(capsys)["models"]) > 50
 
@@ -40,7 +40,7 @@ def test_words_choose_models_by_family_and_name(capsys):
 def test_the_table_shows_them(capsys):
     assert main(["llama2_70b"]) == 0
     out = capsys.readouterr().out
-    for word in ("llama2_70b", "69B", "4096", "64", "pretrain_llama2_70b_64p.yaml", "cluster_check.md"):
+    for word in ("llama2_70b", "69B", "4096", "64", "pretrain_llama2_70b_64p.yaml", "proven_configurations.md"):
         assert word in out
 
 
