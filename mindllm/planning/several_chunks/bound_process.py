@@ -8,7 +8,7 @@ from typing import Any
 from mindllm.deadline import OutOfTime, now
 from mindllm.files import atomic_open
 from mindllm.jobs.pool import Pool, Task
-from mindllm.planning.plan import orders_of
+from mindllm.planning.plan import problem_orders
 from mindllm.planning.problem import Problem
 from mindllm.planning.several_chunks.layer_tree import LayerTree
 from mindllm.planning.several_chunks.path_program import PathProgram
@@ -62,7 +62,7 @@ def raise_bound(problem: dict[str, Any], best: float, proven: float, seconds: fl
 
 def tree_of(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
     """Return a tree that beats ``best``, with the minimum that whole layers take of each stage."""
-    program = PathProgram(problem, timetable(orders_of(problem), problem.chunks))
+    program = PathProgram(problem, timetable(problem_orders(problem), problem.chunks))
     program.deadline = deadline
     program.whole_stages(best, deadline)
     return LayerTree(program, best, proven)
