@@ -27,7 +27,7 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.files import atomic_open, naming
 from mindllm.process.exit_hooks import when_leaving
 from mindllm.train.checkpoint import CheckpointStore, Peers
-from mindllm.train.checkpoint.joint import named
+from mindllm.train.checkpoint.joint import list_ranks
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.job.restart import has_started
 from mindllm.train.metrics_file import METRICS_NAME, read_metrics
@@ -138,7 +138,7 @@ def _collect_tokens(directory: Path, count: int, timeout: float) -> str:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 tokens[rank] = json.loads(_token_path(directory, rank).read_bytes())["token"]
         if len(tokens) < count - 1 and time.monotonic() > deadline:
-            missing = named(set(range(1, count)) - tokens.keys())
+            missing = list_ranks(set(range(1, count)) - tokens.keys())
             raise RunFailed(
                 f"{missing} did not appear in {directory} within {timeout:.0f} s; output_dir must be a directory shared by "
                 "all nodes"

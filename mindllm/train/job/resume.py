@@ -49,7 +49,7 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     Raises:
         UserError: the tensors do not fit the model of this run, or belong to other frozen weights.
     """
-    base = Base.of(checkpoint.state)
+    base = Base.from_state(checkpoint.state)
     if base is not None and state.base is not None and base.fingerprint != state.base.fingerprint:
         saved, current = (one.path or "weights initialized from a seed" for one in (base, state.base))
         raise UserError(f"{checkpoint.path}: trained with {saved}, not with {current}; pass the same load_checkpoint")
