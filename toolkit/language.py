@@ -37,7 +37,6 @@ UNCONVERTED = frozenset(
         "mindllm/fetch",
         "mindllm/finetune",
         "mindllm/generate",
-        "mindllm/gguf",
         "mindllm/jobs",
         "mindllm/launch",
         "mindllm/mindformers",
