@@ -9,6 +9,8 @@ use_environment test
 echo "== format and lint"
 ruff format --check .
 ruff check .
+echo "== names and sentences (docs/writing.md)"
+python -m toolkit.language
 echo "== types, beside what follows until the tests begin"
 mypy &
 types=$!
@@ -25,14 +27,14 @@ fi
 wait "$types"
 echo "== tests"
 unset PYTHONDONTWRITEBYTECODE # tests start hundreds of commands: none of them reads our sources again
-export GLIBC_TUNABLES="${GLIBC_TUNABLES:-$(python -c "from mindllm.process import allocation; print(*allocation.allocation_variables().values())")}"
+export GLIBC_TUNABLES="${GLIBC_TUNABLES:-$(python -c "from mindllm.jobs import environment; print(*environment.allocation_variables().values())")}"
 pytest=(python -m pytest -n 2 --dist loadfile)
 if (($#)); then
   "${pytest[@]}" "$@"
   exit
 fi
 # In three parts, each with processes of its own: MindSpore keeps what it has compiled, and compiles the slower the more that is.
-compiled=(tests/compiled tests/verify tests/dry_run tests/prove tests/executor tests/planning)
+compiled=(tests/compiled tests/verify tests/dry_run tests/prove tests/jobs tests/planning)
 models=(tests/families tests/generate tests/models tests/parity tests/finetune tests/quantize)
 failed=0
 "${pytest[@]}" "${compiled[@]}" || failed=1

@@ -117,7 +117,7 @@ def strategies(directory: Path) -> Path:
 
 def graph(directory: Path) -> Path:
     """The graph of a small program, as MindSpore wrote it."""
-    from mindllm.cli.prove.inspect import main
+    from mindllm.cli.inspect import main
 
     main(["graph", str(ROOT / "tests/compiled/samples/validate_2_7_0.ir"), "--output", str(directory / "graph.html")])
     return directory / "graph.html"
@@ -173,7 +173,7 @@ def profile(directory: Path) -> Path:
     """A recorded step of eight ranks that is slower than predicted for several reasons."""
     from profile_maker import Maker, Plants, small_run
 
-    from mindllm.cli.plan.profile import main
+    from mindllm.cli.profile import main
     from mindllm.timing.configured import workload_of
     from mindllm.timing.device import DEFAULT, read_device
     from mindllm.timing.step import step_time
@@ -222,7 +222,7 @@ PAGES: Mapping[str, Callable[[Path], Path]] = {
 
 def pictures(directory: Path) -> None:
     """The pictures that are no pages: loss curves of two runs, tokens of experts, a short and a long schedule."""
-    from mindllm.train.curves.draw import draw, draw_experts, read_run
+    from mindllm.train.curves import draw, draw_experts, read_run
 
     runs = [
         read_run(recorded_run(directory, name, seed)) for seed, name in enumerate(("llama2_tiny", "llama2_tiny_lr3"))

@@ -67,7 +67,7 @@ def test_a_missing_module_of_ours_is_not_hidden():
 
 def test_help_of_the_planner_imports_no_solver():
     code = (
-        "import sys; import mindllm.cli.plan.plan as m; m.make_parser();"
+        "import sys; import mindllm.cli.plan as m; m.make_parser();"
         "print([n for n in ('mindspore', 'scipy', 'highspy', 'matplotlib') if n in sys.modules])"
     )
     import subprocess

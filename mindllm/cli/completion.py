@@ -68,7 +68,7 @@ def _parser_of(prog: str, **options: Any) -> CommandParser:
 
 def _add_calibrate(parser: CommandParser) -> None:
     """Show ``calibrate`` to shells: ``mindllm time`` takes that word aside before it parses anything."""
-    from mindllm.cli.plan.time import CALIBRATE, calibrate_parser
+    from mindllm.cli.time import CALIBRATE, calibrate_parser
 
     below = parser.add_subparsers(dest="below", parser_class=lambda prog, **options: calibrate_parser())  # type: ignore[call-overload]
     below.add_parser(CALIBRATE, help="fit a device to what was measured")

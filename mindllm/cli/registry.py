@@ -1,6 +1,6 @@
 """The verbs of ``mindllm``: one table for help, dispatch, completion, documentation and tests.
 
-A new verb is ``<group>/<verb>.py`` with ``make_parser()`` and ``main(arguments)``, and a row here. Nothing heavy is
+A new verb is ``<verb>.py`` with ``make_parser()`` and ``main(arguments)``, and a row here. Nothing heavy is
 imported here, which every command pays for, nor at the top of a verb's file, which its ``--help`` pays for.
 """
 
@@ -49,7 +49,7 @@ RUN_PARSERS = "mindllm.cli.run_options"
 
 
 def _tool(name: str, group: str, text: str, takes_keys: bool = True, with_next: str = "") -> Verb:
-    module = f"mindllm.cli.{group}.{name.replace('-', '_')}"
+    module = f"mindllm.cli.{name.replace('-', '_')}"
     return Verb(name, group, text, module, module, takes_keys=takes_keys, with_next=with_next)
 
 
@@ -58,11 +58,11 @@ def _run(name: str, group: str, text: str, with_next: str = "") -> Verb:
 
 
 def _learn(name: str, text: str) -> Verb:
-    return Verb(name, "train", text, "mindllm.cli.train.from_data", RUN, run_mode=name)
+    return Verb(name, "train", text, "mindllm.cli.finetune", RUN, run_mode=name)
 
 
 def _use(name: str, text: str) -> Verb:
-    return Verb(name, "use", text, "mindllm.cli.use.from_model", RUN, run_mode=name)
+    return Verb(name, "use", text, "mindllm.cli.generate", RUN, run_mode=name)
 
 
 FETCHED = "what there is here; a model directory from a hub"

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindllm.cli.finetune import FINETUNE, PRETRAIN, afterwards, launch_line, read_learning
+from mindllm.cli.generate import CHAT, GENERATE, read_use
 from mindllm.cli.run_options import read_config
-from mindllm.cli.train.from_data import FINETUNE, PRETRAIN, afterwards, launch_line, read_learning
-from mindllm.cli.use.from_model import CHAT, GENERATE, read_use
 from mindllm.command import run_command
 from mindllm.process.interrupts import INTERRUPTED, leave_on_interrupt, own_interrupts, receive_interrupts
 
 if TYPE_CHECKING:  # the schema takes longer to import than --help may
     from mindllm.config import RunConfig
-    from mindllm.run.outcome import Ended
+    from mindllm.run.outcome import RunOutcome
 
 
 def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
@@ -56,14 +56,14 @@ def _learn(config: RunConfig, verb: str) -> int:
 
 def run(config: RunConfig) -> int:
     """Import what the mode needs, and MindSpore, only now: an error in the YAML is told within a second."""
-    from mindllm.cli.launch.ranks import start_ranks, task_of_several
+    from mindllm.cli.ranks import start_ranks, task_of_several
     from mindllm.config import on_this_device
     from mindllm.terminal.console import error_console
-    from mindllm.train.job.preflight import refuse_what_must_fail
+    from mindllm.train.job.preflight import check_preconditions
 
     if place := task_of_several(config):
         return start_ranks(config, place)
-    refuse_what_must_fail(config)
+    check_preconditions(config)
     config, said = on_this_device(config)
     if said:
         error_console.print(said)
@@ -75,11 +75,11 @@ def run(config: RunConfig) -> int:
 
     prepare_environment(config)
     if config.run_mode == "predict":
-        from mindllm.cli.use.predict import predict
+        from mindllm.cli.predict import predict
 
         predict(config)
     else:
-        from mindllm.cli.use.chat import chat
+        from mindllm.cli.chat import chat
 
         chat(config)
     return 0
@@ -93,7 +93,7 @@ def _start(config: RunConfig) -> int:
         return INTERRUPTED if start(config, progress, _show).interrupted else 0
 
 
-def _show(ended: Ended) -> None:
+def _show(ended: RunOutcome) -> None:
     from mindllm.terminal.console import output
     from mindllm.terminal.tables import pairs
 

@@ -48,7 +48,7 @@ class StageMemory:
 
     Attributes:
         moments: its fullest moments; the peak is the fullest of them.
-        actual_peak: with fragments, the gaps between blocks.
+        actual_peak: with fragments, the gaps between blocks, which only the dry run's pool has (:attr:`device_peak`).
         method: how it was found, in a few words.
         shown: the simulation a picture is drawn of: the stage itself, or the largest of the smaller ones.
         exact: whether ``shown`` is the stage itself.
@@ -62,11 +62,6 @@ class StageMemory:
     shown: Profile = field(repr=False)
     exact: bool
     planned: Fill = field(default_factory=dict)
-
-    @property
-    def estimated(self) -> bool:
-        """Whether the figures are estimates from compiled graphs instead of MindSpore's dry run."""
-        return self.shown.estimated
 
     @cached_property
     def peak(self) -> Fill:
@@ -82,9 +77,18 @@ class StageMemory:
     def used_peak(self) -> int:
         return bytes_of(self.peak)
 
+    @property
+    def device_peak(self) -> int:
+        """Return the bytes that the pool of a device needs, which the limit bounds.
+
+        They have no gaps between blocks. When memory runs short, MindSpore maps idle pages of 2 MB to other addresses, by
+        default on Atlas A2 and A3 with driver 24 or newer. Its dry run has no such mapping.
+        """
+        return self.used_peak
+
     def with_workspace(self, attention_elements: int) -> int:
-        """Return the peak with gaps between blocks and the estimated workspace of kernels (:mod:`mindllm.dry_run.workspace`)."""
-        return self.actual_peak + max(0, peak_with_workspace(self.moments, attention_elements) - self.used_peak)
+        """Return the peak of a device with the estimated workspace of kernels (:mod:`mindllm.dry_run.workspace`)."""
+        return self.device_peak + max(0, peak_with_workspace(self.moments, attention_elements) - self.used_peak)
 
     @property
     def by_category(self) -> Mapping[str, int]:
@@ -394,7 +398,7 @@ def _extrapolated(
     gaps = max(profile.gaps for profile in profiles.values())
     largest = profiles[design.check or design.base]
     what = f"{len(profiles)} smaller runs" if design.varied or design.alive else "fewer micro-batches"
-    method = f"{'estimate, ' * largest.estimated}extrapolated: {what}"
+    method = f"extrapolated: {what}"
     return StageMemory(stage, moments, used + gaps, method, largest, False, _planned(design, target, profiles))
 
 
@@ -405,9 +409,4 @@ def _planned(design: Design, target: Point, profiles: Mapping[Point, Profile]) -
 
 
 def _as_simulated(stage: Stage, profile: Profile) -> StageMemory:
-    method = _simulated(profile)
-    return StageMemory(stage, profile.moments, profile.actual_peak, method, profile, True, profile.planned)
-
-
-def _simulated(profile: Profile) -> str:
-    return "estimate from the compiled graph" if profile.estimated else "simulated"
+    return StageMemory(stage, profile.moments, profile.actual_peak, "simulated", profile, True, profile.planned)

@@ -25,7 +25,7 @@ def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
     ``planned_mb``: of the peak, what MindSpore planned as a whole, see :func:`about_planned`.
     """
     return {
-        "fits": all(memory.actual_peak <= limit for memory in memories),
+        "fits": all(memory.device_peak <= limit for memory in memories),
         "limit_mb": limit // MIB,
         "stages": [
             {
@@ -36,7 +36,7 @@ def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
                 "planned_mb": round(memory.planned_bytes / MIB, 1),
                 "used_peak_mb": memory.used_peak // MIB,
                 "actual_peak_mb": memory.actual_peak // MIB,
-                "fits": memory.actual_peak <= limit,
+                "fits": memory.device_peak <= limit,
             }
             for memory in memories
         ],
@@ -54,6 +54,16 @@ def about_planned(memory: StageMemory) -> str | None:
     )
 
 
+def about_fragments(actual_peaks: Sequence[int], needed: Sequence[int], limit: int) -> str | None:
+    """Return the condition under which a peak fits that is above the limit with fragments; None where no such peak is."""
+    if not any(size <= limit < actual for size, actual in zip(needed, actual_peaks, strict=True)):
+        return None
+    return (
+        f"with fragments {device_memory(max(actual_peaks))}, above the limit: on Atlas A2 and A3 with driver 24 or newer "
+        "MindSpore maps idle pages to other addresses, unlike its dry run; never set MS_ALLOC_CONF=enable_vmm:False"
+    )
+
+
 def about_routing(config: RunConfig) -> str | None:
     """Says for which routing figures hold, where a rank has as much of the tokens as the router sends it."""
     if not config.sends_tokens:
@@ -67,15 +77,15 @@ def about_routing(config: RunConfig) -> str | None:
 def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Table:
     """One row per stage; all figures in GB (2**30 bytes) at the moment of the peak."""
     gb, elements = gigabytes(memory.actual_peak for memory in memories), attention_elements_of(config)
-    what = "ESTIMATED memory" if any(memory.estimated for memory in memories) else "Memory"
     memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
     rows = Table(
-        f"{what} of the first rank of each stage at its peak, {DEVICE_GB} ({limit_text(limit, reserved=0.0)})",
+        f"Memory of the first rank of each stage at its peak, {DEVICE_GB} ({limit_text(limit, reserved=0.0)})",
         [*figures("stage", "rank", "layers"), *texts("recompute"), *figures(*memory_columns), *texts("verdict", "how")],
     )
     for memory in memories:
         used, actual = memory.used_peak, memory.actual_peak
-        extra = memory.with_workspace(elements) - actual
+        needed = memory.device_peak
+        extra = memory.with_workspace(elements) - needed
         about = "" if memory.exact else "≈ "
         rows.add_row(
             str(memory.stage.number),
@@ -85,18 +95,18 @@ def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Tab
             *(gb(memory.by_category[category]) for category in CATEGORIES),
             styled((gb(used), "bold")),
             f"{about}{gb(actual)}",
-            gb(actual + extra),
-            verdict(actual, extra, limit, gb),
+            gb(needed + extra),
+            verdict(needed, extra, limit, gb),
             memory.method,
         )
     return rows
 
 
-def verdict(actual: int, workspace: int, limit: int, gb: Gigabytes) -> Text:
-    """``fits``, ``tight`` (not with the estimated workspace), or how much is short, as ``gb`` has figures of the table."""
-    if actual > limit:
-        return styled((f"{gb.at_least(actual - limit)} GB short", "bold red"))
-    return styled(("fits", "green") if actual + workspace <= limit else ("tight", "yellow"))
+def verdict(needed: int, workspace: int, limit: int, gb: Gigabytes) -> Text:
+    """Return ``fits``, ``tight`` (not with the estimated workspace), or the shortage, with the digits of the table."""
+    if needed > limit:
+        return styled((f"{gb.at_least(needed - limit)} GB short", "bold red"))
+    return styled(("fits", "green") if needed + workspace <= limit else ("tight", "yellow"))
 
 
 def log_lines(memory: StageMemory, config: RunConfig, device_memory: int, limit: int) -> list[str]:

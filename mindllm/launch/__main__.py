@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindllm.cli.launch.launch import main as launch
-from mindllm.cli.launch.launch import module_parser
+from mindllm.cli.launch import main as launch
+from mindllm.cli.launch import module_parser
 from mindllm.command import run_command
 
 

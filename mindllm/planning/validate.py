@@ -1,11 +1,10 @@
-"""Plans confirmed by MindSpore's dry run: where it contradicts the prediction, the problem is corrected and solved again."""
+"""Validate plans by MindSpore's dry run. If it contradicts the prediction, the problem is corrected and solved again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from mindllm.config import RunConfig, override_config
 from mindllm.config.reading.shorten import own_bases, write_short
@@ -27,11 +26,11 @@ TOLERANCE = 0.01  # of the memory of a stage
 
 @dataclass(frozen=True)
 class Round:
-    """A plan, and what the dry run says of it.
+    """A plan and the result of its dry run.
 
     Attributes:
         memories: of every stage.
-        limit_mb: of every stage, gaps between blocks and workspace of kernels included.
+        limit_mb: of every stage, workspace of kernels included.
         attention_elements: of query, key and value, from which the workspace of kernels is estimated.
     """
 
@@ -47,27 +46,22 @@ class Round:
 
     @property
     def differences(self) -> list[float]:
-        """What every stage needs beyond the prediction, in MB."""
+        """Memory of every stage beyond the prediction, in MB."""
         return [used - float(peak) for used, peak in zip(self.used_mb, self.solution.best.peak_mb, strict=True)]
 
     @property
     def needed_mb(self) -> list[float]:
-        """Peak of every stage with gaps between blocks and workspace of kernels: what ``mindllm prove`` compares."""
+        """Return the peak of every stage with workspace of kernels, as ``mindllm prove`` compares it."""
         return [memory.with_workspace(self.attention_elements) / MIB for memory in self.memories]
 
     @property
     def fits(self) -> bool:
-        """Return True if every stage fits, gaps and workspace included."""
+        """Return True if every stage fits, workspace included."""
         return all(needed <= self.limit_mb for needed in self.needed_mb)
 
     @property
-    def estimated(self) -> bool:
-        """Return True if figures are estimates, because MindSpore's dry run does not work on this machine."""
-        return any(memory.estimated for memory in self.memories)
-
-    @property
     def confirmed(self) -> bool:
-        """Whether it fits and no stage needs much more or less than predicted."""
+        """Whether the plan fits and every stage is near its prediction."""
         return self.fits and all(
             abs(off) <= TOLERANCE * used for off, used in zip(self.differences, self.used_mb, strict=True)
         )
@@ -75,21 +69,21 @@ class Round:
 
 @dataclass(frozen=True)
 class Validated:
-    """The rounds in order, and the one whose plan is taken: the fastest that the dry run confirms to fit."""
+    """All rounds, and the chosen one: the fastest plan that fits in the dry run."""
 
     rounds: tuple[Round, ...]
     chosen: Round
 
 
 def planned_config(config: RunConfig, problem: Problem, plan: Plan) -> RunConfig:
-    """The run with the plan in it."""
-    written = write_plan(problem, plan)
-    assert written is not None  # kinds of a run have a YAML form
-    return override_config(config, written.overrides(problem))
+    """Return the run with the plan in it."""
+    lists = write_plan(problem, plan)
+    assert lists is not None  # kinds of a run have a YAML form
+    return override_config(config, lists.overrides(problem))
 
 
 def write_run(path: Path, planned: RunConfig) -> None:
-    """Write a run with a plan in it: what differs from the file it was read from.
+    """Write a run with a plan in it as differences to its original file.
 
     Raises:
         UserError: the file cannot be written.
@@ -98,7 +92,7 @@ def write_run(path: Path, planned: RunConfig) -> None:
 
 
 def check_fits(planned: RunConfig, simulations: Simulations) -> None:
-    """Raise CheckFailed if a stage of a run with a plan in it does not fit in the dry run, gaps and workspace included."""
+    """Raise CheckFailed if a stage of a run with a plan in it does not fit in the dry run, workspace included."""
     elements = attention_elements_of(planned)
     memories = forecast_stages(planned, stages_of(planned), simulations)
     needed = tuple(float(memory.with_workspace(elements)) for memory in memories)
@@ -109,88 +103,78 @@ def check_fits(planned: RunConfig, simulations: Simulations) -> None:
         )
 
 
-class ToPlan(Protocol):
-    """A run, the problem that is made of it, and the memory of a stage in MB, gaps between blocks included."""
-
-    @property
-    def config(self) -> RunConfig: ...
-
-    @property
-    def problem(self) -> Problem: ...
-
-    @property
-    def limit_mb(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class OfFormula:
-    """The same of costs by formula."""
-
-    config: RunConfig
-    problem: Problem
-    limit_mb: float
-
-
 def validate(
-    configured: ToPlan,
+    config: RunConfig,
+    problem: Problem,
+    limit_mb: float,
     seconds: float,
     simulations: Simulations,
     with_step: Callable[[Evaluation], Evaluation] = lambda evaluation: evaluation,
 ) -> Validated:
     """Solve, dry-run, correct and solve again until the dry run agrees with the prediction, or ROUNDS times.
 
-    ``with_step`` gives plans the step that is reported. A stage's first correction goes either way; later ones only take
-    memory away, so that the rounds end.
+    The first correction of a stage goes either way. Later ones only take memory away, so that the rounds end.
+
+    Args:
+        config: the run.
+        problem: its problem.
+        limit_mb: memory of a device, workspace of kernels included.
+        seconds: for each plan.
+        simulations: the dry runs.
+        with_step: adds the reported step to a plan.
 
     Raises:
         Infeasible: no plan fits.
         CheckFailed: none of the plans fits in the dry run.
     """
-    problem, rounds, seen = configured.problem, list[Round](), dict[Plan, Round]()
+    rounds, by_plan = list[Round](), dict[Plan, Round]()
     while len(rounds) < ROUNDS:
         try:
             solution = solve(problem, seconds)
             solution = replace(solution, best=with_step(solution.best))
         except Infeasible:
-            if not any(done.fits for done in rounds):
+            if not any(earlier.fits for earlier in rounds):
                 raise
             break
-        known = seen.get(solution.best.plan)
-        if known is not None:
-            rounds.append(replace(known, solution=solution))
+        repeated = by_plan.get(solution.best.plan)
+        if repeated is not None:  # corrections lead to no new plan
+            rounds.append(replace(repeated, solution=solution))
             break
-        config = planned_config(configured.config, problem, solution.best.plan)
-        memories = forecast_stages(config, stages_of(config), simulations)
-        rounds.append(Round(solution, memories, configured.limit_mb, attention_elements_of(config)))
-        seen[solution.best.plan] = rounds[-1]
+        planned = planned_config(config, problem, solution.best.plan)
+        memories = forecast_stages(planned, stages_of(planned), simulations)
+        rounds.append(Round(solution, memories, limit_mb, attention_elements_of(planned)))
+        by_plan[solution.best.plan] = rounds[-1]
         if rounds[-1].confirmed:
             break
         problem = corrected(problem, rounds[-1], first=len(rounds) == 1)
-    fitting = [done for done in reversed(rounds) if done.fits]
+    fitting = [result for result in reversed(rounds) if result.fits]
     if not fitting:
-        raise CheckFailed(f"none of {len(rounds)} plans fits in the dry run; a lower --max_memory leaves more room")
-    chosen = min(fitting, key=lambda done: done.solution.best.reported_step)  # of equal ones the last
-    return Validated(tuple(rounds), chosen if chosen.confirmed else _as_found(chosen))
+        raise CheckFailed(f"none of {len(rounds)} plans fits in the dry run; plan with a lower --max_memory")
+    chosen = min(fitting, key=lambda result: result.solution.best.reported_step)  # the last of equal plans
+    return Validated(tuple(rounds), chosen if chosen.confirmed else _with_dry_run_memory(chosen))
 
 
-def _as_found(chosen: Round) -> Round:
-    """The round with its plan in the memory that the dry run found; the bound is that of the problem it was solved from."""
+def _with_dry_run_memory(chosen: Round) -> Round:
+    """Return the round with its plan in the memory of the dry run; the bound stays that of the solved problem."""
     best = chosen.solution.best
-    known = replace(evaluate(corrected(best.problem, chosen, first=True), best.plan), predicted=best.predicted)
-    return replace(chosen, solution=replace(chosen.solution, best=known))
+    evaluation = evaluate(corrected(best.problem, chosen, first=True), best.plan)
+    best = replace(evaluation, predicted=best.predicted)
+    return replace(chosen, solution=replace(chosen.solution, best=best))
 
 
-def corrected(problem: Problem, found: Round, first: bool) -> Problem:
-    """The problem with memory moved by what the dry run found, and limits that leave the gaps and the workspace it saw.
+def corrected(problem: Problem, result: Round, first: bool) -> Problem:
+    """Return the problem with memory corrected by the dry run, and limits reduced by the measured workspace.
 
-    ``first``: also where a stage needs less than predicted.
+    With ``first`` stages that need less than predicted are corrected, too.
     """
     moments = {key: list(problem.per_stage(key)) for key in ("static_mb", "start_mb", "update_mb")}
     limits = list(problem.per_stage("limit_mb"))
-    for stage, (off, used, needed_mb) in enumerate(zip(found.differences, found.used_mb, found.needed_mb, strict=True)):
+    for stage, (off, used, needed_mb) in enumerate(
+        zip(result.differences, result.used_mb, result.needed_mb, strict=True)
+    ):
         if first or off > 0:
             for needed in moments.values():
                 needed[stage] = max(0.0, needed[stage] + off)
-        limits[stage] = max(0.0, min(limits[stage], found.limit_mb - (needed_mb - used)))
+        limits[stage] = max(0.0, min(limits[stage], result.limit_mb - (needed_mb - used)))
     changes = {key: tuple(needed) for key, needed in moments.items()} | {"limit_mb": tuple(limits)}
     return problem.model_copy(update=changes)

@@ -17,7 +17,7 @@ from mindllm.accept.expected import Peak, of_part_nodes, timed
 from mindllm.accept.measured import alone, measured
 from mindllm.accept.nodes import NodeLost, Nodes
 from mindllm.accept.runs import SIZES
-from mindllm.cli.launch import accept as command
+from mindllm.cli import accept as command
 from mindllm.errors import RunFailed, UserError
 from mindllm.preflight import node as node_module
 from mindllm.timing.device import DEFAULT, read_device
@@ -44,7 +44,7 @@ class Machine:
         self.ran, self.loss, self.peak, self.step, self.plants = [], {}, {}, {}, {}
         self.fails, self.extra, self.used = {}, {}, 8
         monkeypatch.setattr(flow, "execute", self.execute)
-        monkeypatch.setattr(flow, "peak_of", lambda config, simulations: Peak(USED, USED, False))
+        monkeypatch.setattr(flow, "peak_of", lambda config, simulations: Peak(USED, USED))
         monkeypatch.setattr(flow, "simulations_here", lambda: None)
         monkeypatch.setattr(node_module, "visible_devices", lambda: here)
         monkeypatch.setattr(node_states, "ASK_SECONDS", 0.0)

@@ -15,7 +15,7 @@ from mindllm.accept import nodes as nodes_module
 from mindllm.accept.follow import follow
 from mindllm.accept.measured import alone, job_of
 from mindllm.accept.nodes import NodeLost, Nodes
-from mindllm.cli.launch import accept as command
+from mindllm.cli import accept as command
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.clusters.schedulers import OF_A_TASK
 from mindllm.launch.job import JobStopped

@@ -36,10 +36,10 @@ def through_json(result):
 
 
 def test_a_plan_is_that_of_the_command(capsys, tmp_path):
-    from mindllm.cli.plan.plan import main
+    from mindllm.cli.plan import main
 
-    planned = mindllm.plan(PIPELINE, formula=True, max_memory="50GB", seconds=20)
-    told = said(main, capsys, "--config", PIPELINE, "--formula", "--max_memory", "50GB", "--seconds", "20")
+    planned = mindllm.plan(PIPELINE, validate=False, max_memory="50GB", seconds=20)
+    told = said(main, capsys, "--config", PIPELINE, "--no-validate", "--max_memory", "50GB", "--seconds", "20")
     assert through_json(planned) | {"solve_seconds": 0} == told | {"solve_seconds": 0}
     assert planned.lower_bound <= planned.objective
     assert planned.keys["recompute"] == told["recompute"]
@@ -50,18 +50,16 @@ def test_a_plan_is_that_of_the_command(capsys, tmp_path):
 
 def test_a_plan_that_cannot_be_is_an_error():
     with pytest.raises(mindllm.CheckFailed, match="no recomputation fits the memory"):
-        mindllm.plan(PIPELINE, formula=True, max_memory="1GB", seconds=5)
-    with pytest.raises(mindllm.UserError, match="small runs have no costs of it"):
-        mindllm.plan(PIPELINE, swap=True, validate=True)
+        mindllm.plan(PIPELINE, max_memory="1GB", seconds=5)
     with pytest.raises(mindllm.UserError) as refused:
-        mindllm.plan("configs/llama2/pretrain_llama2_7b.yaml", formula=True)
+        mindllm.plan("configs/llama2/pretrain_llama2_7b.yaml")
     assert refused.value.key == "parallel_config.pipeline_stage"
 
 
 @pytest.mark.parametrize("size", [54, "54", "54 GB", "lots"])
 def test_a_size_of_memory_has_a_unit(size):
     with pytest.raises(mindllm.UserError) as refused:
-        mindllm.plan(SMALL, formula=True, max_memory=size, seconds=1)
+        mindllm.plan(SMALL, max_memory=size, seconds=1)
     assert (refused.value.key, refused.value.value) == ("max_memory", size)
     assert refused.value.advice == "write it as '58GB' or '58000MB'"
 
@@ -76,7 +74,7 @@ def test_one_task_is_its_name_and_a_prompt_is_needed(monkeypatch):
 
 
 def test_a_search_is_that_of_the_command_and_writes_nothing(capsys, tmp_path, monkeypatch):
-    from mindllm.cli.plan.search import main
+    from mindllm.cli.search import main
 
     told = []
     monkeypatch.chdir(tmp_path)
@@ -94,7 +92,7 @@ def test_a_search_is_that_of_the_command_and_writes_nothing(capsys, tmp_path, mo
 
 
 def test_a_dry_run_is_that_of_the_command(capsys, tmp_path, monkeypatch):
-    from mindllm.cli.prove import dry_run as command
+    from mindllm.cli import dry_run as command
 
     monkeypatch.setattr(FormulaSimulations, "source_lines", lambda self, config: {}, raising=False)
     monkeypatch.setattr(simulations, "simulations_here", lambda workers, progress: FormulaSimulations())
@@ -116,7 +114,7 @@ def test_a_dry_run_is_that_of_the_command(capsys, tmp_path, monkeypatch):
 
 
 def test_a_verification_is_that_of_the_command(capsys, tmp_path, monkeypatch):
-    from mindllm.cli.prove.check import main
+    from mindllm.cli.check import main
 
     def answer(config, options, progress):
         progress("executing")
@@ -138,7 +136,7 @@ def test_a_verification_is_that_of_the_command(capsys, tmp_path, monkeypatch):
 
 
 def test_an_inspection_answers_as_the_command(capsys, tmp_path):
-    from mindllm.cli.prove.inspect import main
+    from mindllm.cli.inspect import main
 
     graph = mindllm.inspect(cluster_run(tp=2), rank=1)
     graph.save(tmp_path / "rank1.graph")
@@ -158,7 +156,7 @@ def test_an_inspection_answers_as_the_command(capsys, tmp_path):
 def test_a_proof_is_that_of_the_command(capsys, tmp_path, monkeypatch):
     from functools import partial
 
-    from mindllm.cli.prove import prove as command
+    from mindllm.cli import prove as command
     from mindllm.prove import prove as proving
     from mindllm.prove.answers import Answer, Standing
     from mindllm.prove.found import find_proof

@@ -39,7 +39,7 @@ def test_a_dictionary_with_another_key_than_a_word_is_refused():
 def test_a_dictionary_of_mindformers_is_read_as_its_yaml(tmp_path, caplog):
     path = writer(tmp_path)(LEGACY, {})
     assert load_config(yaml.safe_load(path.read_text())) == load_config(path)
-    assert "the dictionary is a YAML of MindFormers" in caplog.text
+    assert "the dictionary: MindFormers YAML (" in caplog.text
 
 
 def test_a_hugging_face_directory_is_a_run_over_the_base(tmp_path):

@@ -70,7 +70,7 @@ def test_results_are_frozen_and_short():
 
 
 def test_a_step_time_is_what_the_command_prints(capsys):
-    from mindllm.cli.plan.time import main
+    from mindllm.cli.time import main
 
     step = mindllm.step_time(RUN, explain=True)
     assert main(["--config", RUN, "--explain"]) == 0

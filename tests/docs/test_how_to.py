@@ -19,8 +19,8 @@ from markdown_pages import FENCE, ROOT, blocks
 from page_commands import Ran, Step, follow, in_a_shell, missing, steps
 from test_pages import OURS, is_key
 
-from mindllm.cli.plan.time import CALIBRATE, calibrate_parser
 from mindllm.cli.registry import VERBS
+from mindllm.cli.time import CALIBRATE, calibrate_parser
 
 PARTS = [(page, part) for page, table in HOW_TO.items() for part in table.names()]
 NOT_HERE = [(page, part) for page, table in HOW_TO.items() for part in table.not_here]

@@ -5,8 +5,8 @@ import json
 import pytest
 from programs_people_write import BY_OPTIMIZER, FAULTS, OPTIMIZERS, PROGRAMS, write
 
-from mindllm.cli.prove.check import main as check
-from mindllm.cli.prove.offline import main as offline
+from mindllm.cli.check import main as check
+from mindllm.cli.offline import main as offline
 from tests.compiled.simulations import needs_compiler
 
 BODIES = {**PROGRAMS, **{f"by {name}": BY_OPTIMIZER.replace("OPTIMIZER", text) for name, text in OPTIMIZERS.items()}}
@@ -80,6 +80,6 @@ REFUSES = """
 def test_a_program_that_refuses_one_device_is_checked_without_one_and_says_why(tmp_path, capsys):
     code, found, said = kept_and_checked(tmp_path, REFUSES, capsys)
     why = "the program failed with ValueError: at least 2 devices"
-    assert f"the program on one device is not kept: rank 0: {why}" in said.replace("\n", " ")
+    assert f"the program did not run on one device: rank 0: {why}" in said.replace("\n", " ")
     assert (code, found["compared"]) == (0, False)
     assert why in found["not_alone"]

@@ -3,7 +3,7 @@
 import pytest
 from command_line import read_lines, run, trajectory
 
-from mindllm.cli.prepare.weights import main as weights_tool
+from mindllm.cli.weights import main as weights_tool
 from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import load_config, override_config
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint

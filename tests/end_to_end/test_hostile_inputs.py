@@ -9,15 +9,15 @@ import sys
 import pytest
 import yaml
 
-from mindllm.cli.plan.plan import main as plan
-from mindllm.cli.prepare.data import main as preprocess
-from mindllm.cli.prepare.view import main as view
-from mindllm.cli.prepare.weights import main as weights
-from mindllm.cli.prove.check import main as check
-from mindllm.cli.prove.dry_run import main as dry_run
-from mindllm.cli.prove.inspect import main as inspect
+from mindllm.cli.check import main as check
+from mindllm.cli.data import main as preprocess
+from mindllm.cli.dry_run import main as dry_run
+from mindllm.cli.inspect import main as inspect
+from mindllm.cli.loss_curve import main as curve
+from mindllm.cli.plan import main as plan
 from mindllm.cli.run import main as run_llm
-from mindllm.cli.train.loss_curve import main as curve
+from mindllm.cli.view import main as view
+from mindllm.cli.weights import main as weights
 from mindllm.command import run_command
 from toolkit.config_reference.__main__ import main as reference
 
@@ -143,7 +143,7 @@ def test_bytes_that_are_not_text_on_the_command_line(ended, run_file):
 
 
 def test_a_line_of_chat_that_is_not_text_is_told_and_the_next_one_read(capsys, monkeypatch):
-    from mindllm.cli.use.chat import _lines
+    from mindllm.cli.chat import _lines
 
     typed = io.TextIOWrapper(io.BytesIO(b"a\xff\n" + "größer\n".encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", typed)

@@ -7,7 +7,7 @@ import yaml
 from command_line import read_lines, run, trajectory
 from test_several_processes import end, launch
 
-from mindllm.cli.prepare.view import main as view
+from mindllm.cli.view import main as view
 
 PAIRS = [
     {"prompt": f"Import number {i}.", "chosen": f"import module_{i}\n", "rejected": f"from module_{i} import *\n"}

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from tiny_model import write_model
 
-from mindllm.cli.use.evaluate import main
+from mindllm.cli.evaluate import main
 from mindllm.errors import RunFailed, UserError
 from mindllm.evaluate.answers import Answers
 

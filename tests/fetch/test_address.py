@@ -3,7 +3,7 @@
 import pytest
 
 from mindllm.errors import UserError
-from mindllm.fetch.address import Address, read_address
+from mindllm.fetch.hub import Address, read_address
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 
@@ -43,7 +43,7 @@ def test_what_is_no_model_is_refused(text, said):
 
 def test_the_command_takes_the_name_out_of_an_address(monkeypatch):
     """The hub that the address names is asked, unless another is; so is its revision."""
-    from mindllm.cli.prepare.fetch import main
+    from mindllm.cli.fetch import main
     from mindllm.fetch.huggingface import HuggingFace
     from mindllm.fetch.modelscope import ModelScope
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.cli.prove.inspect import main
+from mindllm.cli.inspect import main
 from mindllm.compiled.device.front_end import environment
 from mindllm.config import render_config
 

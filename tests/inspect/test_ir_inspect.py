@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.prove.inspect import main
+from mindllm.cli.inspect import main
 from mindllm.compiled.graph.cost import step_cost
 from mindllm.compiled.graph.file import load
 from mindllm.errors import UserError

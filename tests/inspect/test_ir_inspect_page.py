@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from mindllm.cli.prove.inspect import main
+from mindllm.cli.inspect import main
 from mindllm.compiled.inspect.page import BUNDLED, LIBRARIES, part_of
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindllm.cli.prove.inspect import main
+from mindllm.cli.inspect import main
 
 TOKENS, HIDDEN, WIDTH, LAYERS, TENSOR_PARALLEL = 64, 64, 96, 2, 2
 HALF, SINGLE = 2, 4  # bytes

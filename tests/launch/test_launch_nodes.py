@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_launch_job import AGREE_TO_STOP, PRELUDE, ROOT, assert_all_gone, wait_for
 
-from mindllm.cli.launch.launch import shared_directory
+from mindllm.cli.launch import shared_directory
 
 
 def begin(script, port, node, arguments=(), local=2, workers=4, command="job.py"):

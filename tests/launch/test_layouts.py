@@ -7,7 +7,7 @@ import pytest
 from test_launch_job import wait_for
 from test_launch_nodes import begin, finish
 
-from mindllm.cli.launch.launch import main
+from mindllm.cli.launch import main
 from mindllm.errors import UserError
 from mindllm.launch.clusters.placement import Placement
 from mindllm.launch.layouts import LayoutBook, read_book

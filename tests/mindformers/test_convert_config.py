@@ -11,12 +11,11 @@ import yaml
 from rich.console import Console
 
 from mindllm.cli import run as run_llm
-from mindllm.cli.prepare.convert import main
+from mindllm.cli.convert import main
 from mindllm.config import load_config, render_config
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
-from mindllm.mindformers.convert import convert
-from mindllm.mindformers.recognise import is_mindformers
+from mindllm.mindformers.reader import convert, is_mindformers
 from mindllm.mindformers.report import account
 from tests.mindformers.mindformers_files import LEGACY, MCORE, writer
 from toolkit.benchmark.mindformers_yamls import convert_all

@@ -11,15 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindllm.config import load_config, render_config
-from mindllm.config.reading.document import Document
+from mindllm.config.reading.document import Document, leaves
 from mindllm.config.reading.load import build_config, read_file
 from mindllm.config.reading.shorten import short_yaml, write_short
 from mindllm.errors import UserError
-from mindllm.mindformers.convert import convert
-from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.keys.tables import KEYS
-from mindllm.mindformers.reading import leaves
-from mindllm.mindformers.recognise import is_mindformers
+from mindllm.mindformers.reader import KEYS, convert, is_mindformers
+from mindllm.mindformers.reading import Outcome
 from tests.mindformers.mindformers_files import LEGACY, MCORE, changed, writer
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -13,8 +13,8 @@ from mindllm.config.reading.load import read_file
 from mindllm.config.reading.shipped import shipped_configs
 from mindllm.errors import UserError
 from mindllm.families import BY_TYPE
-from mindllm.mindformers.convert import convert
 from mindllm.mindformers.directory import PUBLISHED
+from mindllm.mindformers.reader import convert
 from tests.mindformers.mindformers_files import MCORE, writer
 
 MODEL = "model.model_config"

@@ -7,7 +7,7 @@ from mindllm.config.reading.document import dotted
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
 from mindllm.families import family_of
-from mindllm.mindformers.convert import convert
+from mindllm.mindformers.reader import convert
 from mindllm.parallel.layer_plan import make_plan
 from tests.mindformers.mindformers_files import LEGACY, MCORE, writer
 

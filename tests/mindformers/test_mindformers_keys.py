@@ -7,7 +7,7 @@ import pytest
 from mindllm.config import load_config
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
-from mindllm.mindformers.convert import convert
+from mindllm.mindformers.reader import convert
 from tests.mindformers.mindformers_files import LEGACY, LLAMA2_7B, MCORE, writer
 
 MODEL = "model.model_config"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from planning_problems import random_problem
 
-from mindllm.cli.plan.plan import main
+from mindllm.cli.plan import main
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.errors import UserError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.launch import preflight as command
+from mindllm.cli import preflight as command
 from mindllm.preflight import node, versions
 from mindllm.preflight.network import answer_nodes, ask_master, check_ports
 from mindllm.preflight.versions import check_cann, check_driver, check_mindspore, check_python, find_version

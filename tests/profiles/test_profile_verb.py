@@ -5,7 +5,7 @@ import json
 import pytest
 from profile_maker import KEYS, YAML, Maker, Plants
 
-from mindllm.cli.plan.profile import main
+from mindllm.cli.profile import main
 from mindllm.profiles.calibrated import calibrated
 from mindllm.profiles.compare import compare
 from mindllm.profiles.report import ProfileReport

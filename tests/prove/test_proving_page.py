@@ -18,7 +18,7 @@ from dry_run_cases import FormulaSimulations, pipeline
 from small_cluster import cluster_run
 
 import mindllm
-from mindllm.cli.prove.prove import make_parser
+from mindllm.cli.prove import make_parser
 from mindllm.compiled.inspect.recompute import Effect
 from mindllm.dry_run.run import simulate
 from mindllm.prove.checks import ranks, stages, step_time

@@ -6,10 +6,10 @@ import os
 import pytest
 
 import mindllm
-from mindllm.cli.plan.configure import main
-from mindllm.cli.plan.plan import main as plan_main
-from mindllm.cli.plan.search import main as search_main
-from mindllm.cli.prepare.convert import main as convert_main
+from mindllm.cli.configure import main
+from mindllm.cli.convert import main as convert_main
+from mindllm.cli.plan import main as plan_main
+from mindllm.cli.search import main as search_main
 from mindllm.config import load_config
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import CheckFailed, UserError
@@ -79,7 +79,7 @@ def test_another_run_at_the_same_place_ends_the_book(tmp_path, capsys):
     [
         pytest.param(
             plan_main,
-            ("--config", "{run}", "--formula", "--apply", "--output", "{run}", *TWO_STAGES),
+            ("--config", "{run}", "--apply", "--output", "{run}", *TWO_STAGES),
             marks=pytest.mark.slow,
         ),
         pytest.param(

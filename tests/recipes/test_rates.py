@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.train.from_data import METHODS as OFFERED
+from mindllm.cli.finetune import METHODS as OFFERED
 from mindllm.config import RunConfig
 from mindllm.config.reading.document import at
 from mindllm.recipes.device import ASCEND, CPU

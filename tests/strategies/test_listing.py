@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.cli.plan.search import main
+from mindllm.cli.search import main
 from mindllm.config import render_config
 from mindllm.planning.solve import Infeasible
 from mindllm.strategies.listing import AS_WRITTEN, DRY_RUN, ESTIMATED, PLANNED

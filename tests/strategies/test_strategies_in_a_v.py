@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from mindllm.architecture.layer_counts import ONE_F_ONE_B, ZERO_BUBBLE_V
-from mindllm.cli.plan.search import main
+from mindllm.cli.search import main
 from mindllm.config import load_config
 from mindllm.strategies.candidates import Candidate, candidates
 from mindllm.strategies.judge import judge

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from mindllm.architecture.layer_counts import IN_PIECES, ONE_F_ONE_B, SEQPIPE
-from mindllm.cli.plan.search import main
+from mindllm.cli.search import main
 from mindllm.config import load_config, override_config
 from mindllm.reduced_runs.even import even_keys
 from mindllm.strategies.candidates import Candidate, candidates

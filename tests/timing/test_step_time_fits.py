@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.plan import search as tune
-from mindllm.cli.plan.time import main
+from mindllm.cli import search as tune
+from mindllm.cli.time import main
 from mindllm.config import load_config
 from mindllm.errors import CheckFailed
 from mindllm.strategies.outcome import recommended

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindllm.cli.plan.time import main
+from mindllm.cli.time import main
 from mindllm.errors import UserError
 from mindllm.timing.costs.operators import operator_seconds
 from mindllm.timing.costs.work import ATTENTION, MATRIX, VECTOR, Operator

@@ -10,9 +10,9 @@ from small_cluster import cluster_run
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
+from mindllm.jobs import memory as host_memory
+from mindllm.jobs.memory import MemoryClaim
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.process import host_memory
-from mindllm.process.host_memory import MemoryClaim
 from mindllm.reduced_runs.layers import kept_layers, kept_plan
 from mindllm.reduced_runs.mesh import ReducedMesh, kept_stages, reduced_meshes, stage_kinds
 from mindllm.reduced_runs.model import reduce_model
@@ -144,7 +144,7 @@ def test_the_verdict_says_what_was_checked(tmp_path, capsys, free):
     outcome = Outcome(small, (), (), small.parallel_config.device_num, scope=scope)
     words = ["of 32 layers", "64 of 512 ranks (", "data_parallel 4 of 16", "of 32 micro-batches", "float32 for float16"]
     PlainConsole().print(*outcome_parts(outcome, "run.yaml"), sep="\n")
-    verdict = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the ranks together"))
+    verdict = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("all ranks match"))
     write_table([("run.yaml", outcome)], tmp_path / "table.md")
     for text in (verdict, (tmp_path / "table.md").read_text(), json.dumps(as_json(outcome))):
         assert all(word in text for word in words), text

@@ -15,8 +15,7 @@ from mindllm.command import CommandParser, run_command
 from mindllm.config.reading.document import Document, child
 from mindllm.config.reading.load import build_config, read_file
 from mindllm.errors import UserError
-from mindllm.mindformers.convert import convert
-from mindllm.mindformers.recognise import is_mindformers
+from mindllm.mindformers.reader import convert, is_mindformers
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import Table, figures, texts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ __all__ = [
     "child",
     "closest_origin",
     "dotted",
+    "leaves",
     "merge",
+    "path_of",
     "remove",
     "without_related",
 ]
@@ -31,6 +33,23 @@ class Document:
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+
+def path_of(key: str) -> KeyPath:
+    """Return the path of a dotted key; numbers are places in lists."""
+    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+
+
+def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield every value that is not a section, with its path. Lists of sections are entered, other lists are values."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+    elif path:
+        yield path, value
 
 
 def child(data: Any, key: str | int) -> Any:
@@ -92,16 +111,16 @@ def _merge_mapping(base: dict, change: dict, path: KeyPath, origins: dict[KeyPat
     result = dict(base)
     for key, value in change.items():
         former = result.get(key)
-        if isinstance(former, dict) and isinstance(value, dict) and not _changes_type(former, value):
+        if (
+            isinstance(former, dict)
+            and isinstance(value, dict)
+            and not ("type" in value and "type" in former and value["type"] != former["type"])
+        ):
             result[key] = _merge_mapping(former, value, (*path, key), origins)
         else:
             _drop_origins(origins, (*path, key), former)
             result[key] = value
     return result
-
-
-def _changes_type(former: dict, value: dict) -> bool:
-    return "type" in value and "type" in former and value["type"] != former["type"]
 
 
 def _drop_origins(origins: dict[KeyPath, Origin], path: KeyPath, value: Any) -> None:

@@ -1,6 +1,6 @@
 """Reads a run's YAML: base files, the file itself, overrides, schema, cross checks. And writes it back, resolved.
 
-Keys and values have other names, too: those of Hugging Face are synonyms, former ones of ours are read for one release.
+Keys of Hugging Face's ``config.json`` are accepted as synonyms.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.config.checks.all import check_run, check_unused
-from mindllm.config.checks.limits import check_limits
+from mindllm.config.checks.all import check_limits, check_run, check_unused
 from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.model import ModelConfig
 from mindllm.config.reading.document import (
@@ -33,6 +32,7 @@ from mindllm.config.reading.document import (
     remove,
     without_related,
 )
+from mindllm.config.reading.foreign import ForeignRun, reader_for
 from mindllm.config.reading.overrides import Overrides, ignores_unknown, override_document
 from mindllm.config.reading.pretrained import fill_from_pretrained, without_what_follows
 from mindllm.config.reading.problems import meant_path, none_texts, schema_problems, unknown_paths
@@ -42,8 +42,6 @@ from mindllm.config.run import Provenance, RunConfig
 from mindllm.errors import MOST_SHOWN, UserError, nearest
 from mindllm.families import with_file_names
 from mindllm.families.hugging_face import is_hugging_face
-from mindllm.mindformers.convert import Conversion, convert
-from mindllm.mindformers.recognise import is_mindformers
 from mindllm.outside import LARGEST_YAML, TOO_DEEP, is_deeper, read_text
 from mindllm.shorthands import IGNORE_UNKNOWN_KEYS
 
@@ -57,13 +55,6 @@ SYNONYMS: dict[KeyPath, dict[str, str]] = {
         "max_position_embeddings": "max_position_embedding",
     },
     ("model", "model_config", "rope_scaling"): {"rope_type": "type"},
-}
-
-# The same for keys that mindllm had before: read, and answered with a line that has the new name.
-FORMER: dict[KeyPath, dict[str, str]] = {("model", "model_config"): {"quantised_base": "quantized_base"}}
-# Key -> another word for a value of it -> the value.
-WORDS: dict[KeyPath, dict[str, str]] = {
-    ("model", "model_config", "quantized_base"): {"codes": "keep", "float32": "dequantize"},
 }
 
 logger = logging.getLogger(__name__)
@@ -81,51 +72,23 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
 def rename(document: Document) -> None:
-    """Give synonyms and former names those of mindllm, in place; a key that is given under both names becomes a problem."""
-    _tell_former(document)
-    _rename_keys(document, SYNONYMS)
-    _rename_keys(document, FORMER)
-    for path, words in WORDS.items():
-        section = at(document.data, path[:-1])
-        if isinstance(section, dict) and isinstance(value := section.get(path[-1]), str):
-            section[path[-1]] = words.get(value, value)
-
-
-def _tell_former(document: Document) -> None:
-    for section, names in FORMER.items():
+    """Replace synonyms by the names of mindllm, in place. A key that is given under both names becomes a problem."""
+    for section, names in SYNONYMS.items():
         values = at(document.data, section)
-        for former in names.keys() & (values.keys() if isinstance(values, dict) else ()):
-            path, new = (*section, former), (*section, names[former])
-            word = WORDS.get(new, {}).get(str(values[former]), values[former])
-            place = document.origins.get(path)
-            where = f"{place}: " if place else ""
-            logger.warning("%s%s: a former name; write %s: %s", where, dotted(path), dotted(new), word)
-
-
-def _rename_keys(document: Document, table: dict[KeyPath, dict[str, str]]) -> None:
-    for section, names in table.items():
-        values = document.data
-        for key in section:
-            values = child(values, key)
-        if isinstance(values, dict):
-            for former, name in names.items():
-                if former in values:
-                    _rename_key(document, values, section, former, name)
-
-
-def _rename_key(document: Document, values: dict, section: KeyPath, former: str, name: str) -> None:
-    path = (*section, former)
-    value = values.pop(former)
-    if name in values:
-        message = f"another name of {dotted((*section, name))}, which is given too (value {values[name]}); keep one"
-        document.problems.append(Problem(document.origins.get(path), path, message))
-        return
-    values[name] = value
-    moved: dict[KeyPath, Origin] = {}
-    for known in [known for known in document.origins if known[: len(path)] == path]:
-        renamed = (*section, name, *known[len(path) :])
-        moved[renamed] = document.origins.pop(known)
-    document.origins.update(moved)
+        for synonym, name in names.items() if isinstance(values, dict) else ():
+            if synonym not in values:
+                continue
+            path: KeyPath = (*section, synonym)
+            renamed: KeyPath = (*section, name)
+            value = values.pop(synonym)
+            if name in values:
+                message = f"another name of {dotted(renamed)}, which is set as well (value {values[name]}); keep one"
+                document.problems.append(Problem(document.origins.get(path), path, message))
+                continue
+            values[name] = value
+            # errors in the value still name the place where it was written
+            for inner in [inner for inner in document.origins if inner[: len(path)] == path]:
+                document.origins[renamed + inner[len(path) :]] = document.origins.pop(inner)
 
 
 def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:
@@ -150,14 +113,12 @@ def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:
 
 
 def _load(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
-    """Build a run from a YAML of ours or of MindFormers. Log what became of MindFormers' keys, and keys without use."""
+    """Build a run from a YAML of mindllm or of another program. Log what became of foreign keys, and keys without effect."""
     name = source or IN_MEMORY
-    if is_mindformers(document):
-        conversion = convert(document, overrides)
+    if reader := reader_for(document):
+        conversion = reader.convert(document, overrides)
         config = build_config(conversion, source)
-        numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
-        message = "%s is a YAML of MindFormers: of its keys %s; every one: mindllm convert %s"
-        logger.warning(message, name, numbers, name)
+        logger.warning("%s", conversion.summary(name))
         for warning in conversion.warnings:
             logger.warning("%s: %s", name, warning)
     else:
@@ -214,8 +175,8 @@ def _over_directory(directory: Path) -> Document:
     return Document(values, dict(_origins(values, (), Origin(file=str(directory)))))
 
 
-def build_config(conversion: Conversion, source: Path | None) -> RunConfig:
-    """Return the run that a YAML of MindFormers was converted to; a ``UserError`` names all mistakes."""
+def build_config(conversion: ForeignRun, source: Path | None) -> RunConfig:
+    """Return the run that the YAML of another program was converted to; a ``UserError`` names all mistakes."""
     refused, document = conversion.document.problems, replace(conversion.document, problems=[])
     try:
         config = _build(document, conversion.overrides, source)
@@ -225,8 +186,9 @@ def build_config(conversion: Conversion, source: Path | None) -> RunConfig:
         _refuse([*refused, *without_related(written, refused)])
         raise
     _refuse(refused)
-    theirs = {entry.key: entry.value for entry in conversion.entries if entry.origin is not None}
-    config._provenance = replace(config._provenance, theirs=theirs, ignored=conversion.has_ignored_keys)
+    config._provenance = replace(
+        config._provenance, theirs=conversion.source_values(), ignored=conversion.has_ignored_keys
+    )
     return config
 
 
@@ -368,8 +330,8 @@ def read_document(path: Path) -> Document:
 
 
 def _with_base(document: Document, path: Path, readers: tuple[Path, ...], ignore_unknown: bool = False) -> Document:
-    if is_mindformers(document):
-        return convert(document, {"ignore_unknown_keys": ignore_unknown}).document
+    if reader := reader_for(document):
+        return reader.convert(document, {"ignore_unknown_keys": ignore_unknown}).document
     rename(document)
     if BASE not in document.data:
         return document
@@ -398,7 +360,7 @@ def _base_path(path: Path, base: str) -> Path:
 def bases_of(path: Path) -> list[Path]:
     """The base of a YAML that can be read, the base of that, and so on."""
     document = read_file(path)
-    if is_mindformers(document) or BASE not in document.data:
+    if BASE not in document.data:
         return []
     base = _base_path(path, document.data[BASE])
     return [base, *bases_of(base)]

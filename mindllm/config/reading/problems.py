@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from mindllm.config.dataset import SPLIT_PATTERN
 from mindllm.config.reading.document import Document, KeyPath, Problem, child, closest_origin
+from mindllm.config.reading.foreign import foreign_advice
 from mindllm.config.reading.schema import (
     fields_at,
     fields_of,
@@ -24,13 +25,11 @@ from mindllm.config.reading.schema import (
     scalar_types,
     sections_at,
 )
-from mindllm.config.reading.syntax import line_advice
-from mindllm.config.reading.yaml_tree import LONGEST_VALUE, inline_yaml, without_quotes
+from mindllm.config.reading.yaml_tree import LONGEST_VALUE, inline_yaml, line_advice, without_quotes
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.section import Section
 from mindllm.errors import CLOSE, LONGEST_PART, MOST_SHOWN, MOST_SUGGESTIONS, few, nearest, text_of
 from mindllm.files import SIZE_PATTERN
-from mindllm.mindformers.keys.tables import instead_of
 from mindllm.shorthands import OF_OTHERS
 
 EXPECTED = {
@@ -245,7 +244,7 @@ def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> st
     alternatives = kinds_with(root, path[:-1], key)
     if alternatives:
         return f"not used by this type (value {shown(value)}); it is a key of {few(alternatives)}"
-    elsewhere = instead_of(path) or (OF_OTHERS.get(key, "") if len(path) == 1 else "")
+    elsewhere = foreign_advice(path) or (OF_OTHERS.get(key, "") if len(path) == 1 else "")
     if elsewhere:
         return f"not a key here (value {shown(value)}); {elsewhere}"
     if places := _places(root, key):

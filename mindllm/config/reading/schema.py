@@ -93,6 +93,18 @@ def fields_at(root: type[Section], path: KeyPath, data: Any = None) -> list[Fiel
     return [fields[str(path[-1])] for fields in found if str(path[-1]) in fields]
 
 
+def has_key(root: type[Section], path: KeyPath) -> bool:
+    """Return True if the schema has a key at ``path``, or one around it that takes any keys below it (patterns)."""
+    fields: list[Any] = [0]
+    for length in range(1, len(path) + 1):
+        if isinstance(path[length - 1], int):
+            continue
+        fields = fields_at(root, path[:length])
+        if fields and not sections_at(root, path[:length]):
+            return True
+    return bool(fields)
+
+
 def places_of(root: type[Section], key: str) -> list[str]:
     """Return the dotted paths of all keys called ``key``. Keys inside lists count only where there are no others."""
     return _places(root).get(key, [])

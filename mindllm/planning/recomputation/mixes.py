@@ -134,13 +134,12 @@ class Mixes:
     ) -> tuple[float, np.ndarray] | None:
         """The fastest of all mixes of two runs of layers, the first of which goes backward last."""
         room = room_mb + 1e-9 * held
-        freed = self.problem.backward_frees
         best, counts = np.inf, None
         for working, level in second.levels():
             check(self.deadline)
             most = (room - max(working, tail_mb)) / held - first.activation
             rest = room - first.working - held * first.activation  # for the first run's own moment
-            alive = held - freed
+            alive = held - 1
             most = np.where(rest < 0, -np.inf, np.minimum(most, rest / alive if alive else np.inf))
             partner = np.searchsorted(level.activation, most, side="right") - 1
             times = np.where(partner >= 0, first.backward + level.backward[partner], np.inf)
@@ -227,16 +226,16 @@ class Mixes:
         counts = front.counts.copy()
         counts[:, layer, self.problem.kind_names.index(name)] += 1
         if self.problem.v_shape:
-            more = self.problem.whole_mb[layer] - cost.activation_mb  # computed again
+            more = self.problem.full_activation_mb[layer] - cost.activation_mb  # computed again
             before = self._again(front)
             working = np.maximum(front.working - before, cost.transient_mb - more) + before + more
         else:
-            working = np.maximum(front.working - self.problem.backward_frees * cost.activation_mb, cost.transient_mb)
+            working = np.maximum(front.working - cost.activation_mb, cost.transient_mb)
         return Front(front.activation + cost.activation_mb, working, front.backward + cost.backward, counts)
 
     def _again(self, front: Front) -> np.ndarray:
         """MB that the layers of each mix compute again, ``[mixes]``."""
-        return front.counts.sum(axis=2) @ np.array(self.problem.whole_mb) - front.activation
+        return front.counts.sum(axis=2) @ np.array(self.problem.full_activation_mb) - front.activation
 
     def _sums(self, first: Front, second: Front) -> Front:
         """All mixes of one front with all of another, whose layers stand behind."""
@@ -245,8 +244,7 @@ class Mixes:
             again, behind = self._again(first)[one], self._again(second)[other]
             working = np.maximum(first.working[one] - again, second.working[other] - behind) + again + behind
         else:
-            freed = self.problem.backward_frees * second.activation[other]
-            working = np.maximum(first.working[one] - freed, second.working[other])
+            working = np.maximum(first.working[one] - second.activation[other], second.working[other])
         return Front(
             first.activation[one] + second.activation[other],
             working,
@@ -264,9 +262,9 @@ def chains(problem: Problem) -> Sequence[Sequence[str]]:
     found: list[list[str]] = []
 
     def extend(chain: list[str], left: list[str]) -> None:
-        following = [name for name in left if not chain or kinds[chain[-1]].holds(kinds[name])]
+        following = [name for name in left if not chain or kinds[chain[-1]].includes(kinds[name])]
         direct = [
-            n for n in following if not any(o != n and kinds[o].holds(kinds[n]) and _before(o, n) for o in following)
+            n for n in following if not any(o != n and kinds[o].includes(kinds[n]) and _before(o, n) for o in following)
         ]
         for name in direct:
             extend([*chain, name], [other for other in following if other != name])

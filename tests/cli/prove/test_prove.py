@@ -12,7 +12,7 @@ import pytest
 import yaml
 from run_fixtures import MINIMAL
 
-from mindllm.cli.prove import prove as command
+from mindllm.cli import prove as command
 from mindllm.command import INTERRUPTED, run_command
 from mindllm.prove import prove as proving
 from mindllm.prove.answers import Answer, Standing

@@ -3,7 +3,7 @@
 import pytest
 from run_fixtures import MINIMAL
 
-from mindllm.cli.train.from_data import afterwards, launch_line
+from mindllm.cli.finetune import afterwards, launch_line
 from mindllm.config import load_config
 from mindllm.process.interrupts import INTERRUPTED
 from mindllm.train.checkpoint import CheckpointStore

@@ -6,7 +6,7 @@ import pytest
 from character_tokenizer import write_tokenizer
 
 from mindllm.cli import run
-from mindllm.cli.use.from_model import read_use
+from mindllm.cli.generate import read_use
 from mindllm.config import load_config
 from mindllm.errors import UserError
 

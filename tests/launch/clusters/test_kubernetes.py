@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from mindllm.cli.launch.launch import main
+from mindllm.cli.launch import main
 from mindllm.errors import UserError
 from mindllm.launch.clusters.kubernetes import pod_of_a_job, read_rank_table
 from mindllm.launch.clusters.schedulers import placement_of

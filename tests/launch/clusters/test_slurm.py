@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.launch.launch import job_warnings, main
+from mindllm.cli.launch import job_warnings, main
 from mindllm.errors import UserError
 from mindllm.launch.clusters.placement import is_rank
 from mindllm.launch.clusters.schedulers import placement_of

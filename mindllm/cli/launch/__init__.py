@@ -1,1 +1,0 @@
-"""Verbs of ``mindllm --help`` under ``launch``: nodes and processes."""

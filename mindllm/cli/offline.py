@@ -1,0 +1,132 @@
+"""``mindllm offline``: dry run of any MindSpore program."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mindllm.command import CommandParser, output_directory, positive, run_command
+from mindllm.compiled.device.wheel import PROGRAM_VERSIONS
+from mindllm.errors import CheckFailed, UserError
+from mindllm.jobs.memory import add_memory_option
+from mindllm.programs import STAGES, simulate_program
+from mindllm.terminal.console import output
+from mindllm.terminal.render import drawn, show
+
+EXAMPLE = f"""examples:
+  %(prog)s -- python run_mindformer.py --config theirs.yaml
+  %(prog)s --devices 16 --ranks 0,8 -- python train.py
+  eval "$(%(prog)s --devices 16 --env)"
+
+The program runs as it is, in its own environment (MindSpore {PROGRAM_VERSIONS[0]} to {PROGRAM_VERSIONS[-1]}); it ends after a
+simulated training step.
+Exit code 0: all ranks fit, 3: a rank does not fit, 2: wrong input, or a program that does not train.
+"""
+
+
+def make_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(
+        prog="mindllm offline",
+        description="Run any MindSpore program in MindSpore's dry run, on a machine without a device. Show what fills the memory "
+        "of its ranks, and whether they fit into the program's own limit (max_device_memory).",
+        epilog=EXAMPLE,
+    )
+    parser.add_argument(
+        "--devices",
+        type=positive,
+        metavar="N",
+        help="ranks of the cluster (default: those of the parallel_config in the YAML that the program is given with "
+        "--config; else RANK_SIZE, or 1)",
+    )
+    parser.add_argument(
+        "--ranks",
+        default=STAGES,
+        metavar="R",
+        help="stages: the first rank of each (default); all, and the program on one device; or as 0,8,16",
+    )
+    parser.add_argument("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default 1)")
+    parser.add_argument("--workers", type=positive, metavar="N", help="ranks at once (default: what memory allows)")
+    add_memory_option(parser)
+    parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the program's own)")
+    parser.add_argument(
+        "--keep",
+        type=output_directory,
+        default="output_offline",
+        metavar="DIR",
+        help="for simulations, graphs, logs and the page (default output_offline)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--env", action="store_true", help="print the environment of such a run, for a shell's eval")
+    parser.add_argument("--python", metavar="PATH", help="the program's Python (default: what its command runs)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the memory of each rank; return 0 if all ranks fit."""
+    options = make_parser().parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.env:
+        return _print_environment(options, command)
+    with drawn(transient=False) as progress:
+        memory = simulate_program(
+            command,
+            options.keep,
+            devices=options.devices,
+            ranks=options.ranks,
+            steps=options.steps,
+            limit=_bytes(options.max_device_memory) if options.max_device_memory else None,
+            python=options.python,
+            workers=options.workers,
+            progress=progress,
+        )
+    show(memory, options.json)
+    if not options.json:
+        _print_next_steps(options, memory.not_alone, memory.runs[0].directory)
+    if not memory.fits:
+        raise CheckFailed(memory.shortage)
+    return 0
+
+
+def _print_next_steps(options: argparse.Namespace, not_alone: str | None, first: Path) -> None:
+    """Print where results are, and the commands that read them."""
+    from mindllm.dry_run.page import PAGE
+    from mindllm.programs.kept import SINGLE
+
+    if not_alone:
+        output.print(f"the program did not run on one device: {not_alone}")
+    elif not_alone is not None:
+        single = options.keep / SINGLE
+        output.print(
+            f"{single}: the program on one device; mindllm check --program {options.keep} compares all ranks with it"
+        )
+    output.print(f"{options.keep / PAGE}: what fills the memory; mindllm inspect comm {first}")
+
+
+def _print_environment(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Print the environment of a rank as shell commands."""
+    from mindllm.programs.command_line import read_program
+    from mindllm.programs.environment import shell_environment
+    from mindllm.programs.simulate import first_rank
+
+    program = read_program(command or [options.python or "python"], options.devices, python=options.python)
+    for name, value in shell_environment(program.wheel, first_rank(options.ranks), program.devices).items():
+        output.print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _bytes(size: str) -> int:
+    from mindllm.config.runtime import bytes_of
+
+    with suppress(ValueError):
+        if limit := bytes_of(size):
+            return limit
+    raise UserError(f"--max_device_memory: invalid memory size '{size}' (example: 58GB)")
+
+
+if __name__ == "__main__":
+    run_command(main)

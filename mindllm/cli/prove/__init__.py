@@ -1,1 +1,0 @@
-"""Verbs of ``mindllm --help`` under ``prove``: whether a run may be launched."""

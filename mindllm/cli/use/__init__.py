@@ -1,1 +1,0 @@
-"""Verbs of ``mindllm --help`` under ``use``: what a trained model is good for."""

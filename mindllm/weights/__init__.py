@@ -1,1 +1,0 @@
-"""Weights between Hugging Face directories and checkpoints, and what is in either."""
