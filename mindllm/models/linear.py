@@ -32,8 +32,8 @@ class Operand(nn.Cell):
     def of_weight(self, weight: Tensor, x: Tensor) -> Tensor:
         """Return a weight as operand of a product with ``x``.
 
-        A micro-batch of a pipeline returns what its gradients read, and MindSpore copies a parameter that is returned. Of a weight
-        that needs no cast, what depends on ``x`` is returned in place of the parameter.
+        A micro-batch of a pipeline returns what its gradients read, and MindSpore copies a parameter that is returned. A weight
+        that needs no cast is made to depend on ``x``, so that no parameter is returned.
         """
         operand = self.construct(weight)
         if self.is_half and weight.dtype == self.operand:
