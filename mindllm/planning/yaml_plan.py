@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from mindllm.architecture.layer_counts import IN_PIECES, ZERO_BUBBLE_V, layer_counts
 from mindllm.config import RecomputeConfig
-from mindllm.config.swap import ATTENTION, SwapConfig
+from mindllm.config.recompute import ATTENTION, SwapConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, LayerPlan, read_plan
 from mindllm.parallel.plan_text import render_plan

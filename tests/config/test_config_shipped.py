@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import load_config, render_config
-from mindllm.config.reading.shipped_models import shipped_models
+from mindllm.config.reading.shipped import shipped_models
 from mindllm.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"

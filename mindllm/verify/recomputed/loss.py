@@ -167,7 +167,7 @@ def _by_answer(columns: Columns, values: np.ndarray, mean: bool = False) -> tupl
 
 
 def _preference_loss(config: RunConfig, columns: Columns, values: StepValues, fixed: np.ndarray | None) -> float:
-    """Return the sum over pairs of the loss of DPO or a related method (see :mod:`mindllm.config.preference`)."""
+    """Return the sum over pairs of the loss of DPO or a related method (see :mod:`mindllm.config.tuning`)."""
     section = config.preference
     assert section is not None
     logps = _log_ratios(columns, values)
