@@ -1,4 +1,4 @@
-"""The lower bound of interleaved plans in a process of its own, beside the search for plans."""
+"""The lower bound of interleaved plans in a separate process, parallel to the search for plans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULE = "mindllm.planning.several_chunks.bound_process"
 
 
 class BoundProcess:
-    """A process that raises ``bound`` as long as it lives; a context, at whose end it is stopped."""
+    """A process that raises ``bound`` until the context ends."""
 
     def __init__(self, problem: Problem, best: float, proven: float, seconds: float) -> None:
         self.bound = 0.0
@@ -37,7 +37,7 @@ class BoundProcess:
         self._reader.start()
 
     def _ask(self, question: str) -> None:
-        """Beside the search: a long question is read when the process has started, which may take seconds."""
+        """Send the problem and read bounds in a thread: the process may take seconds to start."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
@@ -47,7 +47,7 @@ class BoundProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it may still raise the bound."""
+        """Whether the bound may still rise."""
         return self._reader.is_alive()
 
     def __enter__(self) -> BoundProcess:
@@ -59,23 +59,23 @@ class BoundProcess:
         self._reader.join()
 
 
-def tree_of(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
-    """A tree that beats ``best``, with what whole layers take of each stage known."""
+def build_tree(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
+    """Return a tree that looks for plans below ``best``, with the times of whole layers on each stage."""
     program = PathProgram(problem, timetable(problem_orders(problem), problem.chunks))
     program.deadline = deadline
-    program.whole_stages(best, deadline)
+    program.add_stage_floors(best, deadline)
     return LayerTree(program, best, proven)
 
 
 def main() -> None:
-    """Reads a question from the standard input and prints every rise of the bound, and nothing else, whatever libraries print."""
+    """Read a problem from standard input and print every rise of the bound; output of libraries goes to standard error."""
     started = now()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     question = json.load(sys.stdin)
     deadline = started + question["seconds"]
     problem = Problem.model_validate(question["problem"])
-    tree = tree_of(problem, question["best"], question["proven"], deadline)
+    tree = build_tree(problem, question["best"], question["proven"], deadline)
     with contextlib.suppress(OutOfTime):
         tree.bound(deadline, lambda bound: print(bound, file=answers, flush=True))
 
