@@ -151,7 +151,7 @@ def test_planning_goes_on_while_an_estimate_is_ahead_of_all_plans(monkeypatch):
         step = SimpleNamespace(tokens_per_device=1.0 if slower else 1e9, seconds=2.0 if slower else 1.0)
         return SimpleNamespace(candidate=candidate, step=step)
 
-    monkeypatch.setattr("mindllm.strategies.search.plan_one", plan)
+    monkeypatch.setattr("mindllm.strategies.search.plan_candidate", plan)
     refused = {}
     planned = plan_best(config, judged, DEVICE, 16 * GIB, 1, 1.0, on_refusal=refused.__setitem__)
     assert [one.step.seconds for one in planned] == [1.0, 2.0]

@@ -92,6 +92,6 @@ def test_why_the_first_strategy_cannot_be_planned_is_told(monkeypatch):
     def refuse(*arguments):
         raise UserError(said)
 
-    monkeypatch.setattr("mindllm.strategies.search.plan_one", refuse)
+    monkeypatch.setattr("mindllm.strategies.search.plan_candidate", refuse)
     with pytest.raises(CheckFailed, match=f"can be planned; of the first: {said}"):
         find_strategies(config, read_device(DEFAULT), Wanted(devices=4, best=2))
