@@ -26,7 +26,7 @@ from mindllm.models.decoder import AttentionTables, Decoder
 from mindllm.models.weights import constant
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import DATA, Mesh
-from mindllm.parallel.operators import operators_of
+from mindllm.parallel.operators import cell_operators
 
 FIRST_OPERATORS = ("gather", "down", "matmul", "norm")  # what multiplies by a weight, by its name in its cell
 MESSAGE_OF_A_PIPELINE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
@@ -299,7 +299,7 @@ def mark_where_parts_end(lm: CausalLM) -> None:
     """
     for _, cell in lm.cells_and_names():
         trained = any(parameter.requires_grad for parameter in cell.get_parameters(expand=False))
-        operators = operators_of(cell)
+        operators = cell_operators(cell)
         first = next((name for name in FIRST_OPERATORS if name in operators), None)
         if trained and first:
             operators[first].add_prim_attr("first_parameter_cnode", 0)

@@ -23,7 +23,7 @@ from mindllm.parallel.layout import (
     Dimension,
     Layout,
     Mesh,
-    axes_of,
+    dimension_axes,
     mesh_of,
 )
 from mindllm.parallel.sharding.cells import sharding_table
@@ -101,7 +101,7 @@ def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None
 def _ways(mesh: Mesh, dimension: Dimension) -> int:
     """Neighbours that have different parts of a dimension; 0 for ranks that are no neighbours."""
     sizes = {**mesh.expert_axes, **mesh.axes}
-    axes = [axis for axis in axes_of(dimension) if sizes[axis] > 1]
+    axes = [axis for axis in dimension_axes(dimension) if sizes[axis] > 1]
     if axes == [EXPERT_RANKS]:
         return sizes[EXPERT_RANKS]
     if any(axis not in mesh.axes for axis in axes):
