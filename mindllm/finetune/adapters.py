@@ -133,8 +133,8 @@ class RowLengths(nn.Cell):
         weight = self.cast(weight, ms.float32)
         if self.widens:
             first, second = self.cast(first, ms.float32), self.cast(second, ms.float32)
-        own = self.sum(self.square(weight), self.ones)
+        squares = self.sum(self.square(weight), self.ones)
         along = self.twice(self.along(weight, first), 2.0 * self.factor)
         mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)
         cross = self.sum_cross(self.against(self.both(along, mixed), second), 1)
-        return self.reshape(self.root(self.total(own, cross)), (-1,))
+        return self.reshape(self.root(self.total(squares, cross)), (-1,))

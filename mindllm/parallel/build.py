@@ -12,7 +12,7 @@ from mindspore import nn
 from mindllm.axes import CONTEXT, TENSOR
 from mindllm.config import RunConfig
 from mindllm.config.callbacks import LOGIT
-from mindllm.finetune.preference import PreferenceLoss, base_of
+from mindllm.finetune.preference import PreferenceLoss, make_reference
 from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.causal_lm import for_evaluation
@@ -28,8 +28,8 @@ from mindllm.parallel.pipeline import (
     SequenceOrder,
     crossings,
     fuse_gradient_communication,
-    fusion_of_others,
     mark_where_parts_end,
+    outer_fusion,
     place_on_stages,
     place_pairs_on_stages,
 )
@@ -196,7 +196,7 @@ def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels, plan: Layer
     if not config.preference.has_reference:
         return PreferenceLoss(model, None, config.preference, length)
     place = partial(place_on_stages, plan=plan, model=config.model.config, kernels=kernels) if plan.stages > 1 else None
-    reference = base_of(model, config.model.config, kernels, place)
+    reference = make_reference(model, config.model.config, kernels, place)
     return PreferenceLoss(model, reference, config.preference, length, crossings(plan))
 
 
@@ -212,7 +212,7 @@ def _place_pairs(pairs_loss: PreferenceLoss, config: RunConfig, plan: LayerPlan,
         *crossing_tables(pairs_loss, config.parallel_config),
     ):
         apply_sharding(cell, table, mesh)
-    pairs_loss.pairs.set_comm_fusion(fusion_of_others(plan, config.parallel_config.gradient_aggregation_group))
+    pairs_loss.pairs.set_comm_fusion(outer_fusion(plan, config.parallel_config.gradient_aggregation_group))
 
 
 def _can_be_reused(config: RunConfig) -> bool:

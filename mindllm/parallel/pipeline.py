@@ -29,7 +29,7 @@ from mindllm.parallel.layout import DATA, Mesh
 from mindllm.parallel.operators import cell_operators
 
 FIRST_OPERATORS = ("gather", "down", "matmul", "norm")  # what multiplies by a weight, by its name in its cell
-MESSAGE_OF_A_PIPELINE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
+PIPELINE_MESSAGE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
 
 
 def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: Kernels) -> None:
@@ -41,15 +41,15 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
 
     place = partial(_place, plan)
     first, last = plan.places[0], plan.places[-1]
-    for cell in _of_embedding(lm.model):
+    for cell in _embedding_cells(lm.model):
         place(cell, *first)
     for number, (layer, assignment) in enumerate(zip(lm.model.layers, plan.layers, strict=True)):
         place(layer, assignment.chunk, assignment.stage)
         if any(lm.model.drops):
             place(lm.model.dropout_keys[number], assignment.chunk, assignment.stage)
-    of_predictions = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.has_mtp else ()
-    of_head = (lm.lm_head, lm.unit_rows) if lm.normalised else (lm.lm_head,)
-    for cell in (lm.model.norm_out, *of_head, lm.cross_entropy, lm.losses, *of_predictions):
+    prediction_cells = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.has_mtp else ()
+    head_cells = (lm.lm_head, lm.unit_rows) if lm.normalised else (lm.lm_head,)
+    for cell in (lm.model.norm_out, *head_cells, lm.cross_entropy, lm.losses, *prediction_cells):
         place(cell, *last)
 
     def tables_at(chunk: int, stage: int) -> tuple[int, int]:
@@ -69,52 +69,52 @@ def _place(plan: LayerPlan, cell: nn.Cell, chunk: int, stage: int) -> None:
 
 
 def crossings(plan: LayerPlan) -> tuple[int, ...]:
-    """Numbers of the layers that begin a place of the pipeline behind another one."""
+    """Return the numbers of the layers that begin a later place of the pipeline."""
     at = [(layer.chunk, layer.stage) for layer in plan.layers]
-    return tuple(number for number, (before, own) in enumerate(pairwise(at), 1) if own != before)
+    return tuple(number for number, (before, after) in enumerate(pairwise(at), 1) if after != before)
 
 
-def place_pairs_on_stages(whole: PreferenceLoss, plan: LayerPlan) -> None:
-    """Puts the losses of pairs beside the head, and what passes both models' hidden states on where these come from and go."""
-    _place(plan, whole.pairs, *plan.places[-1])
-    for number, join, parts in zip(whole.crossings, whole.joins, whole.parts, strict=True):
-        before, behind = plan.layers[number - 1], plan.layers[number]
+def place_pairs_on_stages(pairs_loss: PreferenceLoss, plan: LayerPlan) -> None:
+    """Place the losses of pairs next to the head, and the cells that exchange hidden states at the ends of stages."""
+    _place(plan, pairs_loss.pairs, *plan.places[-1])
+    for number, join, parts in zip(pairs_loss.crossings, pairs_loss.joins, pairs_loss.parts, strict=True):
+        before, after = plan.layers[number - 1], plan.layers[number]
         _place(plan, join, before.chunk, before.stage)
-        _place(plan, parts, behind.chunk, behind.stage)
+        _place(plan, parts, after.chunk, after.stage)
 
 
-def _of_embedding(decoder: Decoder) -> list[nn.Cell]:
-    """The cells that make what the first layer gets."""
-    found = [decoder.tok_embeddings]
+def _embedding_cells(decoder: Decoder) -> list[nn.Cell]:
+    """Return the cells that compute the input of the first layer."""
+    cells = [decoder.tok_embeddings]
     if decoder.adds_noise:
-        found.append(decoder.embedding_noise)
+        cells.append(decoder.embedding_noise)
     if decoder.learns_positions:
-        found.append(decoder.position_embeddings)
+        cells.append(decoder.position_embeddings)
     if decoder.norms_embeddings:
-        found.append(decoder.embedding_norm)
+        cells.append(decoder.embedding_norm)
     if decoder.drops_embeddings:
-        found.append(decoder.embedding_dropout)
-    return found
+        cells.append(decoder.embedding_dropout)
+    return cells
 
 
 def fuse_gradient_communication(lm: CausalLM, plan: LayerPlan, groups: int) -> None:
-    """Gives parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
-    ahead = lm.prediction_losses if lm.has_mtp else ()
-    for cell in (*_of_embedding(lm.model), lm.model.norm_out, lm.lm_head, *ahead):
-        cell.set_comm_fusion(fusion_of_others(plan, groups))
+    """Give parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
+    predictions = lm.prediction_losses if lm.has_mtp else ()
+    for cell in (*_embedding_cells(lm.model), lm.model.norm_out, lm.lm_head, *predictions):
+        cell.set_comm_fusion(outer_fusion(plan, groups))
     for number, layer in enumerate(lm.model.layers):
-        layer.set_comm_fusion(fusion_of_layer(number, plan, groups))
+        layer.set_comm_fusion(layer_fusion(number, plan, groups))
 
 
-def fusion_of_layer(number: int, plan: LayerPlan, groups: int) -> int:
-    """The number of the message with a layer's gradients."""
+def layer_fusion(number: int, plan: LayerPlan, groups: int) -> int:
+    """Return the number of the message with a layer's gradients."""
     per_group = max((len(plan.layers) + 1) // groups, 1)
-    return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else number // per_group + 1
+    return PIPELINE_MESSAGE if plan.stages > 1 else number // per_group + 1
 
 
-def fusion_of_others(plan: LayerPlan, groups: int) -> int:
-    """The same of embedding, final norm and head."""
-    return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else groups
+def outer_fusion(plan: LayerPlan, groups: int) -> int:
+    """Return the number of the message with the gradients of embedding, final norm and head."""
+    return PIPELINE_MESSAGE if plan.stages > 1 else groups
 
 
 class SequenceOrder(nn.Cell):
