@@ -83,7 +83,7 @@ class PreferenceLoss(nn.Cell):
         """Return hidden states ``[pairs · seq, hidden]`` of the policy and of the reference, computed layer by layer."""
         policy, batch = self.policy.model, input_ids.shape[0]
         reference = self.reference.model  # type: ignore[union-attr]
-        row_tables = policy.tables_of_rows(segment_starts, position_ids)
+        row_tables = policy.all_row_tables(segment_starts, position_ids)
         policy_hidden, reference_hidden = (
             policy.embedded(input_ids, batch, position_ids, random),
             reference.embedded(input_ids, batch, position_ids),
@@ -95,7 +95,7 @@ class PreferenceLoss(nn.Cell):
                     self.joins[crossed](policy_hidden, reference_hidden)
                 )
                 crossed = crossed + 1
-            tables, mask = policy.tables_of(index, row_tables)
+            tables, mask = policy.layer_tables(index, row_tables)
             reference_hidden = reference.layers[index](reference_hidden, batch, tables, mask)
             if policy.drops[index] and random is not None:
                 policy_hidden = layer(

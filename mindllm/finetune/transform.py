@@ -103,7 +103,7 @@ def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -
         together = adapter.first_matrix_of or adapter.module  # one adapter in files, so that both have the same dropout
         adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, zlib.crc32(together.encode()))
         _projection(layer, adapter.module).attach(adapters[adapter.module])
-    insert = {"attention": layer.attach_behind_attention, "feed_forward": layer.attach_behind_feed_forward}
+    insert = {"attention": layer.attach_after_attention, "feed_forward": layer.attach_after_feed_forward}
     for bottleneck in spec.bottlenecks:
         inserted = Bottleneck(bottleneck, kernels)
         insert[bottleneck.module](inserted)

@@ -61,7 +61,7 @@ class DequantizedWeight(nn.Cell):
             parameter.code_of = (*drawn, self.spec)
 
     def construct(self, x: Tensor) -> Tensor:
-        """``x``: what the matrix is multiplied with."""
+        """``x``: the other operand of the product."""
         codes = self.cast(self.after(self.codes, x), ms.int32)
         values = self.look_up(self.table, codes, 0)  # [out, groups, bytes, codes in a byte]
         if self.has_zeros:
@@ -69,9 +69,9 @@ class DequantizedWeight(nn.Cell):
         weight = self.reshape(self.multiply(values, self.of_codes(self.scales, x)), self.shape)
         return self.place(weight, self.columns, 1) if self.ordered else weight
 
-    def of_codes(self, of_groups: Tensor, x: Tensor) -> Tensor:
+    def of_codes(self, group_values: Tensor, x: Tensor) -> Tensor:
         """``[out, groups, 1, 1]``, or the same for every code of a group."""
-        return self.spread(self.after(of_groups, x)) if self.cpu else of_groups
+        return self.spread(self.after(group_values, x)) if self.cpu else group_values
 
     def after(self, tensor: Tensor, x: Tensor) -> Tensor:
         """``tensor``, which is not used before ``x`` is there."""

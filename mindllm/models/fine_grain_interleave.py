@@ -83,25 +83,25 @@ class FineGrainInterleavedLayer(DecoderLayer):
         added: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor | Parts:
-        given: Parts = ()
+        parts_in: Parts = ()
         for index in range(len(self.behind)):
-            given = (*given, self.beside[index](x) if self.cuts else x[index])
-        query, key, value = self.projected(x, given)
+            parts_in = (*parts_in, self.beside[index](x) if self.cuts else x[index])
+        query, key, value = self.projected(x, parts_in)
         context = self.attention.attended(query, key, value, batch, tables, mask)
         parts: Parts = ()
         for index in range(len(self.behind)):
             attended = self.attention.wo(self.behind[index](context))
-            parts = (*parts, self.after_feed_forward(self.after_attention(given[index], attended), batch))
+            parts = (*parts, self.after_feed_forward(self.after_attention(parts_in[index], attended), batch))
         return self.join(parts) if self.joins else parts
 
-    def projected(self, x: Tensor | Parts, given: Parts) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, x: Tensor | Parts, parts_in: Parts) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values ``[batch · seq, heads · d]`` of all rows, in the order of the sequence."""
         if self.first:
             return self.attention.rows(self.attention_norm(x))
         queries: Parts = ()
         keys: Parts = ()
         values: Parts = ()
-        for part in given:
+        for part in parts_in:
             query, key, value = self.attention.rows(self.attention_norm(part))
             queries, keys, values = (*queries, query), (*keys, key), (*values, value)
         return self.join_query(queries), self.join_key(keys), self.join_value(values)

@@ -64,11 +64,11 @@ class Kernels:
 
     @property
     def hidden(self) -> ms.dtype:
-        """The dtype in which hidden states flow between layers and are added up."""
+        """The dtype of hidden states between layers and of their sums."""
         return self.activation if self.residual is None else self.residual
 
     def positions(self, length: int) -> np.ndarray:
-        """The position of each token of a sequence as they stand, int32 ``[length]``."""
+        """Return the position of each token of a sequence in its order, int32 ``[length]``."""
         return balanced_order(length, self.sequence_ranks) if self.balanced else np.arange(length, dtype=np.int32)
 
     @property
@@ -82,8 +82,8 @@ class Kernels:
         ``fuses``: elementwise operators are fused, so that what broadcasts costs nothing.
         """
         on_device = device_target != "CPU"
-        computes_it = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
-        flash = on_device and model.use_flash_attention is not False and computes_it
+        supports_fusion = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
+        flash = on_device and model.use_flash_attention is not False and supports_fusion
         operand = DTYPES[model.compute_dtype]
         keeps_fp32 = not on_device and operand == ms.bfloat16
         return Kernels(

@@ -63,7 +63,7 @@ def test_what_mindspore_answers_is_read(given_layout):
 @pytest.mark.parametrize(
     ("place", "wrong", "said"),
     [
-        (7, [3, 196, 512], "make up none"),
+        (7, [3, 196, 512], "do not make up"),
         (1, [1, 7, -1], "none of the devices"),
         (1, ["1", 2, -1], "none of the devices"),
     ],

@@ -22,6 +22,6 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 
 def alibi_bias(heads: int, length: int) -> np.ndarray:
-    """What is added to the scores of keys ``0 … length - 1``: float32 ``[1, heads, 1, length]``."""
+    """Return the bias added to the scores of keys ``0 … length - 1``: float32 ``[1, heads, 1, length]``."""
     bias = alibi_slopes(heads)[:, None] * np.arange(length)
     return bias.astype(np.float32)[None, :, None, :]

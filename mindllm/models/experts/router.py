@@ -72,7 +72,7 @@ class Router(nn.Cell):
         return chosen, weights, mask, added
 
     def choice(self, scores: Tensor) -> Tensor:
-        """The experts of each token, the best first: int32 ``[batch, seq, chosen]``."""
+        """Return the experts of each token, best first: int32 ``[batch, seq, chosen]``."""
         if self.has_bias:
             # Its gradient is zero by itself, for places have none. Stopped, it has no shape in a network that is compiled once.
             scores = self.bias_add(scores, self.bias)
@@ -120,8 +120,8 @@ class BestGroups(nn.Cell):
     def construct(self, scores: Tensor) -> Tensor:
         batch, length, _ = scores.shape
         grouped = self.reshape(scores, (batch, length, self.groups, -1))
-        of_groups = self.group_sum(self.best_experts(grouped, self.deciding)[0], 3)
-        chosen = self.best_groups(of_groups, self.chosen_groups)[1]
+        group_scores = self.group_sum(self.best_experts(grouped, self.deciding)[0], 3)
+        chosen = self.best_groups(group_scores, self.chosen_groups)[1]
         inside = self.mark(self.onehot(chosen, self.groups, self.on, self.off), 2)
         outside = self.penalty(self.shift(inside, 1.0), -NEVER)
         grouped = self.add(grouped, self.reshape(outside, (batch, length, self.groups, 1)))
@@ -202,32 +202,32 @@ class Balance(nn.Cell):
         self.reshape = P.Reshape()
 
     def construct(self, logits: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
-        """All ``[batch, seq, experts]``."""
+        """Compute the balance. All inputs are ``[batch, seq, experts]``."""
         if self.sigmoid:
             scores = self.score_divide(scores, self.score_total(scores, 2))
-        added, whole = None, None
+        added, group_mask = None, None
         if self.of_sequence or self.of_all or self.of_groups or self.of_global:
             frequency, score = self.mean_mask(P.stop_gradient(mask), 1), self.mean_score(scores, 1)
             if self.of_sequence:
                 product = self.sequence_sum(self.sequence_mul(frequency, score), 1)
                 added = self.sequence_scale(product, self.of_sequence * self.share)
             if self.of_groups:
-                of_groups = self.group_balance(mask, frequency, score)
-                added = of_groups if added is None else self.add_groups(added, of_groups)
+                group_scores = self.group_balance(mask, frequency, score)
+                added = group_scores if added is None else self.add_groups(added, group_scores)
             if self.of_global:
                 product = self.global_sum(self.global_mul(score, self.shares), 1)
-                of_global = self.global_scale(product, self.global_factor)
-                added = of_global if added is None else self.add_global(added, of_global)
+                global_loss = self.global_scale(product, self.global_factor)
+                added = global_loss if added is None else self.add_global(added, global_loss)
             if self.of_all:
                 product = self.batch_mul(self.batch_mask(frequency, 0), self.batch_score(score, 0))
-                whole = self.batch_scale(self.batch_sum(product, (0, 1)), self.of_all * self.share)
-                whole = self.reshape(whole, (1,))
+                group_mask = self.batch_scale(self.batch_sum(product, (0, 1)), self.of_all * self.share)
+                group_mask = self.reshape(group_mask, (1,))
         if self.z_loss:
             squared = self.z_scale(self.z_mean(self.square(self.log_normaliser(logits)), (1, 2)), self.z_loss)
             added = squared if added is None else self.add_z(added, squared)
-        if whole is None:
+        if group_mask is None:
             return added
-        return whole if added is None else self.add_switch(added, whole)
+        return group_mask if added is None else self.add_switch(added, group_mask)
 
     def log_normaliser(self, logits: Tensor) -> Tensor:
         """``log Σ exp`` over the experts: ``[batch, seq, 1]``."""
@@ -266,7 +266,7 @@ class GroupBalance(nn.Cell):
         self.reshape = P.Reshape()
 
     def construct(self, mask: Tensor, frequency: Tensor, score: Tensor) -> Tensor:
-        """A mask ``[batch, seq, experts]``, and means over the sequence ``[batch, experts]``."""
+        """Compute it from a mask ``[batch, seq, experts]`` and means over the sequence ``[batch, experts]``."""
         batch, length, _ = mask.shape
         scores = self.group_score(self.reshape(score, (batch, self.groups, -1)), 2)
         added = None
