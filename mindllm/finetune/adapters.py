@@ -1,4 +1,4 @@
-"""A low-rank adapter beside a projection: LoRA (Hu et al., 2021); DoRA (Liu et al., 2024), which trains lengths of rows; AdaLoRA
+"""A low-rank adapter of a projection: LoRA (Hu et al., 2021); DoRA (Liu et al., 2024), which trains lengths of rows; AdaLoRA
 (Zhang et al., 2023), which trains a diagonal matrix between both.
 """
 
@@ -18,7 +18,7 @@ from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, TanhGELU
 from mindllm.models.weights import make_weight, normal_parameter
 
-# A bottleneck behind attention or feed-forward (adapters: Houlsby et al., 2019): down, GELU, up, and what came in added.
+# A bottleneck after attention or feed-forward (adapters: Houlsby et al., 2019): down, GELU, up, plus its input.
 
 
 class Bottleneck(nn.Cell):

@@ -1,6 +1,6 @@
-"""Makes a built model the one that its configuration tunes: adapters stand beside projections, what is not trained is frozen.
+"""Tuning of a built model: adapters are attached to projections, and weights that are not trained are frozen.
 
-And the weights it begins with, as arrays.
+Also the initial weights of the tuned model, as arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Learning from answers that are each good or bad by itself (KTO: Ethayarajh et al., 2024, 2402.01306, equations 7 and 8).
+"""Learning from single answers that are good or bad (KTO: Ethayarajh et al., 2024, 2402.01306, equations 7 and 8).
 
-A row has two documents: what was asked with its own answer, then the same question with the answer of another row. How much
-likelier than the reference the model makes those other answers, on the mean over the rows that are computed at once, estimates
-how far it went from the reference; answers are rewarded for what they gain beyond that. Without it: APO-zero, unpaired
+A row has two documents: a prompt with its answer, then the same prompt with the answer of another row. The mean gain of the model
+over the reference on those unrelated answers, over the rows of a micro-batch, estimates their divergence. Answers are rewarded
+for a gain beyond it. Without it: APO-zero, unpaired
 (D'Oosterlinck et al., 2024, 2408.06266). The formulas are those of TRL (``kto_loss`` in ``trl/trainer/kto_trainer.py``).
 """
 

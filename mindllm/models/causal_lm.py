@@ -117,12 +117,12 @@ class CausalLM(nn.Cell):
         random: Tensor | None = None,
         piece: Tensor | None = None,
     ) -> Tensor:
-        """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, what layers add to the
-        mean loss of a sequence times the number of its tokens, and the mean over layers that predict ahead of theirs times its
-        factor.
+        """Return the loss, a scalar in nats: the sum over tokens whose mask is 1, the losses that layers add per sequence times
+        the number of its tokens, and the mean loss of prediction layers times their factor.
 
-        What the last four are is said at :class:`Decoder`; the first two of them need ``kernels.document_masks``, the last one
-        ``kernels.pieces``: then all inputs are those of a piece, ``[batch, seq / pieces]``.
+        All inputs are ``[batch, seq]``. The last four are described in :class:`Decoder`. The first two of them require
+        ``kernels.document_masks``, the last one ``kernels.pieces``: then all inputs are those of a piece, ``[batch, seq /
+        pieces]``.
         """
         if not self.has_mtp:
             return self.next_token_loss(input_ids, labels, loss_mask, segment_starts, position_ids, random, piece)
@@ -148,7 +148,7 @@ class CausalLM(nn.Cell):
         random: Tensor | None = None,
         piece: Tensor | None = None,
     ) -> Tensor:
-        """The same without layers that predict ahead: what models are evaluated by."""
+        """Return the loss without prediction layers, by which models are evaluated."""
         decoded = self.model(input_ids, segment_starts, position_ids, random, None, piece)
         hidden = decoded[0] if self.model.adds_to_loss else decoded
         loss = self.masked(self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,))), loss_mask)
@@ -165,7 +165,7 @@ class CausalLM(nn.Cell):
 
 
 class NextTokenLoss(nn.Cell):
-    """The loss of a model without its layers that predict ahead; inputs as those of :class:`CausalLM`."""
+    """The loss of a model without its prediction layers. Inputs are those of :class:`CausalLM`."""
 
     def __init__(self, lm: CausalLM) -> None:
         super().__init__(auto_prefix=False)

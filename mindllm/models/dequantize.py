@@ -16,15 +16,15 @@ TYPES = {CODES: ms.uint8, SCALES: ms.float32, ZEROS: ms.float32, COLUMNS: ms.int
 
 
 class DequantizedWeight(nn.Cell):
-    """Gives the matrix ``[out, in]`` in float32 out of codes.
+    """The matrix ``[out, in]`` of codes, in float32.
 
-    A byte is looked up in a table of what its codes mean, so all kinds of codes are one graph. What is computed here is computed
-    again for the gradient instead of being kept: kept, it would be the matrix that codes are to replace.
+    A byte is looked up in a table of values, so that all kinds of codes have one graph. The result is recomputed for the
+    gradient: saved, it would be the matrix that codes replace.
 
-    ``cpu`` makes it wait for what it is multiplied with: that back end begins with whatever has its inputs, and so with the
-    matrices of all layers at once. And scales and zero points are spread over their groups before they are used: where operands
-    differ in shape, a CPU kernel of MindSpore 2.10 keeps, for as long as the graph lives, which element of each operand belongs
-    to every element of the result. That is 16 bytes, four times the matrix.
+    ``cpu`` makes it wait for the other operand of its product: that back end starts every operator with complete inputs, and
+    would compute the matrices of all layers together. Scales and zero points are also expanded over their groups: for operands of
+    different shapes, a CPU kernel of MindSpore 2.10 stores the index of the operands' elements for every element of the result.
+    That is 16 bytes, four times the matrix.
     """
 
     def __init__(self, spec: CodeSpec, cpu: bool) -> None:

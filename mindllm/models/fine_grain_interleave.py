@@ -1,8 +1,8 @@
-"""A decoder layer that takes its rows in parts outside attention, so that one part exchanges while another computes.
+"""A decoder layer that computes its rows in parts outside attention, so that communication of one overlaps with another.
 
 Between two attentions a model is a chain of products, norms and sums, row by row: output projection, feed-forward, and the next
 layer's query, key and value projection. Cut into parts of the rows ``[batch · seq]``, the chains do not wait for each other, and
-exchanges of tensor parallelism in one run beside products in another. Attention sees all rows. (MindFormers'
+communication of tensor parallelism in one overlaps with products in another. Attention sees all rows. (MindFormers'
 ``fine_grain_interleave``; whole copies of the model are in ``parallel/pipeline.py``.)
 """
 
@@ -39,13 +39,13 @@ class FineGrainInterleavedLayer(DecoderLayer):
     """:class:`DecoderLayer` with a dense feed-forward, which takes its rows in ``kernels.row_parts`` parts outside attention.
 
     The first layer of the model cuts all rows ``[batch · seq, hidden]`` into parts, the last one joins them. Between layers of a
-    stage the parts stay apart. Between stages they travel as one tensor: each device joins the rows that it has, and cuts them
-    again in the next stage, without communication (MindFormers' ``skip_redistribution``).
+    stage the parts stay apart. Between stages they travel as one tensor: each device joins its rows and cuts them again in
+    the next stage, without communication (MindFormers' ``skip_redistribution``).
 
     Args:
-        spec, kernels, spread, seq_length: as of :class:`DecoderLayer`.
-        first, last: of the whole model.
-        opens_stage, closes_stage: in a pipeline, but for the first and last layer of the model.
+        spec, kernels, spread, seq_length: those of :class:`DecoderLayer`.
+        first, last: whether it is the first or last layer of the model.
+        opens_stage, closes_stage: whether it is the first or last layer of a stage inside the model.
     """
 
     def __init__(

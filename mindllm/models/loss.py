@@ -83,10 +83,10 @@ class SequenceChunks(nn.Cell):
 
 
 class OrderedChunks(nn.Cell):
-    """The same on a CPU, over slices of the tokens, forward and backward one after another.
+    """Token losses on a CPU over slices of the tokens, forward and backward one after another.
 
-    The CPU back end starts whatever has its inputs: the compiler's recomputation would bring the logits of all slices back
-    at once. Here each slice waits for the one before.
+    The CPU back end starts every operator with complete inputs, so that the compiler would recompute the logits of all slices
+    together. Here each slice waits for the previous one.
     """
 
     def __init__(self, losses: TokenLosses, chunks: int, kernels: Kernels) -> None:
@@ -204,8 +204,8 @@ class CpuCrossEntropy(nn.Cell):
 class LossAndSoftmax(nn.Cell):
     """fp32 logits ``[tokens, vocab]``, labels ``[tokens]`` -> loss ``[tokens]`` and softmax ``[tokens, vocab]``.
 
-    With ``m`` the largest logit of a token, its softmax is ``1 / Σ exp(logit - m)``: the log of the normaliser is
-    ``m - log softmax(m)``, and needs no exponential of its own (that of a fused kernel is good to four digits only).
+    With ``m`` the largest logit of a token, its softmax is ``1 / Σ exp(logit - m)``: the log of the normalizer is
+    ``m - log softmax(m)`` and needs no additional exponential (that of a fused kernel has four correct digits).
     """
 
     def __init__(self, vocab_size: int) -> None:

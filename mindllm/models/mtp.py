@@ -1,4 +1,4 @@
-"""Multi-token prediction (DeepSeek-V3, section 2.2): layers after the decoder that each predict one token further.
+"""Multi-token prediction (DeepSeek-V3, section 2.2): layers after the decoder, each for one more token ahead.
 
 Layer ``k`` (1, 2, …) sees at position ``i`` the hidden states of the layer before it, or of the decoder after its final norm,
 and the embedding of token ``i + k``. It predicts token ``i + k + 1``. Embedding and head are those of the

@@ -1,6 +1,6 @@
-"""Weights as named arrays: their initial values, reading them from a model and putting them into one.
+"""Weights as named arrays: their initial values, reading them from a model and assigning them.
 
-Of the rows of a weight DoRA trains the lengths beside the directions (Liu et al., 2024).
+DoRA trains the lengths of the rows of a weight separately from their directions (Liu et al., 2024).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FLOAT32 = WeightType(ms.float32, ms.float32)
 
 
 def make_weight(name: str, initial: str, shape: tuple[int, ...], dtype: WeightType = FLOAT32) -> Parameter:
-    """Return a weight that begins with zeros or ones, as ``initial`` says."""
+    """Return a weight that starts with zeros or ones, according to ``initial``."""
     return _typed(Parameter(initializer(initial, shape, dtype.stored), name=name), dtype)
 
 
@@ -158,9 +158,9 @@ def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
 def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: int) -> np.ndarray | None:
     """Return the initial value of the whole weight ``name`` of ``shape``, or None for ones or zeros.
 
-    ``parameter``: the weight, or a part of it. ``initial_std`` says that it is drawn, ``lengths_of`` (name, shape and deviation
-    of another weight) that it begins with the lengths of the rows of that one, ``code_of`` (the same and a specification of
-    codes) that it is a part of the codes of that one.
+    ``parameter``: the weight, or a part of it. With ``initial_std`` it is drawn. With ``lengths_of`` (name, shape and deviation
+    of another weight) it starts with the row lengths of that one. With ``code_of`` (additionally a specification of codes) it is
+    a part of the codes of that one.
     """
     if is_quantized_parameter(parameter):
         weight, full_shape, std, spec = parameter.code_of
@@ -185,7 +185,7 @@ def initial_value(name: str, shape: tuple[int, ...], std: float, seed: int) -> n
 
 
 def in_value_type(array: np.ndarray, parameter: Parameter) -> np.ndarray:
-    """Return ``array`` rounded to the values that ``parameter`` can hold; unchanged where it is stored in their type."""
+    """Return ``array`` rounded to the values that ``parameter`` can represent, or unchanged if it is stored in their type."""
     rounds = hasattr(parameter, "value_type")
     return array.astype(NUMPY_DTYPES[parameter.value_type], copy=False) if rounds else array
 
@@ -203,19 +203,19 @@ class HostCopy:
 
 
 def signatures(parameters: Mapping[str, Parameter]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of every parameter: what a checkpoint is required to hold."""
+    """Return shape and dtype of every parameter, which a checkpoint must match."""
     copies = {name: HostCopy(parameter) for name, parameter in parameters.items()}
     return {name: (copy.shape, copy.dtype) for name, copy in copies.items()}
 
 
 def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike], in_place: bool = False) -> None:
-    """Copies ``arrays``, or what becomes one when its turn comes, into the parameters of the same names.
+    """Copy ``arrays``, which may be lazy, into the parameters of these names.
 
-    Shapes must be those of :func:`signatures`; values are rounded to the dtypes of the parameters. A source that is read anew
-    for everybody who asks (``creates_array``) is not copied where it has the dtype of its parameter.
+    Shapes must be those of :func:`signatures`; values are rounded to the dtypes of the parameters. A source that creates a new
+    array for each reader (``creates_array``) is not copied if it has the dtype of its parameter.
 
-    ``in_place``: a compiled graph has used the parameters. Such a graph keeps their memory: of ``set_data`` it sees what it reads
-    first and not the moments that it updates, and of two graphs one sees nothing (MindSpore 2.10 on a CPU).
+    ``in_place``: a compiled graph has used the parameters and keeps their memory. After ``set_data`` it would see the new values
+    of some parameters but not of the moments that it updates, and one of two graphs would see none (MindSpore 2.10 on a CPU).
     """
     for name, parameter in parameters.items():
         array = in_value_type(np.asarray(arrays[name]), parameter)

@@ -44,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """A model and how it lies on its devices.
+    """A model on its devices.
 
     ``network`` maps ``[batch, seq]`` inputs to the loss summed over all micro batches; ``parts`` is their number, and
-    ``reused`` says whether they share one compiled graph. ``evaluated`` is the same without layers that predict ahead.
+    ``reused`` is True if they share one compiled graph. ``evaluated`` is the network without prediction layers.
     """
 
     model: CausalLM

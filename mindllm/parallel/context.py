@@ -1,6 +1,6 @@
-"""What MindSpore's parallel compiler is told before a graph is built: sections ``parallel`` and ``parallel_config``.
+"""Settings of MindSpore's parallel compiler before a graph is built, from sections ``parallel`` and ``parallel_config``.
 
-A model makes groups of ranks itself, beside those the compiler makes, and the operators that exchange in them.
+A model also creates its own groups of ranks, and the operators that communicate in them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def set_parallel_context(config: RunConfig, rank: int, tell_rank: bool = True) -
 
 
 def check_context(config: RunConfig) -> None:
-    """Refuses what the steps of this library do not compute, and numbers of devices that the compiler does not take."""
+    """Raise UserError for unsupported steps, and for numbers of devices that the compiler does not support."""
     if message := wrong_number_of_devices(config):
         raise config.error("parallel_config.data_parallel", message)
     if config.parallel.parallel_mode == 0:
@@ -132,7 +132,7 @@ def parallel_context(config: RunConfig, rank: int) -> dict[str, Any]:
     if pipeline.v_shape:
         keywords["pipeline_segments"] = config.model.config.pp_interleave_num
     if config.parallel_config.expert_parallel > 1 or config.parallel_config.shares_sequences:
-        keywords["enable_alltoall"] = True  # else what is exchanged is gathered on all devices, and sliced
+        keywords["enable_alltoall"] = True  # otherwise exchanged tensors are gathered on all devices and sliced
     if parallel.enable_parallel_optimizer:
         keywords["parallel_optimizer_config"] = _parallel_optimizer(config)
     if parallel.strategy_ckpt_save_file:
@@ -158,9 +158,10 @@ def _parallel_optimizer(config: RunConfig) -> dict[str, Any]:
 
 
 def optimizer_level(config: RunConfig) -> str:
-    """MindSpore's name for what is sharded: optimizer state; also accumulated gradients; also weights between uses.
+    """Return MindSpore's level of sharding: optimizer state, additionally accumulated gradients, additionally weights between
+    uses.
 
-    The last one gathers weights again in the backward pass: what ``parallel_optimizer_comm_recompute`` asks for.
+    The last one gathers weights again in the backward pass, as ``parallel_optimizer_comm_recompute`` requests.
     """
     if config.recompute_config.parallel_optimizer_comm_recompute:
         return "level3"

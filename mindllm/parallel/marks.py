@@ -1,9 +1,9 @@
-"""Marks of the compiler on the cells of a model: operators whose results move to the host, layers in parts, layers that are
-alike, experts of sorted tokens.
+"""Marks of the compiler on the cells of a model: operators whose results move to the host, layers in parts, equal
+layers, experts of sorted tokens.
 
-Results that ``swap_config`` names move to the host until the backward pass needs them. The compiler puts a ``MoveTo`` behind a
-marked operator and one before its use in the backward pass (Cell.offload of MindSpore); it does so in the network that
-micro-batches share. What is recomputed is not kept, so there is nothing to move.
+Results that ``swap_config`` names move to the host until the backward pass needs them. The compiler inserts a ``MoveTo`` after a
+marked operator and one before its use in the backward pass (Cell.offload of MindSpore), in the network that micro-batches share.
+Recomputed results are not saved, so they cannot move.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ class ParameterLayout:
         device_matrix: the devices of a stage as a grid; the last axis runs fastest.
         tensor_map: per dimension of the tensor the axis of the grid it is cut along, counted from the right; -1: not cut. Several
             axes where a strategy names several for a dimension, the outer ones first.
-        full_shape: of the whole tensor.
-        slice_shape: of the part that tensor parallelism leaves on a rank, before ``optimizer_group``.
-        optimizer_group: communication group over which the optimizer cuts dimension 0 once more; "" if it does not.
-        optimizer_ranks: its global ranks, where the graph communicates in it.
-        shared_by_stages: whether another stage holds the same parameter (a tied embedding).
+        full_shape: the shape of the whole tensor.
+        slice_shape: the shape of a rank's part after tensor parallelism, before ``optimizer_group``.
+        optimizer_group: communication group over which the optimizer cuts dimension 0 again; "" if it does not.
+        optimizer_ranks: its global ranks, if the graph communicates in it.
+        shared_by_stages: whether another stage has the parameter, too (a tied embedding).
     """
 
     device_matrix: tuple[int, ...]

@@ -1,9 +1,9 @@
 """Pipeline stages and micro batches (1F1B: Narayanan et al., 2019; interleaved chunks: Narayanan et al., 2021; chunks in a V:
 Qi et al., 2024, 2405.15362).
 
-Cells carry the number of their stage; MindSpore's compiler cuts the graph there, inserts Send and Receive, and orders
-forward and backward passes. A chunk needs no mark where it begins at the stage's falling back. In a V two follow each other on
-one stage, and every cell with a stage says its chunk, too: MindSpore 2.10 takes one that does not for the second.
+Cells have the number of their stage. MindSpore's compiler cuts the graph there, inserts Send and Receive, and orders forward and
+backward passes. A chunk that starts where stages begin again needs no mark. In a V two chunks follow each other on one stage, so
+that every cell also has the number of its chunk: without it MindSpore 2.10 assumes the second.
 """
 
 from __future__ import annotations
@@ -133,11 +133,11 @@ class SequenceOrder(nn.Cell):
 
 
 class Inputs(nn.Cell):
-    """Gives a network the batch's columns by their places. ``sharded``: marks them as what the dataset gives, so that they are
-    split as ``dataset_strategy`` says.
+    """Passes the batch's columns to a network by position. ``sharded``: marks them as inputs of the dataset, so that they are
+    split by ``dataset_strategy``.
 
-    Columns are those of :func:`mindllm.parallel.context.input_columns`, in their order. What dropout is drawn by, the last one
-    of a model that ``drops``, is always given, and passed on where ``drop`` says. ``order``: in which tokens stand, if another.
+    Columns are those of :func:`mindllm.parallel.context.input_columns`, in order. The keys of dropout, the last column of a model
+    that ``drops``, are always an input, and passed on if ``drop`` is True. ``order``: the order of tokens, if it differs.
     """
 
     def __init__(
@@ -201,10 +201,10 @@ class RowPart(nn.Cell):
 
 
 class Copies(nn.Cell):
-    """Sum of the losses of ``count`` equal parts of the batch, each by operators of its own (multi-copy parallel).
+    """Sum of the losses of ``count`` equal parts of the batch, each by separate operators (multi-copy parallel).
 
-    The marks are those of ``nn.MicroBatchInterleaved``: by them the compiler orders the copies so that one exchanges while
-    another computes.
+    The marks are those of ``nn.MicroBatchInterleaved``, by which the compiler overlaps communication of one copy with computation
+    of another.
     """
 
     def __init__(self, network: nn.Cell, count: int) -> None:
@@ -292,10 +292,10 @@ class MicroBatches(nn.Cell):
 
 
 def mark_where_parts_end(lm: CausalLM) -> None:
-    """Marks the operator whose gradient ends the backward pass of a part: the first one with a weight that is trained.
+    """Mark the operator whose gradient ends the backward pass of a part: the first one with a trained weight.
 
-    MindSpore 2.10 marks the first one with any weight. Where that is frozen there is no such gradient, and compiling ends
-    with "Cannot find grad_accumulation border node".
+    MindSpore 2.10 marks the first one with any weight. If that is frozen it has no gradient, and compilation fails with "Cannot
+    find grad_accumulation border node".
     """
     for _, cell in lm.cells_and_names():
         trained = any(parameter.requires_grad for parameter in cell.get_parameters(expand=False))

@@ -1,6 +1,6 @@
-r"""Recomputation: marks layers, cells and operators whose results are computed again in the backward pass.
+r"""Recomputation: marks of layers, cells and operators whose results are recomputed in the backward pass.
 
-Trading time for memory goes back to Chen et al. (2016); what is selected follows MindFormers. Precedence: an excluded
+Trading time for memory was introduced by Chen et al. (2016); the selection follows MindFormers. Precedence: an excluded
 operator is saved even inside a fully recomputed layer, and full recomputation wins over selected operators.
 
 Operator patterns of ``recompute_config``: ``feed_forward\.w1\.activation\.silu``, relative to a decoder layer.

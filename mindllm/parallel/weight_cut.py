@@ -22,7 +22,7 @@ class WeightCut:
     """A weight over the ``devices`` of its stage.
 
     Attributes:
-        shape: of the whole weight.
+        shape: the shape of the whole weight.
         split: the dimension of which neighbors have parts; None if they have equal values.
         ways: the number of neighbors, which have equal shards.
         shards: the number of parts into which the optimizer cuts dimension 0 of such a part, over its replicas.

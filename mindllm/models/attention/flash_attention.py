@@ -17,7 +17,7 @@ BAND_BY_COMPRESSED_MASK = 4  # additionally skips keys more than pre_tokens back
 
 ROW_MAXIMA, CONTEXT = 0, 3
 """Outputs of the operator: the largest scaled and masked score of each query, fp32 ``[batch, heads, seq, 8]`` with eight equal
-numbers, and what the queries attend to.
+numbers, and the context of the queries.
 """
 
 

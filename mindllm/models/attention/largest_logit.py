@@ -1,7 +1,7 @@
 """The largest attention logit of each head since the last reading, recorded in a layer during computation.
 
-A maximum over micro-batches and replicas is no sum, so no gradient can carry it; it is a parameter that the forward pass raises.
-On several devices each keeps that of its own rows and heads: who needs it of all of them exchanges it once per step.
+A maximum over micro-batches and replicas is not a sum, so a gradient cannot carry it. It is a parameter that the forward pass
+raises. Each device has the maximum of its own rows and heads, which is exchanged once per step where all of them are needed.
 """
 
 from __future__ import annotations

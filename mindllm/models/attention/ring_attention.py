@@ -206,7 +206,7 @@ class Ring(RoundTheRing):
         return self.less(statistics[0], self.mul(hidden, FAR_BELOW)), statistics[1], statistics[2]
 
     def merged(self, earlier: Statistics, block: Statistics) -> Statistics:
-        """Merge statistics and context of earlier keys and of a further block."""
+        """Merge statistics and context of earlier keys and of another block."""
         most = self.larger(earlier[0], block[0])
         before = self.mul(earlier[1], self.exp(self.less(earlier[0], most)))
         added = self.mul(block[1], self.exp(self.less(block[0], most)))

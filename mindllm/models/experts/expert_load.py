@@ -28,11 +28,11 @@ def is_probe(name: str) -> bool:
 
 
 class ExpertLoad(nn.Cell):
-    """A mask of chosen experts fp32 ``[batch, seq, experts]`` and whether there was a place for each choice, fp32
-    ``[batch, seq, chosen]`` -> zeros fp32 ``[batch]``.
+    """A mask of chosen experts fp32 ``[batch, seq, experts]`` and a mask of choices with a place, fp32 ``[batch, seq, chosen]``
+    -> zeros fp32 ``[batch]``.
 
-    The gradient of ``probe`` ``[experts + 1]`` is the part of a sequence's tokens that chose each expert, then the choices that
-    were dropped per token, times what the sequence counts for in the loss.
+    The gradient of ``probe`` ``[experts + 1]`` is the fraction of a sequence's tokens that chose each expert, then the dropped
+    choices per token, times the weight of the sequence in the loss.
     """
 
     def __init__(self, spec: RouterSpec) -> None:

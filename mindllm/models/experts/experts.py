@@ -24,11 +24,11 @@ from mindllm.models.weights import InitStd, normal_parameter
 
 
 class ExpertLinear(nn.Cell):
-    """The same projection of every expert, ``[batch, experts, tokens, in] -> [batch, experts, tokens, out]``; weight
+    """A projection of every expert, ``[batch, experts, tokens, in] -> [batch, experts, tokens, out]``; weight
     ``[experts, out, in]``.
 
     The product broadcasts the weight over the batch. The CPU back end has no such product: there the sequences of an expert
-    are laid one behind the other.
+    are concatenated.
     """
 
     def __init__(self, experts: int, shape: tuple[int, int], kernels: Kernels, std: float) -> None:

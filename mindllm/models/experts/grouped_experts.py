@@ -1,9 +1,9 @@
 """Experts without a capacity: tokens sorted by their expert, and a matrix product for the group of each.
 
-Every choice of a token is a row, ``tokens · chosen`` of them in all, so nothing is dropped, and nothing is computed for places
-that nobody wants (MegaBlocks: Gale et al., 2022). Shapes are static, and how many rows a group has is known when the step runs:
-Ascend's operators take the ends of the groups as a tensor. Elsewhere rows lie in blocks that belong to one expert each, as in
-that paper, and what is left of the last block of an expert is computed in vain.
+Every choice of a token is a row, ``tokens · chosen`` in total, so that no choice is dropped and no unused place is computed
+(MegaBlocks: Gale et al., 2022). Shapes are static, but the rows of a group depend on the step: Ascend's operators take the ends
+of the groups as a tensor. Elsewhere rows are in blocks of one expert each, as in that paper, and the last block of an expert is
+padded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GroupedProduct(ExpertMatrices):
         self.matmul = GroupedMatmul(SINGLE_TENSOR, ROW_GROUPS)
 
     def construct(self, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        """``ends`` int64 ``[experts]``: behind which row the group of each ends."""
+        """Multiply grouped rows. ``ends`` int64 ``[experts]``: the end of each expert's group."""
         weight = self.transpose(weight, (0, 2, 1))
         return self.matmul((self.operand(rows),), (weight,), None, None, None, None, None, ends)[0]
 
@@ -75,8 +75,8 @@ class SortedTokens(nn.Cell):
     ``[tokens, chosen]`` -> rows ``[tokens · chosen, hidden]``, the row of each choice int32 ``[tokens · chosen]``, and the ends
     of the groups int64 ``[experts]``.
 
-    ``shared``: some choices are of other ranks' experts and have the number ``experts``. Their rows stand behind all groups,
-    where products leave whatever lay in memory.
+    ``shared``: some choices are of other ranks' experts and have the number ``experts``. Their rows are after all groups,
+    where products leave memory uninitialized.
     """
 
     def __init__(self, experts: int, shared: bool = False) -> None:
@@ -99,7 +99,7 @@ class SortedTokens(nn.Cell):
         return self.cleared(rows, ends), places, ends
 
     def cleared(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """``rows`` with zeros behind all groups, and so their gradient."""
+        """Return ``rows`` with zeros after all groups, and likewise their gradient."""
         if not self.shared:
             return rows
         count = ends.shape[0]
@@ -208,11 +208,11 @@ class TokensInBlocks(nn.Cell):
 
 
 class SharedExperts(nn.Cell):
-    """The tokens of all ranks that share the experts, of which each has ``own`` from ``first`` on: hidden states
+    """The tokens of all ranks that share the experts, each of which has ``count`` experts from ``first`` on: hidden states
     ``[tokens, hidden]``, chosen experts and weights ``[tokens, chosen]`` of this rank -> those of all, where choices of others'
-    experts have the number ``own`` and no weight. Back (:meth:`back`) come sums over the ranks of each rank's tokens.
+    experts have the number ``count`` and no weight. :meth:`back` returns sums over the ranks of each rank's tokens.
 
-    A rank computes the choices of its own experts alone. It has rows for all choices: that is the most that can come.
+    A rank computes only the choices of its own experts. It has rows for all choices, the maximum that can arrive.
     """
 
     def __init__(self, group: str, first: int, count: int) -> None:
@@ -265,13 +265,13 @@ class GroupedFeedForward(nn.Cell):
         self.reshape = P.Reshape()
 
     def split(self, group: str, ranks: int, place: int, balanced: bool = False) -> None:
-        """Makes one operator of what a device computes. So many ``ranks``, which communicate as ``group``, share the experts;
+        """Make one operator of the computation of a device. ``ranks`` devices, which communicate as ``group``, share the experts;
         this one has the part at ``place``.
         """
         if ranks > 1 and self.sends:
             self.order = SentTokens(self.experts, self.hidden_size, group, ranks, place, balanced)
             self.join, self.swiglu = P.Concat(1), Swiglu()
-            for name in MARKS & self.mul.attrs.keys():  # it yields what the product would
+            for name in MARKS & self.mul.attrs.keys():  # its result equals the product
                 self.swiglu.add_prim_attr(name, self.mul.attrs[name])
             self.is_sent = True
         elif ranks > 1:

@@ -15,12 +15,12 @@ TINY = 1e-20  # keeps a sum of sigmoids from being zero
 
 
 class Router(nn.Cell):
-    """``[batch · seq, hidden]`` -> the chosen experts int32 and their weights fp32, both ``[batch, seq, chosen]``, the same as
-    a mask fp32 ``[batch, seq, experts]``, and what each sequence adds to the mean loss of its tokens, fp32 ``[batch]`` (``[1]``
-    where that is one number for all of them).
+    """``[batch · seq, hidden]`` -> the chosen experts int32 and their weights fp32, both ``[batch, seq, chosen]``, a mask of
+    them fp32 ``[batch, seq, experts]``, and the loss that each sequence adds to the mean loss of its tokens, fp32 ``[batch]``
+    (``[1]`` if it is one number for all of them).
 
-    ``bias`` is a weight without gradient: it is in checkpoints, and changed between steps by whoever counts the tokens of
-    experts (Wang et al., 2024).
+    ``bias`` is a weight without gradient: it is in checkpoints, and the counter of tokens per expert changes it
+    between steps (Wang et al., 2024).
     """
 
     def __init__(self, spec: RouterSpec, hidden_size: int, std: float) -> None:
@@ -104,7 +104,7 @@ class BestGroups(nn.Cell):
         self.experts = spec.experts
         self.groups = spec.groups
         self.chosen_groups = spec.chosen_groups
-        self.deciding = 2 if spec.bias else 1  # a group is as good as so many of its experts
+        self.deciding = 2 if spec.bias else 1  # the score of a group is the sum of this number of its best experts
         self.best_experts = P.TopK(sorted=True)
         self.group_sum = P.ReduceSum()
         self.best_groups = P.TopK(sorted=True)
@@ -129,15 +129,15 @@ class BestGroups(nn.Cell):
 
 
 class Balance(nn.Cell):
-    """What keeps experts balanced, for each sequence fp32 ``[batch]``, relative to the mean loss of a token.
+    """The balance loss of experts, for each sequence fp32 ``[batch]``, relative to the mean loss of a token.
 
     With ``f`` the part of the choices that fell on an expert times their number, and ``p`` its mean score (scores divided by
-    their sum): ``Σ f p`` over the experts, 1 where all are alike. ``expert`` takes both of a sequence, ``switch`` both of all
-    sequences; those of groups are :class:`GroupBalance`. The z-loss is the mean squared log-normaliser of the logits.
+    their sum): ``Σ f p`` over the experts, 1 if all are equal. ``expert`` takes both of a sequence, ``switch`` both of all
+    sequences; those of groups are :class:`GroupBalance`. The z-loss is the mean squared log normalizer of the logits.
 
-    ``global`` takes ``p`` of a sequence and ``f`` of the global batch of the step before: ``shares`` fp32 ``[experts]``, which
-    add up to 1. They have no gradient; whoever counts the tokens of experts sets them between steps. They begin alike: then the
-    loss is 1, and its gradient is zero.
+    ``global`` takes ``p`` of a sequence and ``f`` of the global batch of the step before: ``shares`` fp32 ``[experts]``, with
+    the sum 1. They have no gradient; the counter of tokens per expert sets them between steps. They start equal: then the loss is
+    1 and its gradient zero.
 
     ``switch`` is added last: alone it ``is_one_number`` for all sequences, fp32 ``[1]``, which no layout splits.
     """

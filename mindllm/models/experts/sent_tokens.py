@@ -21,17 +21,18 @@ sent to each rank, and how many of each arrive."""
 
 
 class SentTokens(nn.Cell):
-    """:class:`SortedTokens` of experts that other ranks share: rows go to the ranks of their experts, and come back.
+    """:class:`SortedTokens` of experts that other ranks share: rows are sent to the ranks of their experts and back.
 
     Hidden states ``[tokens, hidden]`` and chosen experts int32 ``[tokens, chosen]``, counted over all ranks, become the rows that
-    all ranks have for the experts of this one, ``[arrived, hidden]`` in the order of its experts; how many, the step decides.
+    all ranks have for the experts of this one, ``[arrived, hidden]`` in the order of its experts. Their number depends on the
+    step.
 
-    A rank that nobody sends anything would have a result without a shape. So every rank sends one row of zeros at least to each,
+    A rank without any rows would have a result without a shape. Therefore every rank sends at least one row of zeros to each,
     with a weight of zero (the tokens of :meth:`guarded`).
 
     Args:
-        group: of the ranks that share ``experts``; so many ``ranks``, this one at ``place``.
-        balanced: counts are constants, those of a router that spreads rows evenly. For a dry run, which has no values.
+        group: the group of the ``ranks`` that share ``experts``, this one at ``place``.
+        balanced: counts are constants of a router that spreads rows evenly, for a dry run without values.
     """
 
     def __init__(self, experts: int, hidden: int, group: str, ranks: int, place: int, balanced: bool = False) -> None:
@@ -59,7 +60,7 @@ class SentTokens(nn.Cell):
         for operator in (self.exchange_counts, self.to_host, self.send_numbers, self.sort):
             operator.add_prim_attr(
                 "recompute", False
-            )  # numbers are few beside rows, and the host would be waited for again
+            )  # few numbers compared to rows, and without another wait for the host
 
     def construct(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Places, Tensor]:
         hidden = x.shape[1]
@@ -73,7 +74,7 @@ class SentTokens(nn.Cell):
         return self.sort_arrived(arrived, order, back), (places, order, back, sent, arriving), ends
 
     def guarded(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of zeros behind the others, so many that all ranks are chosen."""
+        """Append tokens of zeros, enough to choose all ranks."""
         guards = guard_choices(self.experts, self.ranks, chosen.shape[1])
         zeros = P.zeros((guards.shape[0], x.shape[1]), x.dtype)
         return self.guard_tokens((x, zeros)), self.guard_choices((chosen, guards))

@@ -1,11 +1,11 @@
-"""Layouts of adapters, which follow from those of the projection they stand beside, and of projections in codes.
+"""Layouts of adapters, which follow from those of their projection, and of projections in codes.
 
-Where a projection is split by its output, so is the second matrix; the first one is whole, and every device multiplies by it.
-Where it is split by its input, so is the first matrix: its products, of the rank's width only, are added over the devices.
+If a projection is split by its output, so is the second matrix; every device has the whole first one. If it is split by its
+input, so is the first matrix: its products, which are only as wide as the LoRA rank, are summed over devices.
 
-Codes, scales and zero points are split as the matrix they make. They are ``[out, groups, ...]``: a matrix that is split by rows
-splits their rows, one that is split by columns their groups. ``config/checks/layers.py`` says which cannot be split. Replicas,
-outside of the devices that share a matrix, have copies; so layouts name axes.
+Codes, scales and zero points are split like their matrix. They are ``[out, groups, ...]``: rows of the matrix split their rows,
+columns their groups. ``config/checks/layers.py`` rejects matrices that cannot be split. Replicas, outside of the devices that
+share a matrix, have copies, so layouts name axes.
 """
 
 from __future__ import annotations

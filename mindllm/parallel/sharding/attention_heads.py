@@ -1,6 +1,6 @@
-"""How heads ``[batch, heads, seq, channels]`` are split where attention is computed, and what is exchanged for it.
+"""The split of heads ``[batch, heads, seq, channels]`` in attention, and the communication for it.
 
-Tensor parallelism splits heads. Where devices share sequences as well (context parallelism), either every device has its part of
+Tensor parallelism splits heads. If devices share sequences as well (context parallelism), either every device has its part of
 the queries and gathers keys and values of the whole sequence, or the parts of the sequence are exchanged for heads
 (DeepSpeed-Ulysses; Jacobs et al., 2023): then a device has some heads of the whole sequence. The compiler inserts the AllGather
 or AlltoAll from the difference to :data:`HEADS`, the layout before and after attention.

@@ -2,8 +2,8 @@
 
 Tensor parallelism splits heads, the feed-forward width and the vocabulary (Shoeybi et al., 2019); with sequence
 parallelism the tokens between those parts are split over the same devices (Korthikanti et al., 2022). Context parallelism splits
-every sequence, and attention exchanges what it needs of the rest (``attention_heads.py``). Functions read the cell
-they are given, so the table has an entry for every operator of the model as it was built, and for nothing else.
+every sequence, and attention communicates the parts it needs (``attention_heads.py``). Functions read the built
+cell, so that the table has an entry for exactly the operators of the model.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _row_tables(at: str, cell: AttentionTables, rows: Dimension) -> Table:
     of tokens.
     """
     keys: Layout = (None, None, None, None)
-    queries: Layout = (None, None, rows, None)  # [1, 1, seq, 1], and what they hide in every row
+    queries: Layout = (None, None, rows, None)  # [1, 1, seq, 1], and their mask of every row
     row_layout: Layout = (BATCH, None, rows, None)
     table = {f"{at}.gather": on((None, None), (TOKENS,))}
     for number, context in enumerate(cell.contexts):
@@ -202,7 +202,7 @@ def _row_parts(at: str, cell: FineGrainInterleavedLayer, hidden: Layout) -> Tabl
 
 
 def _around_prediction(at: str, cell: MTPLayer, hidden: Layout) -> Table:
-    """Rows stay where they are, and every device multiplies those it has by the whole projection ``[hidden, 2 · hidden]``."""
+    """Return layouts without communication: every device multiplies its rows by the whole projection ``[hidden, 2 · hidden]``."""
     norms = ("enorm", "hnorm", "final_norm")
     table = {
         path: entry for name in norms for path, entry in _norm(f"{at}.{name}", getattr(cell, name), hidden).items()

@@ -1,4 +1,4 @@
-"""Layouts of a mixture of experts: tokens are routed where they are, and travel to the devices of their experts and back.
+"""Layouts of a mixture of experts: tokens are routed on their device, sent to the devices of their experts and back.
 
 Sequences are split over data parallel while they are routed and over the replicas of experts while experts work on them, experts
 over ``ep``: the compiler exchanges between the two by AlltoAll.
@@ -48,7 +48,7 @@ def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
 
 
 def _load(at: str) -> Table:
-    """Every sequence is counted where it is."""
+    """Return layouts without communication: every sequence is counted on its device."""
     rows: Layout = (TOKENS, None)
     return {
         f"{at}.of_experts": on(ROUTED),

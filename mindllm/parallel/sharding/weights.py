@@ -99,7 +99,7 @@ def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None
 
 
 def _ways(mesh: Mesh, dimension: Dimension) -> int:
-    """Neighbours that have different parts of a dimension; 0 for ranks that are no neighbours."""
+    """Return the number of neighbors with different parts of a dimension, 0 for ranks that are not neighbors."""
     sizes = {**mesh.expert_axes, **mesh.axes}
     axes = [axis for axis in dimension_axes(dimension) if sizes[axis] > 1]
     if axes == [EXPERT_RANKS]:
