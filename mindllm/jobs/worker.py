@@ -1,7 +1,8 @@
 """The process whose forks run tasks: ``python -m mindllm.jobs --connection 5``, started by a :class:`Pool`.
 
-It imports MindSpore once for all tasks if ``--preload`` names a module that does. A fork has what its parent has imported, and
-reads it from the same memory. Nothing of MindSpore may be used before a fork: its threads would not survive one.
+It imports the module ``--preload`` once for all tasks, and calls ``prepare()`` of it if there is one; ``learn(directory)`` after
+each task. A fork has what the server has imported, and reads it from the same memory. The server must not use MindSpore, whose
+threads would not survive a fork.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--connection", type=int, required=True, help="file descriptor of a socket that brings requests"
     )
-    parser.add_argument("--preload", default="", help="module with prepare() and learn(directory)")
+    parser.add_argument(
+        "--preload", default="", help="module to import first; prepare() and learn(directory) of it are called"
+    )
     options = parser.parse_args(arguments)
     preload = importlib.import_module(options.preload) if options.preload else None
-    if preload:
+    if preload and hasattr(preload, "prepare"):
         preload.prepare()
     gc.freeze()  # forks need not search what lives as long as they do
     global server
@@ -99,7 +102,7 @@ def _serve(connection: socket.socket, preload: ModuleType | None) -> None:
             one = running.pop(process)
             with atomic_open(one.directory / CODE) as file:
                 file.write(TIMED_OUT if one.timed_out else str(os.waitstatus_to_exitcode(status)))
-            if preload:
+            if preload and hasattr(preload, "learn"):
                 preload.learn(one.directory)
 
 
