@@ -25,7 +25,7 @@ fi
 wait "$types"
 echo "== tests"
 unset PYTHONDONTWRITEBYTECODE # tests start hundreds of commands: none of them reads our sources again
-export GLIBC_TUNABLES="${GLIBC_TUNABLES:-$(python -c "from mindllm.process import allocation; print(*allocation.allocation_variables().values())")}"
+export GLIBC_TUNABLES="${GLIBC_TUNABLES:-$(python -c "from mindllm.jobs import environment; print(*environment.allocation_variables().values())")}"
 pytest=(python -m pytest -n 2 --dist loadfile)
 if (($#)); then
   "${pytest[@]}" "$@"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mindllm.process.allocation import KEEP_FREED, LARGE_PAGES, VARIABLE, allocation_variables
+from mindllm.jobs.environment import GLIBC_TUNABLES, KEEP_FREED, LARGE_PAGES, allocation_variables
 
 OURS = f"{KEEP_FREED}:{LARGE_PAGES}"
 
@@ -23,10 +23,12 @@ OURS = f"{KEEP_FREED}:{LARGE_PAGES}"
     ],
 )
 def test_what_a_user_says_stands(monkeypatch, said, expected):
-    monkeypatch.setenv(VARIABLE, said)
-    assert allocation_variables() == ({VARIABLE: expected} if expected else {})
+    monkeypatch.setenv(GLIBC_TUNABLES, said)
+    assert allocation_variables() == ({GLIBC_TUNABLES: expected} if expected else {})
 
 
 def test_a_process_starts_with_them_and_says_nothing():
-    done = subprocess.run([sys.executable, "-c", "print(1)"], env={VARIABLE: OURS}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "print(1)"], env={GLIBC_TUNABLES: OURS}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from mindllm.process.cores import FILE, KEPT, VARIABLE, Core, cores, first_core_kept, shared_cores
+from mindllm.jobs.cores import FILE, KEPT, VARIABLE, Core, cores, first_core_kept, shared_cores
 
 WORKS = """
 import sys, time
 from pathlib import Path
-from mindllm.process.cores import Core
+from mindllm.jobs.cores import Core
 with Core():
     mark = Path(sys.argv[1])
     mark.touch()

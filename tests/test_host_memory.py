@@ -17,13 +17,13 @@ import pytest
 
 from mindllm.cache import user_cache
 from mindllm.errors import RunFailed, UserError
-from mindllm.process import host_memory as subject
-from mindllm.process.host_memory import MemoryClaim
+from mindllm.jobs import memory as subject
+from mindllm.jobs.memory import MemoryClaim
 from mindllm.units import GIB, MIB
 
 ANOTHER = """
 import os, sys, time
-from mindllm.process.host_memory import MemoryClaim
+from mindllm.jobs.memory import MemoryClaim
 with MemoryClaim() as claim:
     claim.take({wanted})
     taken = bytearray(os.urandom(1)) * {taken}
@@ -255,7 +255,7 @@ def test_a_wrong_share_leaves_no_lock(monkeypatch):
 def test_nobody_learns_a_budget_while_another_chooses(monkeypatch, another):
     monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
     lines = (
-        "from mindllm.process.host_memory import MemoryClaim",
+        "from mindllm.jobs.memory import MemoryClaim",
         "print('begun', flush=True)",
         "with MemoryClaim(): print('in', flush=True)",
     )

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from mindllm.compiled.rank import worker_process
-from mindllm.process.no_job import OF_A_JOB, without_job
+from mindllm.jobs.environment import JOB_VARIABLES, without_job
 
 PLACE = {"MS_ROLE": "MS_WORKER", "MS_SCHED_PORT": "8118", "RANK_TABLE_FILE": "table.json"}
 
@@ -14,10 +14,10 @@ FORKS = """
 import os, sys
 from pathlib import Path
 from mindllm.compiled.simulation.forked import fork, wait_for
-from mindllm.process.no_job import OF_A_JOB
+from mindllm.jobs.environment import JOB_VARIABLES
 
 def main():
-    print([name for name in OF_A_JOB if name in os.environ], os.environ["RANK_ID"], flush=True)
+    print([name for name in JOB_VARIABLES if name in os.environ], os.environ["RANK_ID"], flush=True)
 
 assert wait_for(fork(main, Path(sys.argv[1]), {"RANK_ID": "3"}), 60) == 0
 assert os.environ["MS_ROLE"] == "MS_WORKER"
@@ -44,7 +44,7 @@ def test_a_worker_is_started_without_one(monkeypatch, tmp_path):
     monkeypatch.setattr(worker_process.subprocess, "run", run)
     worker_process.run_worker("module", [], tmp_path, {"RANK_ID": "3"}, product="product", doing="working", timeout=1)
     assert given["RANK_ID"] == "3"
-    assert not {*OF_A_JOB} & {*given}
+    assert not {*JOB_VARIABLES} & {*given}
 
 
 def test_the_rest_of_an_environment_stays():

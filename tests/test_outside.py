@@ -207,7 +207,7 @@ ALLOWED = {
         "train/checkpoint/tensors.py": "mmap.mmap numpy.fromfile numpy.memmap",
     },
     "parses a text that mindllm.outside has read, or an option, a request or an answer of bounded size": {
-        "cli/use/evaluate.py": "yaml.safe_load",
+        "cli/evaluate.py": "yaml.safe_load",
         "config/reading/shipped_models.py": "json.loads yaml.load",
         "data/chat/template_program.py": "json.loads",
         "data/tokenizers/tokenizer.py": "json.loads",
@@ -255,9 +255,8 @@ ALLOWED = {
         "evaluate/code.py": "open",
         "evaluate/outcome.py": ".read_text json.loads",
         "generate/outcome.py": ".read_text json.loads",
-        "launch/child.py": ".read_text",
+        "jobs/process.py": ".read_text ctypes.CDLL open",
         "launch/job.py": "open",
-        "launch/process.py": "ctypes.CDLL open",
         "planning/several_chunks/bound_process.py": "json.load",
         "prove/local.py": ".read_text json.loads",
         "prove/worker.py": ".read_text json.loads",
@@ -278,9 +277,9 @@ ALLOWED = {
         "evaluate/code_calls.py": "json.loads os.fdopen",
         "evaluate/code_child.py": "ctypes.CDLL json.loads os.open runpy.run_path",
         "preflight/versions.py": ".read_text",
-        "process/cores.py": "os.open",
+        "jobs/cores.py": "os.open",
         "process/guard.py": "mmap.mmap os.open",
-        "process/host_memory.py": ".read_text json.loads os.open",
+        "jobs/memory.py": ".read_text json.loads os.open",
         "process/temporary.py": ".read_text os.open",
         "train/job/preflight.py": ".read_text",
     },
@@ -346,7 +345,7 @@ def test_nothing_else_reads_files():
 
 SHARED_PLACES = re.compile(r"gettempdir\(|XDG_RUNTIME_DIR|TMPDIR\"\]|getenv\(.TMPDIR|[\"'](/var)?/tmp\b|[\"']/dev/shm")
 OF_SHARED_PLACES = {
-    "process/host_memory.py": "opened by open_private_directory",
+    "jobs/memory.py": "opened by open_private_directory",
     "launch/clusters/kubernetes_job.py": "a mount of a pod",
 }
 

@@ -42,9 +42,9 @@ from mindllm.strategies.candidates import candidates
 from mindllm.strategies.search import FILE, _known, search
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.measured.kernel_file import PARTS, profiled_step, read_kernels
-from mindllm.train.checkpoint.formats.files import tensors_of_file
 from mindllm.train.checkpoint.manifest import FileEntry, Manifest, _digest, read_manifest
 from mindllm.train.checkpoint.tensors import read_tensors, stored_tensors, write_tensors
+from mindllm.weight_files.files import tensors_of_file
 from tests.prove.made_proofs import SHORTAGE, figures, proof
 
 TESTS = Path(__file__).parent

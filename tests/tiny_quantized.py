@@ -8,8 +8,8 @@ import quantized_files as files
 from mindllm.architecture.adapters import WEIGHT
 from mindllm.config import ModelConfig
 from mindllm.quantize.rounding import quantize
-from mindllm.train.checkpoint.hugging_face_export import InCodes, export_hugging_face
-from mindllm.train.checkpoint.quantized.writing import matrices_of, matrix_of, stored
+from mindllm.weight_files.hugging_face_export import InCodes, export_hugging_face
+from mindllm.weight_files.quantized.writing import matrices_of, matrix_of, stored
 
 MODEL = ModelConfig(
     model_type="llama",

@@ -24,7 +24,6 @@ class Peak:
 
     used: int
     with_workspace: int
-    estimated: bool
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def peak_of(config: RunConfig, simulations: Simulations) -> Peak:
         UserError, RunFailed: as :func:`mindllm.dry_run.run.simulate`.
     """
     (memory,) = simulate(config, simulations, [0], full=True).stages
-    return Peak(memory.used_peak, peak_with_workspace(memory.moments, attention_elements_of(config)), memory.estimated)
+    return Peak(memory.used_peak, peak_with_workspace(memory.moments, attention_elements_of(config)))
 
 
 def timed(config: RunConfig, device: Device, node: int = 0) -> Timed:

@@ -17,8 +17,8 @@ import numpy as np
 from mindllm.accept.measured import execute
 from mindllm.accept.runs import Size, base_run, write_text
 from mindllm.config import RunConfig, override_config
-from mindllm.process.cores import cores
-from mindllm.process.host_memory import available_bytes
+from mindllm.jobs.cores import cores
+from mindllm.jobs.memory import available_bytes
 from mindllm.terminal.progress import Progress, counted, unwatched
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.work import HALVES

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mindllm.command import CommandParser, output_directory, output_file, positive, run_command
 from mindllm.errors import CheckFailed, UserError
-from mindllm.executor.option import add_executor_option
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
+from mindllm.jobs.ray_cluster import add_executor_option
 from mindllm.process.interrupts import interruptible
 from mindllm.results import SCHEMA
 from mindllm.terminal.console import error_console, print_json

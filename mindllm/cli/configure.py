@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from mindllm.architecture.experts import DISPATCHES
 from mindllm.command import INTERRUPTED, CommandParser, output_file, positive, run_command
 from mindllm.errors import CheckFailed, UserError
-from mindllm.executor.option import add_executor_option
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
+from mindllm.jobs.ray_cluster import add_executor_option
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.render import drawn, show
 from mindllm.timing.shipped import DEFAULT, shipped_devices

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mindllm.command import IMPOSSIBLE, CommandParser, output_file, positive, run_command
 from mindllm.errors import RunFailed, UserError
-from mindllm.process.cores import cores
+from mindllm.jobs.cores import cores
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.progress import Progress
 from mindllm.terminal.render import SHARE, drawn

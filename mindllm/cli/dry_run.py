@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from mindllm.axes import NAMED_AXES
 from mindllm.command import CommandParser, output_directory, patience, positive, run_command
 from mindllm.errors import CheckFailed, UserError
-from mindllm.executor.option import add_executor_option
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
+from mindllm.jobs.ray_cluster import add_executor_option
 from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn, show
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mindllm.cli.run_options import DESCRIPTIONS, KEYS, LAST, with_mode
 from mindllm.command import CommandParser, output_directory, positive
 from mindllm.errors import UserError
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
 from mindllm.process.interrupts import INTERRUPTED
 from mindllm.shorthands import SHORTHANDS
 from mindllm.units import counted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import UserError
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.render import drawn, show
 

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _models_in(directory: Path) -> list[dict[str, Any]]:
-    from mindllm.weights.catalogue import models_in
+    from mindllm.weight_files.catalogue import models_in
 
     return models_in(directory)
 

@@ -14,8 +14,8 @@ from mindllm.command import CommandParser, output_directory, positive, run_comma
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
+from mindllm.jobs.memory import add_memory_option
 from mindllm.outside import LARGEST_YAML, read_bytes
-from mindllm.process.host_memory import add_memory_option
 from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn, show
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open, size_in_bytes
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
 from mindllm.terminal.console import PlainConsole, error_console, output, print_json
 from mindllm.terminal.render import drawn
 from mindllm.timing.shipped import DEFAULT
@@ -348,19 +348,18 @@ def _apply(options: argparse.Namespace, planned: PipelinePlan, console: PlainCon
             check_fits(run, simulations_here(progress=progress))
     write_run(options.output, run)
     gain = f": {planned.gain}" if planned.gain else ""
-    console.print(f"wrote {options.output}{gain}; {_standing(planned, validates, simulated)}")
+    console.print(f"wrote {options.output}{gain}; {_standing(validates, simulated)}")
     if said := say_forgotten(options.output, forget_spares(options.output)):
         error_console.print(said)
 
 
-def _standing(planned: PipelinePlan, validates: bool, simulated: bool) -> str:
+def _standing(validates: bool, simulated: bool) -> str:
     """Return whether the dry run confirmed a plan, and if not, why."""
     if not validates:
         return "not validated by a dry run (--no-validate)"
     if not simulated:
         return "not validated: MindSpore's dry run is of Ascend devices (context.device_target)"
-    estimated = planned.validated and planned.validated.chosen.estimated
-    return "validated by estimates from compiled graphs" if estimated else "validated by the dry run"
+    return "validated by the dry run"
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mindllm.command import INTERRUPTED, CommandParser, output_directory, output_file, patience, positive, run_command
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from mindllm.executor.option import add_executor_option
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
+from mindllm.jobs.ray_cluster import add_executor_option
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.render import show
 from mindllm.timing.shipped import DEFAULT, shipped_devices

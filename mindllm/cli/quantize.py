@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[2:] if arguments is None else arguments)
     options = _options(given)
     from mindllm.recipes.model_source import find_model
-    from mindllm.weights.quantize import Options, quantize_weights
+    from mindllm.weight_files.quantize import Options, quantize_weights
 
     if options.method is None:
         options.method = "gptq" if options.calibration else "rtn"

@@ -9,8 +9,8 @@ from pathlib import Path
 from mindllm.architecture.experts import DISPATCHES
 from mindllm.architecture.layer_counts import SEARCHED
 from mindllm.command import CommandParser, duration, output_directory, output_file, run_command
-from mindllm.executor.option import add_executor_option
-from mindllm.process.host_memory import add_memory_option
+from mindllm.jobs.memory import add_memory_option
+from mindllm.jobs.ray_cluster import add_executor_option
 from mindllm.terminal.console import error_console, output
 from mindllm.terminal.render import drawn, show
 from mindllm.timing.shipped import DEFAULT, shipped_devices

@@ -105,8 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Converts or describes; returns the exit code."""
     options = make_parser().parse_args(arguments)
     if options.command == "info":
-        from mindllm.weights.convert import checkpoint_in
-        from mindllm.weights.info import describe, description_table
+        from mindllm.weight_files.convert import checkpoint_in
+        from mindllm.weight_files.info import describe, description_table
 
         description = describe(checkpoint_in(options.path))
         print_json(description) if options.json else output.print(description_table(description))
@@ -118,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _convert(options: argparse.Namespace, progress: Progress) -> Path:
-    from mindllm.weights.adapters import export_adapter, merge, unmerge
-    from mindllm.weights.convert import checkpoint_in, export_weights, import_weights
+    from mindllm.weight_files.adapters import export_adapter, merge, unmerge
+    from mindllm.weight_files.convert import checkpoint_in, export_weights, import_weights
 
     for named in ("source", "adapter", "base"):
         if (path := getattr(options, named, None)) is not None:
@@ -134,7 +134,7 @@ def _convert(options: argparse.Namespace, progress: Progress) -> Path:
     if options.command == FORMER_QUANTIZE:
         error_console.print(f"{FORMER_QUANTIZE}: a former name; write mindllm weights quantize")
     if options.command in QUANTIZE:
-        from mindllm.weights.quantize import Options, quantize_weights
+        from mindllm.weight_files.quantize import Options, quantize_weights
 
         chosen = Options.among(vars(options))
         return quantize_weights(options.source, options.target, chosen, options.dtype, options.max_shard_size, progress)

@@ -63,11 +63,6 @@ class StageMemory:
     exact: bool
     planned: Fill = field(default_factory=dict)
 
-    @property
-    def estimated(self) -> bool:
-        """Whether the figures are estimates from compiled graphs instead of MindSpore's dry run."""
-        return self.shown.estimated
-
     @cached_property
     def peak(self) -> Fill:
         """What fills the memory at the peak."""
@@ -394,7 +389,7 @@ def _extrapolated(
     gaps = max(profile.gaps for profile in profiles.values())
     largest = profiles[design.check or design.base]
     what = f"{len(profiles)} smaller runs" if design.varied or design.alive else "fewer micro-batches"
-    method = f"{'estimate, ' * largest.estimated}extrapolated: {what}"
+    method = f"extrapolated: {what}"
     return StageMemory(stage, moments, used + gaps, method, largest, False, _planned(design, target, profiles))
 
 
@@ -405,9 +400,4 @@ def _planned(design: Design, target: Point, profiles: Mapping[Point, Profile]) -
 
 
 def _as_simulated(stage: Stage, profile: Profile) -> StageMemory:
-    method = _simulated(profile)
-    return StageMemory(stage, profile.moments, profile.actual_peak, method, profile, True, profile.planned)
-
-
-def _simulated(profile: Profile) -> str:
-    return "estimate from the compiled graph" if profile.estimated else "simulated"
+    return StageMemory(stage, profile.moments, profile.actual_peak, "simulated", profile, True, profile.planned)

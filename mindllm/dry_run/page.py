@@ -51,8 +51,7 @@ def render_page(
     memories: Sequence[StageMemory], config: RunConfig, limit: int, lines: Lines, to_proof: bool = False
 ) -> str:
     """Returns the page of the stages of a run as HTML; ``to_proof``: with the way back to the proof of the run beside it."""
-    what = "estimated memory" if any(memory.estimated for memory in memories) else "memory"
-    title = f"{config.trainer.model_name or 'Run'}: {what} of each pipeline stage"
+    title = f"{config.trainer.model_name or 'Run'}: memory of each pipeline stage"
     return render_sections(title, [_section(memory, config) for memory in memories], limit, lines, to_proof)
 
 

@@ -18,7 +18,7 @@ from mindllm.outside import read_compressed_json
 FORMAT = "mindllm dry run profile 2"
 POINTS_OF_TIME = 1500
 LARGEST = 60
-PLAIN = ("rank", "used_peak", "actual_peak", "peak_time", "estimated")  # fields that JSON holds as they are
+PLAIN = ("rank", "used_peak", "actual_peak", "peak_time")  # fields that JSON holds as they are
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Alive:
 class Profile:
     """One simulated rank. Sizes are bytes, times are counts of events.
 
-    ``timeline`` holds (time, bytes in use), thinned out; ``largest`` the largest blocks in use at the peak. ``estimated``: from
-    the compiled graph, not by MindSpore's dry run. ``planned``: what lies in blocks of planned memory at its fullest moment.
+    ``timeline`` holds (time, bytes in use), thinned out; ``largest`` the largest blocks in use at the peak.
+    ``planned``: contents of the blocks of planned memory at its fullest moment.
     """
 
     rank: int
@@ -48,7 +48,6 @@ class Profile:
     peak_time: int
     largest: tuple[Alive, ...]
     messages: tuple[str, ...]
-    estimated: bool = False
     planned: Fill = field(default_factory=dict)
 
     @property
@@ -62,7 +61,7 @@ class Profile:
         return self.actual_peak - self.used_peak
 
 
-def profile_of(simulation: Simulation, estimated: bool = False) -> Profile:
+def profile_of(simulation: Simulation) -> Profile:
     """Boils a simulation down."""
     alive = simulation.alive(simulation.peak_time)
     return Profile(
@@ -74,7 +73,6 @@ def profile_of(simulation: Simulation, estimated: bool = False) -> Profile:
         peak_time=simulation.peak_time,
         largest=tuple(Alive(b.node, use_of(b), b.size, b.start, b.end) for b in alive[:LARGEST]),
         messages=simulation.messages,
-        estimated=estimated,
         planned=_sums(simulation.planned),
     )
 

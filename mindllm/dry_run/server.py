@@ -30,8 +30,8 @@ from mindllm.config import load_config
 from mindllm.dry_run.profile import profile_of, save_profile
 from mindllm.dry_run.source_lines import write_lines
 from mindllm.files import atomic_open
-from mindllm.launch.process import JobProcess
-from mindllm.process.cores import Core
+from mindllm.jobs.cores import Core
+from mindllm.jobs.process import JobProcess
 from mindllm.process.exit_hooks import skip_exit_functions
 from mindllm.sources import python_path
 

@@ -8,27 +8,24 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mindllm.compiled.device.stand_in import device_software
-from mindllm.compiled.device.wheel import StandInUnavailable
 from mindllm.config import RunConfig, render_config
 from mindllm.dry_run.cache import Kept, forget_old_ones, read_kept
 from mindllm.dry_run.profile import Profile, load_profile
-from mindllm.dry_run.request import ESTIMATE, LINES, Request
+from mindllm.dry_run.request import LINES, Request
 from mindllm.dry_run.server import CODE, CONFIG, LOG, Server
 from mindllm.dry_run.source_lines import Lines, read_lines
 from mindllm.dry_run.spread_simulations import run_on_cluster
 from mindllm.dry_run.worker_memory import worker_bytes
 from mindllm.errors import RunFailed, UserError
-from mindllm.executor.option import is_spread
-from mindllm.launch.process import JobProcess, ending, last_lines
-from mindllm.process.cores import cores
-from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.jobs.cores import cores
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.jobs.process import ending, last_lines
+from mindllm.jobs.ray_cluster import is_spread
 from mindllm.process.temporary import temporary_directory
 from mindllm.reduced_runs.stage import reduce_to_layer
-from mindllm.sources import python_path
 from mindllm.terminal.progress import Progress, unwatched
 
 logger = logging.getLogger(__name__)
@@ -42,11 +39,9 @@ class Simulations:
     Args:
         workers: how many at once; None: one for each core, as memory allows.
         progress: told of simulations that run, how many are done, and of how many.
-        estimates: estimate from compiled graphs instead of simulating.
     """
 
-    def __init__(self, workers: int | None = None, progress: Progress = unwatched, estimates: bool = False) -> None:
-        self.estimates = estimates
+    def __init__(self, workers: int | None = None, progress: Progress = unwatched) -> None:
         self.workers = workers or cores()
         self.progress = progress
         self.run_now = 0  # simulations that were not kept from earlier
@@ -59,8 +54,7 @@ class Simulations:
             UserError: what MindSpore's compiler refuses, or too little memory for a single worker.
             RunFailed: a worker that ended unexpectedly. Whatever ends this call ends all workers.
         """
-        asked = [replace(request, what=ESTIMATE) for request in requests] if self.estimates else requests
-        return self._all(asked, load_profile)
+        return self._all(requests, load_profile)
 
     def prepare_source_lines(self, config: RunConfig) -> None:
         """Has the source lines of a run found beside the next simulations, where cores would wait at their end."""
@@ -92,25 +86,21 @@ class Simulations:
         with MemoryClaim() as claim, temporary_directory("mindllm_dry_run_") as directory:
             largest = sorted((request for _, request in waiting), key=lambda request: -worker_bytes(request.config))
             left = self._claimed(claim, largest)
-            server = None if self.estimates else Server(directory)
-            running: list[_Worker] = []
+            server = Server(directory)
+            running: list[_Job] = []
             try:
                 while waiting or running:
                     while waiting and self._has_room(running, waiting[0][1], left):
                         file, request = waiting.pop(0)
                         place = directory / str(len(waiting))
                         place.mkdir()
-                        running.append(_Job(request, file, place, server) if server else _Process(request, file, place))
-                    for worker in [worker for worker in running if worker.ended()]:
-                        running.remove(worker)
-                    names = ", ".join(worker.request.name for worker in running)
+                        running.append(_Job(request, file, place, server))
+                    running = [job for job in running if not job.has_ended()]
+                    names = ", ".join(job.request.name for job in running)
                     self.progress(f"simulating {names}", len(missing) - len(waiting) - len(running), len(missing))
                     time.sleep(POLL_SECONDS)
             finally:
-                for worker in running:
-                    worker.kill()
-                if server:
-                    server.kill()
+                server.kill()
 
     def _claimed(self, claim: MemoryClaim, waiting: Sequence[Request]) -> int:
         """Memory that workers may take: what the largest ones take, as many as run at once and fit; one always must."""
@@ -127,9 +117,9 @@ class Simulations:
         claim.take(fitting[-1])
         return fitting[-1]
 
-    def _has_room(self, running: Sequence[_Worker], request: Request, left: int) -> bool:
+    def _has_room(self, running: Sequence[_Job], request: Request, left: int) -> bool:
         """Whether one more worker may start; one of them always may."""
-        taken = sum(worker_bytes(worker.request.config) for worker in running)
+        taken = sum(worker_bytes(job.request.config) for job in running)
         return not running or (len(running) < self.workers and taken + worker_bytes(request.config) <= left)
 
 
@@ -143,24 +133,19 @@ def _request_of_lines(config: RunConfig) -> Request:
     return Request(reduce_to_layer(config), 0, "source lines", LINES)
 
 
-class _Worker:
-    """What is being done for a request, in a directory of its own that has its log."""
+class _Job:
+    """A request that the server works on, in a directory with its log. It ends with its server."""
 
-    def __init__(self, request: Request, directory: Path) -> None:
+    def __init__(self, request: Request, output: Path, directory: Path, server: Server) -> None:
         self.request = request
         self.log = directory / LOG
+        self._server, self._code = server, directory / CODE
         (directory / CONFIG).write_text(render_config(request.config), encoding="utf-8")
+        server.begin(directory, request.rank, output, request.what == LINES)
 
-    def poll(self) -> int | None:
-        """The exit code, negative the signal that killed it; None while it runs."""
-        raise NotImplementedError
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def ended(self) -> bool:
-        """Whether it has ended well; raises if it has ended otherwise."""
-        code = self.poll()
+    def has_ended(self) -> bool:
+        """Return True if the job succeeded and False while it runs; raise if it failed."""
+        code = self._exit_code()
         if code in (None, 0):
             return code == 0
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
@@ -171,33 +156,8 @@ class _Worker:
             advice = "; the system may be out of memory: end other programs, or write --workers 1"
         raise RunFailed(f"simulating {self.request.name} {ending(code)}{advice}\n{last_lines(self.log)}")
 
-
-class _Process(_Worker):
-    """A Python that estimates, or finds source lines."""
-
-    def __init__(self, request: Request, output: Path, directory: Path) -> None:
-        super().__init__(request, directory)
-        command = [sys.executable, "-m", "mindllm.dry_run.worker", "--config", str(directory / CONFIG)]
-        command += ["--rank", str(request.rank), "--output", str(output), *["--lines"] * (request.what == LINES)]
-        variables = {"PYTHONPATH": python_path(), "TMPDIR": str(directory), "COLUMNS": "1000"}
-        self._process = JobProcess(request.name, command, variables, self.log)
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-
-class _Job(_Worker):
-    """A simulation, which ends with its server."""
-
-    def __init__(self, request: Request, output: Path, directory: Path, server: Server) -> None:
-        super().__init__(request, directory)
-        self._server, self._code = server, directory / CODE
-        server.begin(directory, request.rank, output, request.what == LINES)
-
-    def poll(self) -> int | None:
+    def _exit_code(self) -> int | None:
+        """Return the exit code, or the negative number of the signal that killed the job; None while it runs."""
         if self._code.is_file():
             return int(self._code.read_text())
         if (code := self._server.process.poll()) is None:
@@ -207,10 +167,10 @@ class _Job(_Worker):
 
 
 def simulations_here(workers: int | None = None, progress: Progress = unwatched) -> Simulations:
-    """Return simulations by MindSpore's dry run where it works; where it does not, estimates, of which a warning tells."""
-    try:
-        device_software()
-    except StandInUnavailable as error:
-        logger.warning("all figures are estimates from compiled graphs, not MindSpore's dry run: %s", error)
-        return Simulations(workers, progress, estimates=True)
+    """Return simulations by MindSpore's dry run.
+
+    Raises:
+        StandInUnavailable: this machine cannot simulate a device, as where it has no C compiler.
+    """
+    device_software()
     return Simulations(workers, progress)

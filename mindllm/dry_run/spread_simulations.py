@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.compiled.rank.compile_rank import compile_rank
-from mindllm.compiled.simulation.estimate_rank import estimate_rank
 from mindllm.compiled.simulation.simulate_rank import simulate_rank
 from mindllm.config import load_config, tree_of
 from mindllm.dry_run.profile import profile_of, save_profile
-from mindllm.dry_run.request import ESTIMATE, LINES, Request
+from mindllm.dry_run.request import LINES, Request
 from mindllm.dry_run.source_lines import write_lines
 from mindllm.dry_run.worker_memory import worker_bytes
-from mindllm.executor.ray_cluster import Spread, Work
 from mindllm.files import atomic_open
+from mindllm.jobs.ray_cluster import Spread, Work
 from mindllm.process.temporary import temporary_directory
 from mindllm.terminal.progress import Progress
 
@@ -54,8 +53,6 @@ def done_there(tree: dict[str, Any], rank: int, what: str) -> bytes:
         file = directory / "found"
         if what == LINES:
             write_lines(compile_rank(config, rank).sources, file)
-        elif what == ESTIMATE:
-            save_profile(profile_of(estimate_rank(config, rank), estimated=True), file)
         else:
             save_profile(profile_of(simulate_rank(config, rank)), file)
         return file.read_bytes()

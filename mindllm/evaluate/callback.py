@@ -30,7 +30,7 @@ from mindllm.train.checkpoint.parts import joined
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.metrics_file import MetricsFile
 from mindllm.train.state import RunState, StepRecord
-from mindllm.train.whole_weights import whole_weights
+from mindllm.weight_files.whole_weights import whole_weights
 
 if TYPE_CHECKING:
     from mindllm.evaluate.run import Outcome

@@ -15,8 +15,8 @@ from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights, values_follow
 from mindllm.terminal.progress import Progress, unwatched
-from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained
 from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.weight_files.pretrained import Pretrained, find_pretrained
 
 ANSWERS = "answers"
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig, override_config, render_config
-from mindllm.launch.child import run_child, run_yaml_in_child
+from mindllm.jobs.process import run_child, run_yaml_in_child
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 

@@ -12,9 +12,9 @@ from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.generate.generator import Generator
 from mindllm.generate.host import HostModel
 from mindllm.train.checkpoint import CheckpointStore
-from mindllm.train.checkpoint.pretrained import find_pretrained
-from mindllm.train.checkpoint.quantized.held import packed_weights
 from mindllm.train.checkpoint.tensors import TensorSource
+from mindllm.weight_files.pretrained import find_pretrained
+from mindllm.weight_files.quantized.held import packed_weights
 
 
 def need_weights(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mindllm.arguments import Prompt
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.errors import UserError
-from mindllm.launch.child import run_yaml_in_child
+from mindllm.jobs.process import run_yaml_in_child
 from mindllm.process.temporary import temporary_directory
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts

@@ -19,6 +19,7 @@ from typing import Any
 
 from mindllm.command import INTERRUPTED
 from mindllm.errors import RunFailed, UserError
+from mindllm.jobs.process import JobProcess
 from mindllm.launch.desk import VARIABLES
 from mindllm.launch.heartbeat import DIRECTORY, DUMP_SIGNAL, forget_beats, read_beats
 from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS, JobStopped
@@ -27,7 +28,6 @@ from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.lines import PIECE, SignedLine
 from mindllm.launch.meeting import DESCRIPTOR
 from mindllm.launch.nodes import SEND_SECONDS, STOPS, TAIL, as_text, from_text
-from mindllm.launch.process import JobProcess
 from mindllm.launch.secret import Secret
 from mindllm.launch.signals import StopRequests
 

@@ -15,6 +15,7 @@ from typing import IO
 
 from mindllm.command import INTERRUPTED
 from mindllm.errors import RunFailed
+from mindllm.jobs.process import JobProcess
 from mindllm.launch.desk import RendezvousServer
 from mindllm.launch.heartbeat import (
     DIRECTORY,
@@ -29,7 +30,6 @@ from mindllm.launch.heartbeat import (
 from mindllm.launch.layouts import LayoutBook
 from mindllm.launch.meeting import DESCRIPTOR, Table
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
-from mindllm.launch.process import JobProcess
 from mindllm.launch.signals import StopRequests
 
 HOST = "127.0.0.1"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindllm.jobs.process import ending
 from mindllm.launch.heartbeat import Beat, beat_of
 from mindllm.launch.lines import PIECE, SignedLine
-from mindllm.launch.process import ending
 
 LOST = 1  # exit code of ranks whose node is gone
 KILL_SECONDS = 10.0

@@ -61,11 +61,6 @@ class Round:
         return all(needed <= self.limit_mb for needed in self.needed_mb)
 
     @property
-    def estimated(self) -> bool:
-        """Return True if figures are estimates, because MindSpore's dry run does not work on this machine."""
-        return any(memory.estimated for memory in self.memories)
-
-    @property
     def confirmed(self) -> bool:
         """Whether it fits and no stage needs much more or less than predicted."""
         return self.fits and all(

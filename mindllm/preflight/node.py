@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from mindllm.jobs.memory import available_bytes
 from mindllm.preflight.finding import Finding, bad, good, unknown
-from mindllm.process.host_memory import available_bytes
 from mindllm.units import GB, GIB, MIB, counted
 
 HOST_GB_PER_RANK = 8  # a compiling rank of a large model takes a few; data and checkpoints the rest

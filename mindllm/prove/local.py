@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mindllm.config import RunConfig, render_config
-from mindllm.launch.process import JobProcess, ending, last_lines
-from mindllm.process.cores import cores, shared_cores
-from mindllm.process.host_memory import ADVICE
+from mindllm.jobs.cores import cores, shared_cores
+from mindllm.jobs.memory import ADVICE
+from mindllm.jobs.process import JobProcess, ending, last_lines
 from mindllm.process.temporary import temporary_directory
 from mindllm.prove.answers import Answer, Finding, Standing
 from mindllm.prove.pieces import Options, Piece

@@ -10,7 +10,7 @@ from mindllm.data.preprocess.build import Summary, build, is_up_to_date, measure
 from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.preprocess.sources import Source, find_sources, shuffled
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from mindllm.process.cores import cores
+from mindllm.jobs.cores import cores
 from mindllm.process.temporary import temporary_directory
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.units import counted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mindllm.config import RunConfig, override_config
 from mindllm.errors import UserError
-from mindllm.process.host_memory import available_bytes, claim_directory, claimed_by_others, gibibytes, memory_share
+from mindllm.jobs.memory import available_bytes, claim_directory, claimed_by_others, gibibytes, memory_share
 from mindllm.recipes.device import CPU
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.config.callbacks import MetricsMonitorConfig
-from mindllm.launch.child import run_yaml_in_child
+from mindllm.jobs.process import run_yaml_in_child
 from mindllm.results import Result
 from mindllm.run.proved import find
 from mindllm.terminal.progress import Progress, unwatched

@@ -27,11 +27,9 @@ from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers, load_checkpoint
-from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.loading import Base
 from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.parts import joined
-from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
 from mindllm.train.evaluation import EvaluationResult, RowResult
 from mindllm.train.job.data_agreement import refuse_different_data
 from mindllm.train.job.execution import Execution, Executor, describe
@@ -44,7 +42,10 @@ from mindllm.train.optimizers.schedule import group_learning_rates, learning_rat
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
-from mindllm.train.whole_weights import whole_weights
+from mindllm.weight_files.adapter import leaves_weights_out
+from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
+from mindllm.weight_files.whole_weights import whole_weights
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
             file.write(render_config(config))
     engine = make_engine(config, execution, progress=progress, loaded=given or ())
     state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)
-    state.pretrained, state.base = pretrained, base_record(config, pretrained)
+    state.base_weights = pretrained.base if pretrained is not None else None
+    state.base = base_record(config, pretrained)
     if given is not None:
         engine.load_state(given)
         logger.info("weights of %s", pretrained.path if pretrained else "")

@@ -17,8 +17,7 @@ from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, load_config, override_config, render_config, tree_of
 from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
-from mindllm.executor.option import is_spread
-from mindllm.executor.ray_cluster import Spread, Work
+from mindllm.jobs.ray_cluster import Spread, Work, is_spread
 from mindllm.outside import append_lines, read_kept_lines
 from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindllm.config import RunConfig
-from mindllm.train.checkpoint.adapters.adapter import Base
+from mindllm.train.checkpoint.loading import Base
 from mindllm.train.expert_loads import LayerLoad
 from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.optimizers.spikes import SpikeGuard
 
 if TYPE_CHECKING:
-    from mindllm.train.checkpoint.pretrained import Pretrained
+    from mindllm.train.checkpoint.tensors import TensorSource
     from mindllm.train.engine import Batch, Engine
 
 
@@ -70,8 +71,8 @@ class RunState:
     such and this rank knows it. ``against_proof``: the newest step beside what the run's proof predicts, by name, if it has one.
     ``health``: figures of the newest step by ``figure/group``, where ``monitor_config`` asks for them. ``counted_steps``, of
     which ``overflows``: steps of the whole run, as far as its checkpoints say how many overflowed.
-    ``pretrained``: the weights the run was given. ``base``: what checkpoints say of the frozen ones, which they leave out; None
-    where they hold all.
+    ``base``: the frozen weights as checkpoints name them, which leave them out; None if checkpoints hold all weights.
+    ``base_weights``: the weights the run was given, None if it drew them from the seed.
     ``sample_offset``: samples consumed beyond ``step`` global batches; not 0 after a resume with another batch size.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
     """
@@ -84,7 +85,7 @@ class RunState:
     step: int = 0
     batch: Batch | None = None
     base: Base | None = None
-    pretrained: Pretrained | None = None
+    base_weights: Mapping[str, TensorSource] | None = None
     stop_reason: str = ""
     results: dict[str, str] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)

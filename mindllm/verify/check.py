@@ -12,8 +12,8 @@ from dataclasses import replace
 from mindllm.compiled.rank.compile_ranks import RankCompilation
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed
-from mindllm.process.cores import first_core_kept
-from mindllm.process.host_memory import MemoryClaim
+from mindllm.jobs.cores import first_core_kept
+from mindllm.jobs.memory import MemoryClaim
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.outcome import Options, Outcome
 from mindllm.verify.scope import Memory, Scope, SmallModel, fitting, scope_of

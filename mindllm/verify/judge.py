@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.config import RunConfig
-from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.beginning import beginning_problems
 from mindllm.verify.compare import Comparison, is_of_loss

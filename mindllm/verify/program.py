@@ -17,8 +17,8 @@ from mindllm.compiled.foreign.kept_program import NOT_ALONE, SINGLE, KeptRank, k
 from mindllm.compiled.foreign.lockstep import Program, ProgramRank, read_rank, without_kernel
 from mindllm.compiled.rank.pool import Pool
 from mindllm.errors import RunFailed, UserError
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.outside import read_text
-from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.stage_graph import micro_batches_of

@@ -11,8 +11,8 @@ from mindllm.axes import NAMED_AXES
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.jobs.memory import gibibytes
 from mindllm.outside import read_text
-from mindllm.process.host_memory import gibibytes
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
 from mindllm.verify.compare import Comparison, TensorError

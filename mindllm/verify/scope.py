@@ -19,8 +19,8 @@ from mindllm.axes import EXPERTS, NAMED_AXES
 from mindllm.compiled.rank.host_needs import compile_bytes, graph_bytes
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.process.cores import cores
-from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.jobs.cores import cores
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.reduced_runs.mesh import reduced_meshes
 from mindllm.reduced_runs.model import ACCUMULATION_STEPS, reduce_model, single_device
 

@@ -44,7 +44,7 @@ class Machine:
         self.ran, self.loss, self.peak, self.step, self.plants = [], {}, {}, {}, {}
         self.fails, self.extra, self.used = {}, {}, 8
         monkeypatch.setattr(flow, "execute", self.execute)
-        monkeypatch.setattr(flow, "peak_of", lambda config, simulations: Peak(USED, USED, False))
+        monkeypatch.setattr(flow, "peak_of", lambda config, simulations: Peak(USED, USED))
         monkeypatch.setattr(flow, "simulations_here", lambda: None)
         monkeypatch.setattr(node_module, "visible_devices", lambda: here)
         monkeypatch.setattr(node_states, "ASK_SECONDS", 0.0)

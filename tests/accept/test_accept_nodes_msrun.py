@@ -17,7 +17,7 @@ node.visible_devices = lambda *directory: 2
 from mindllm.accept import accept
 from mindllm.accept.expected import Peak
 
-accept.peak_of = lambda config, simulations: Peak(1, 1, False)
+accept.peak_of = lambda config, simulations: Peak(1, 1)
 accept.simulations_here = lambda: None
 accept.Wanted.size = property(lambda wanted: replace(accept.SIZES["CPU"], profiled=0))
 from mindllm.cli.accept import main

@@ -7,7 +7,7 @@ from mindllm.accept import this_machine
 from mindllm.accept.this_machine import FITTED, NOT_TOLD, TWO, Shape, described_here, llama, measure, run_of
 from mindllm.architecture.parts import causal_blocks
 from mindllm.cli.time import main
-from mindllm.process.cores import cores
+from mindllm.jobs.cores import cores
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.operators import operator_seconds
 from mindllm.timing.costs.work import product

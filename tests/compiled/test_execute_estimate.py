@@ -7,7 +7,7 @@ from mindllm.compiled.execute import estimate as module
 from mindllm.compiled.execute.estimate import estimate, refuse_too_large
 from mindllm.config import override_config
 from mindllm.errors import UserError
-from mindllm.process import host_memory
+from mindllm.jobs import memory as host_memory
 
 RUN = cluster_run(dp=2, tp=2, pp=2, micro=2, context={"device_target": "CPU"})
 LARGE = override_config(RUN, {"model.model_config.hidden_size": 4096, "model.model_config.num_layers": 64})

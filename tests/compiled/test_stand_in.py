@@ -48,9 +48,22 @@ def test_several_at_once_make_it_once(own_cache):
 
 def test_without_a_compiler(own_cache, monkeypatch):
     monkeypatch.setenv("PATH", str(own_cache))
-    with pytest.raises(stand_in.StandInUnavailable, match=r"needs a C compiler, .* cc, gcc, clang; install one"):
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    with pytest.raises(stand_in.StandInUnavailable, match=r"requires a C compiler .*pip install 'mindllm\[compiler\]'"):
         stand_in.stand_ins()
     assert not list(own_cache.iterdir())
+
+
+def test_the_extra_brings_a_compiler(own_cache, monkeypatch):
+    pytest.importorskip("ziglang", reason="pip install 'mindllm[compiler]'")
+    monkeypatch.setenv("PATH", str(own_cache))
+    library = stand_in.stand_ins() / "lib64" / stand_in.EVERYTHING
+    variables = {**os.environ, "MS_SIMULATION_LEVEL": "1"}
+    result = subprocess.run([sys.executable, "-c", LOAD, str(library)], env=variables, capture_output=True, text=True)
+    assert result.stdout == "loaded\n", result.stderr
+    names = names_to_offer(wheel.own_wheel().package)[0]
+    assert set(names) <= read_shared_library(library).offered
+    assert [path.name for path in own_cache.iterdir()] == [library.parents[2].name]
 
 
 def test_a_compiler_that_fails(own_cache, monkeypatch, tmp_path):

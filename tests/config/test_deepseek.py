@@ -11,8 +11,8 @@ from mindllm.config import read_model_config
 from mindllm.errors import UserError
 from mindllm.families import family_of
 from mindllm.families.deepseek import V3
-from mindllm.train.checkpoint.family_weights import FamilyWeights
-from mindllm.train.checkpoint.hugging_face import read_weights
+from mindllm.weight_files.family_weights import FamilyWeights
+from mindllm.weight_files.hugging_face import read_weights
 
 
 def read(tmp_path, name="deepseek_v3", **changes):

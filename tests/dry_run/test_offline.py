@@ -169,9 +169,10 @@ def test_what_is_not_one_process(tmp_path, command, said):
 def test_no_c_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ziglang", None)
     for name in HOMES:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UserError, match=r"simulating a device needs a C compiler.*install one") as raised:
+    with pytest.raises(UserError, match=r"simulating a device requires a C compiler.*install gcc") as raised:
         main(["--keep", str(tmp_path / "kept"), "--", *program(tmp_path / "train.py", FAILS)])
     assert "\n" not in str(raised.value)
 

@@ -11,8 +11,8 @@ from small_cluster import cluster_run
 
 from mindllm.config import load_config
 from mindllm.errors import RunFailed, UserError
-from mindllm.executor import option, ray_cluster
-from mindllm.executor.ray_cluster import Spread, Work, spread
+from mindllm.jobs import ray_cluster
+from mindllm.jobs.ray_cluster import Spread, Work, spread
 
 ray = pytest.importorskip("ray")
 SHARED_BYTES = 80 << 20  # the least that a node's store of objects may have
@@ -35,7 +35,7 @@ def cluster():
 @pytest.fixture
 def spread_here(cluster, monkeypatch):
     """The executor of this process is that cluster."""
-    monkeypatch.setenv(option.VARIABLE, option.RAY)
+    monkeypatch.setenv(ray_cluster.VARIABLE, ray_cluster.RAY)
     monkeypatch.setenv(ray_cluster.ADDRESS, cluster.address)
     return cluster
 
@@ -90,7 +90,7 @@ def test_a_search_on_the_cluster_finds_what_it_finds_here(spread_here, monkeypat
     monkeypatch.setattr(module, "TOGETHER", 20)
     config, device = load_config("configs/llama2/pretrain_llama2_7b_8p.yaml"), read_device("atlas_800t_a2")
     there = search(config, 8, config.global_batch_size, device, 58 << 30)
-    monkeypatch.setenv(option.VARIABLE, option.LOCAL)
+    monkeypatch.setenv(ray_cluster.VARIABLE, ray_cluster.LOCAL)
     here = search(config, 8, config.global_batch_size, device, 58 << 30)
     assert [one.tree() for one in there.judged] == [one.tree() for one in here.judged]
     assert there.left_out == here.left_out
@@ -102,7 +102,7 @@ def test_ranks_compiled_on_the_cluster_are_those_compiled_here(spread_here, monk
 
     config = cluster_run(dp=2)
     there = compile_ranks(config)
-    monkeypatch.setenv(option.VARIABLE, option.LOCAL)
+    monkeypatch.setenv(ray_cluster.VARIABLE, ray_cluster.LOCAL)
     here = compile_ranks(config)
     assert [graph.rank for graph in there] == [0, 1]
     assert [len(list(graph.nodes())) for graph in there] == [len(list(graph.nodes())) for graph in here]
@@ -123,7 +123,7 @@ def test_a_dry_run_survives_the_loss_of_a_node(spread_here, monkeypatch, tmp_pat
     assert time.monotonic() - begun > 8
     killed.join()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
-    monkeypatch.setenv(option.VARIABLE, option.LOCAL)
+    monkeypatch.setenv(ray_cluster.VARIABLE, ray_cluster.LOCAL)
     assert there.to_dict() == simulate(config, simulations_here()).to_dict()
 
 
@@ -135,6 +135,6 @@ def test_without_a_cluster_it_says_how_to_start_one(monkeypatch):
 
 
 def test_an_unknown_executor_is_refused(monkeypatch):
-    monkeypatch.setenv(option.VARIABLE, "rya")
+    monkeypatch.setenv(ray_cluster.VARIABLE, "rya")
     with pytest.raises(UserError, match="did you mean 'ray'"):
-        option.is_spread()
+        ray_cluster.is_spread()

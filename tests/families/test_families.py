@@ -27,10 +27,10 @@ from mindllm.models.weights import HostCopy, assign, trained_weights  # noqa: E4
 from mindllm.parallel.layout import Mesh  # noqa: E402
 from mindllm.parallel.operators import operators  # noqa: E402
 from mindllm.parallel.sharding import FOLLOWERS, apply_sharding, sharding_table  # noqa: E402
-from mindllm.train.checkpoint.family_weights import FamilyWeights  # noqa: E402
-from mindllm.train.checkpoint.hugging_face import read_weights  # noqa: E402
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face  # noqa: E402
 from mindllm.train.step import ForwardBackward  # noqa: E402
+from mindllm.weight_files.family_weights import FamilyWeights  # noqa: E402
+from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
+from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
 
 LENGTH = 24
 TOKENS = np.random.default_rng(0).integers(3, 97, (2, LENGTH + 1)).astype(np.int32)

@@ -14,11 +14,11 @@ from opponents import TINY, load, opponent  # noqa: E402
 from mindllm.architecture.adapters import MAGNITUDE  # noqa: E402
 from mindllm.config import read_model_config  # noqa: E402
 from mindllm.config.tuning import PetConfig  # noqa: E402
-from mindllm.train.checkpoint.adapters.merging import adapted, merged, unmerged  # noqa: E402
-from mindllm.train.checkpoint.adapters.peft import write_peft  # noqa: E402
-from mindllm.train.checkpoint.adapters.peft_reading import read_peft  # noqa: E402
-from mindllm.train.checkpoint.hugging_face import read_weights  # noqa: E402
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face  # noqa: E402
+from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
+from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
+from mindllm.weight_files.merging import adapted, merged, unmerged  # noqa: E402
+from mindllm.weight_files.peft import write_peft  # noqa: E402
+from mindllm.weight_files.peft_reading import read_peft  # noqa: E402
 
 TOKENS = torch.tensor(np.random.default_rng(0).integers(3, 97, (2, 24)))
 QUICK = (

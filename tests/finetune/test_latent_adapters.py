@@ -14,8 +14,8 @@ from mindllm.finetune.transform import build_tuned_model
 from mindllm.models import build_model
 from mindllm.models.weights import assign, model_weights, trained_weights
 from mindllm.random_keys import random_keys
-from mindllm.train.checkpoint.adapters.merging import merged
 from mindllm.train.step import ForwardBackward
+from mindllm.weight_files.merging import merged
 
 FIELDS = {
     **{"vocab_size": 97, "hidden_size": 32, "num_layers": 1, "num_heads": 4, "n_kv_heads": 4, "seq_length": 16},

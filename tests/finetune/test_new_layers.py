@@ -7,8 +7,8 @@ import pytest
 from tuned_runs import base_weights, batch, beside, snapshot, tuned_run, weights
 
 from mindllm.finetune.transform import initial_weights
-from mindllm.train.checkpoint.adapters import merged
 from mindllm.train.engine import ReplicaEngine
+from mindllm.weight_files.merging import merged
 
 PET = {"pet_type": "llamapro", "num_new_blocks": 1}
 BIASED = {

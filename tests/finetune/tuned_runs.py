@@ -9,8 +9,8 @@ import yaml
 
 from mindllm.config import RunConfig, load_config
 from mindllm.models.weights import model_weights
-from mindllm.train.checkpoint.adapters.merging import adapted
 from mindllm.train.engine import ReplicaEngine
+from mindllm.weight_files.merging import adapted
 
 SIZES = {"vocab_size": 61, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "n_kv_heads": 2, "intermediate_size": 24}
 RUN: dict[str, Any] = {

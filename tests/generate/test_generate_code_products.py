@@ -16,7 +16,7 @@ from mindllm.generate import load
 from mindllm.generate.graphs.quantized_linear import QuantizedLinear, use_quantized_products
 from mindllm.models import Kernels
 from mindllm.models.weights import initialise, model_weights, quantized_parameters
-from mindllm.train.checkpoint.hugging_face import read_weights
+from mindllm.weight_files.hugging_face import read_weights
 
 WIDER = tiny_quantized.MODEL.model_copy(update={"hidden_size": 64})
 PARTS = {"attention": ("wq", "wk", "wv", "wo"), "feed_forward": ("w1", "w3", "w2")}

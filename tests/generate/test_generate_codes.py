@@ -18,7 +18,7 @@ from mindllm.quantize.codes import Codes
 from mindllm.quantize.packed import held_tensors
 from mindllm.quantize.rounding import quantize
 from mindllm.quantize.tables import table_of
-from mindllm.train.checkpoint.hugging_face import read_weights
+from mindllm.weight_files.hugging_face import read_weights
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 HIDDEN, HEADS, KV_HEADS, WIDTH, INNER, CAPACITY = 64, 4, 2, 16, 96, 8

@@ -13,7 +13,7 @@ from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bp
 from mindllm.errors import UserError
 from mindllm.generate.prompts import Conversation, conversation_encoder
 from mindllm.generate.requests import _parse
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.weight_files.hugging_face_export import export_hugging_face
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.launch.process import JobProcess
+from mindllm.jobs.process import JobProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "scripts" / "msrun_launcher.sh"

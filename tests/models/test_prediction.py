@@ -27,9 +27,9 @@ from mindllm.models.experts.expert_load import LOSS_PROBE  # noqa: E402
 from mindllm.models.mtp import Ahead  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.callbacks.figures import prediction_loss  # noqa: E402
-from mindllm.train.checkpoint.hugging_face import read_weights  # noqa: E402
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face  # noqa: E402
 from mindllm.train.step import ForwardBackward  # noqa: E402
+from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
+from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
 
 LENGTH, DEPTHS, FACTOR = 12, 2, 0.4
 GENERATOR = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from mindllm.cli.weights import main
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.training import train_tokenizer
-from mindllm.train.checkpoint.hugging_face import read_weights
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.weight_files.hugging_face import read_weights
+from mindllm.weight_files.hugging_face_export import export_hugging_face
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from mindllm.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.generate.generator import Generator
 from mindllm.models import build_model
 from mindllm.models.weights import HostCopy, assign, trained_weights
-from mindllm.train.checkpoint.hugging_face import read_weights
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.step import ForwardBackward
+from mindllm.weight_files.hugging_face import read_weights
+from mindllm.weight_files.hugging_face_export import export_hugging_face
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

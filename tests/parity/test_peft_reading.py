@@ -18,12 +18,12 @@ from safetensors.numpy import load_file, save_file  # noqa: E402
 
 from mindllm.config import read_model_config  # noqa: E402
 from mindllm.errors import UserError  # noqa: E402
-from mindllm.train.checkpoint.adapters.initial import subtract_initial  # noqa: E402
-from mindllm.train.checkpoint.adapters.merging import merged  # noqa: E402
-from mindllm.train.checkpoint.adapters.peft import write_peft  # noqa: E402
-from mindllm.train.checkpoint.adapters.peft_reading import ALLOWED, check_keys, read_peft  # noqa: E402
-from mindllm.train.checkpoint.hugging_face import read_weights  # noqa: E402
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face  # noqa: E402
+from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
+from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
+from mindllm.weight_files.initial import subtract_initial  # noqa: E402
+from mindllm.weight_files.merging import merged  # noqa: E402
+from mindllm.weight_files.peft import write_peft  # noqa: E402
+from mindllm.weight_files.peft_reading import ALLOWED, check_keys, read_peft  # noqa: E402
 
 TOKENS = torch.tensor(np.random.default_rng(0).integers(3, 97, (2, 24)))
 TWO = ["q_proj", "down_proj"]

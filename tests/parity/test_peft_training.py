@@ -23,12 +23,12 @@ from mindllm.families import with_file_names  # noqa: E402
 from mindllm.finetune.transform import build_tuned_model  # noqa: E402
 from mindllm.models import build_model  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402
-from mindllm.train.checkpoint.adapters.merging import adapted  # noqa: E402
-from mindllm.train.checkpoint.adapters.peft import write_peft  # noqa: E402
-from mindllm.train.checkpoint.adapters.peft_reading import read_peft  # noqa: E402
 from mindllm.train.optimizers.adamw import AdamW  # noqa: E402
 from mindllm.train.optimizers.build import make_optimizer  # noqa: E402
 from mindllm.train.step import TrainStep  # noqa: E402
+from mindllm.weight_files.merging import adapted  # noqa: E402
+from mindllm.weight_files.peft import write_peft  # noqa: E402
+from mindllm.weight_files.peft_reading import read_peft  # noqa: E402
 
 STEPS, RATE = 5, 1e-2
 OPTIMIZER = OptimizerConfig(eps=1e-4, weight_decay=0.0)

@@ -86,10 +86,6 @@ class Told:
     def actual_peak(self):
         return self.used_peak
 
-    @property
-    def estimated(self):
-        return False
-
     def with_workspace(self, elements):
         return self.used_peak
 

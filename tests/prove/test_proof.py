@@ -13,8 +13,8 @@ from small_cluster import cluster_run
 
 from mindllm.config import load_config, override_config
 from mindllm.errors import RunFailed, UserError
+from mindllm.jobs.memory import ADVICE
 from mindllm.parallel.refusals import CompileFailed
-from mindllm.process.host_memory import ADVICE
 from mindllm.prove import local, worker
 from mindllm.prove.answers import Answer, Finding, Standing
 from mindllm.prove.expected import configuration

@@ -14,9 +14,9 @@ from mindllm.config.quantization import QuantizationConfig, read_quantization
 from mindllm.errors import UserError
 from mindllm.quantize.codes import Codes, pack, unpack
 from mindllm.quantize.tables import byte_table, table_of
-from mindllm.train.checkpoint.quantized import awq, gptq
-from mindllm.train.checkpoint.quantized.directory import format_of, with_matrices
-from mindllm.train.checkpoint.quantized.module import Module
+from mindllm.weight_files.quantized import awq, gptq
+from mindllm.weight_files.quantized.directory import format_of, with_matrices
+from mindllm.weight_files.quantized.module import Module
 
 OUT, WIDTH = 16, 128
 AT = Path("config.json")

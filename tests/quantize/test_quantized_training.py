@@ -7,8 +7,8 @@ from tiny_quantized import MODEL, save
 from mindllm.config import load_config
 from mindllm.finetune.transform import initial_weights
 from mindllm.models.weights import quantized_parameters
-from mindllm.train.checkpoint.pretrained import find_pretrained
 from mindllm.train.engine import ReplicaEngine
+from mindllm.weight_files.pretrained import find_pretrained
 
 YAML = """
 lr_schedule: {{type: ConstantWarmUpLR, learning_rate: 1e-2}}

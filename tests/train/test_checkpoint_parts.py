@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from mindllm.errors import UserError
 from mindllm.train.checkpoint import CheckpointStore, Part, RankTensors, load_checkpoint
-from mindllm.train.checkpoint.converted import Converted
 from mindllm.train.checkpoint.parts import read_parts, write_parts
-from mindllm.train.checkpoint.tensors import HashingWriter, read_slices, stored_tensors
+from mindllm.train.checkpoint.tensors import Converted, HashingWriter, read_slices, stored_tensors
 
 
 def rows(array: np.ndarray, count: int, axis: int) -> list[dict[str, Part]]:

@@ -10,9 +10,9 @@ from small_cluster import cluster_run
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
+from mindllm.jobs import memory as host_memory
+from mindllm.jobs.memory import MemoryClaim
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.process import host_memory
-from mindllm.process.host_memory import MemoryClaim
 from mindllm.reduced_runs.layers import kept_layers, kept_plan
 from mindllm.reduced_runs.mesh import ReducedMesh, kept_stages, reduced_meshes, stage_kinds
 from mindllm.reduced_runs.model import reduce_model

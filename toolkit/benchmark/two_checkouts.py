@@ -20,7 +20,7 @@ from typing import Any
 
 from mindllm.command import CommandParser, output_file, positive, run_command
 from mindllm.errors import RunFailed
-from mindllm.process.host_memory import memory_of_tree
+from mindllm.jobs.memory import memory_of_tree
 from mindllm.terminal.console import output
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.units import GIB

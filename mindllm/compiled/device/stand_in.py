@@ -10,10 +10,13 @@ The wheel may be that of another Python (``wheel.py``): what is made depends on 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +28,8 @@ from mindllm.process.temporary import temporary_directory
 SOURCE, CORES_SOURCE = Path(__file__).with_name("stand_in.c"), Path(__file__).with_name("many_cores.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O1", "-shared", "-fPIC", "-w")
+ZIG_FLAGS = ("-mcpu=baseline",)  # a home directory may be shared by machines with other processors
+ZIG_CACHES = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
 BUILD_SECONDS = 120
 EVERYTHING, CORES = "libascendcl.so", "libmany_cores.so"
 # Libraries that wheels open while running: as those they are linked with, further names of the one that has everything.
@@ -71,16 +76,27 @@ def installed_software() -> Path | None:
 def stand_ins(wheel: Wheel | None = None) -> Path:
     """The directory ``latest`` of the stand-ins for a wheel; makes them unless they are in the cache."""
     wheel = wheel or own_wheel()
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     directory = _cache() / f"stand_in-{_key(wheel)}"
     if not (directory / "latest").is_dir():
-        if compiler is None:
-            raise StandInUnavailable(
-                "simulating a device needs a C compiler, and there is none of " + ", ".join(COMPILERS) + "; "
-                "install one (apt install gcc)"
-            )
-        _make(directory, compiler, *stand_in_names.names_to_offer(wheel.package))
+        _make(directory, c_compiler(), *stand_in_names.names_to_offer(wheel.package))
     return directory / "latest"
+
+
+def c_compiler() -> list[str]:
+    """Return the command of a C compiler: the system's, else the one of the extra ``compiler`` (ziglang).
+
+    Raises:
+        StandInUnavailable: this machine has neither.
+    """
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return [path]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc", *ZIG_FLAGS]
+    raise StandInUnavailable(
+        f"simulating a device requires a C compiler ({', '.join(COMPILERS)}): "
+        "run pip install 'mindllm[compiler]', or install gcc"
+    )
 
 
 def _key(wheel: Wheel) -> str:
@@ -97,7 +113,7 @@ def _cache() -> Path:
     return directory
 
 
-def _make(directory: Path, compiler: str, names: Mapping[str, str], needed: Sequence[str]) -> None:
+def _make(directory: Path, compiler: Sequence[str], names: Mapping[str, str], needed: Sequence[str]) -> None:
     """Builds beside ``directory`` and renames: it is whole or absent, also where several processes make it at once."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with temporary_directory(f".{directory.name}.", directory.parent) as around:
@@ -107,8 +123,8 @@ def _make(directory: Path, compiler: str, names: Mapping[str, str], needed: Sequ
         (temporary / "latest" / "opp").mkdir()
         generated = around / "names.c"
         generated.write_text(render_names(names), encoding="utf-8")
-        _compile([compiler, *FLAGS, str(generated), "-o", str(libraries / EVERYTHING)])
-        _compile([compiler, *FLAGS, str(CORES_SOURCE), "-o", str(libraries / CORES)])
+        _compile(compiler, generated, libraries / EVERYTHING, around)
+        _compile(compiler, CORES_SOURCE, libraries / CORES, around)
         for other in {*needed, *(f"lib{name}.so" for name in OPENED)} - {EVERYTHING}:
             (libraries / other).symlink_to(EVERYTHING)
         try:
@@ -124,13 +140,16 @@ def render_names(names: Mapping[str, str]) -> str:
     return "\n".join([f'#include "{SOURCE}"', *aliases, ""])
 
 
-def _compile(command: list[str]) -> None:
+def _compile(compiler: Sequence[str], source: Path, library: Path, temporary: Path) -> None:
+    """Compile ``source`` to a shared library; ``temporary`` receives the caches of zig, which are large."""
+    command = [*compiler, *FLAGS, str(source), "-o", str(library)]
+    variables = {**os.environ, **dict.fromkeys(ZIG_CACHES, str(temporary / "zig"))}
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_SECONDS)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_SECONDS, env=variables)
     except subprocess.CalledProcessError as error:
-        raise StandInUnavailable(f"the C compiler {command[0]} failed:\n{error.stderr.strip()}") from None
+        raise StandInUnavailable(f"the C compiler {shlex.join(compiler)} failed:\n{error.stderr.strip()}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StandInUnavailable(f"the C compiler {command[0]} cannot be used: {error}") from None
+        raise StandInUnavailable(f"the C compiler {shlex.join(compiler)} cannot be used: {error}") from None
 
 
 def _environment(wheel: Wheel, latest: Path) -> dict[str, str]:

@@ -32,7 +32,7 @@ from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint import Part, RankTensors
-from mindllm.train.checkpoint.converted import Converted, numpy_dtype
+from mindllm.train.checkpoint.tensors import Converted, numpy_dtype
 from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
 from mindllm.train.engine.columns import completed

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.config import RunConfig
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 
 FP32 = 4
 BYTES_OF_ACTIVATIONS = 34 * 2  # per token and hidden channel of a layer, of which half a byte count is for fp16

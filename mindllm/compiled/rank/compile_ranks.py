@@ -27,12 +27,11 @@ from mindllm.compiled.rank.server_process import failure_of, graph_in, start_ser
 from mindllm.compiled.rank.worker import GRAPH
 from mindllm.config import RunConfig, load_config, tree_of
 from mindllm.errors import UserError
-from mindllm.executor.option import is_spread
-from mindllm.executor.ray_cluster import Spread, Work
 from mindllm.files import atomic_open
+from mindllm.jobs.cores import cores
+from mindllm.jobs.memory import MemoryClaim, free_memory
+from mindllm.jobs.ray_cluster import Spread, Work, is_spread
 from mindllm.parallel.layout import mesh_of
-from mindllm.process.cores import cores
-from mindllm.process.host_memory import MemoryClaim, free_memory
 from mindllm.process.temporary import make_temporary, remove_temporary, temporary_directory
 
 KEPT_BYTES = 1 << 30

@@ -13,7 +13,7 @@ from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import FeedForwardSpec, LatentAttentionSpec
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.units import MIB
 
 PROCESS, PASS = 600 * MIB, 2 * MIB  # MindSpore itself; a micro-batch on a stage

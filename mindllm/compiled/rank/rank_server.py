@@ -24,10 +24,10 @@ from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
 from mindllm.compiled.rank.worker import compile_to, text_of_last_graph
 from mindllm.config import RunConfig, load_config
-from mindllm.launch.process import die_with_parent
+from mindllm.jobs.cores import Core
+from mindllm.jobs.environment import leave_job
+from mindllm.jobs.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
-from mindllm.process.cores import Core
-from mindllm.process.no_job import leave_job
 
 LOG, PARSED = "log.txt", "parsed.json"
 

@@ -16,8 +16,8 @@ from mindllm.compiled.rank.worker import GRAPH
 from mindllm.compiled.rank.worker_process import USER_ERROR, failure
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
-from mindllm.launch.process import die_with_parent
-from mindllm.process.allocation import allocation_variables
+from mindllm.jobs.environment import allocation_variables
+from mindllm.jobs.process import die_with_parent
 from mindllm.sources import python_path
 
 EXIT_CODE = re.compile(r"\nexit code (-?\d+)\s*$")

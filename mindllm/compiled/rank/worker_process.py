@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindllm.errors import UserError
-from mindllm.launch.process import die_with_parent
+from mindllm.jobs.cores import Core
+from mindllm.jobs.environment import allocation_variables, without_job
+from mindllm.jobs.memory import free_memory
+from mindllm.jobs.process import die_with_parent
 from mindllm.parallel.refusals import CompileFailed, reason
-from mindllm.process.allocation import allocation_variables
-from mindllm.process.cores import Core
-from mindllm.process.host_memory import free_memory
-from mindllm.process.no_job import without_job
 from mindllm.sources import python_path
 
 SHOWN_LINES = 12

@@ -23,12 +23,11 @@ from mindllm.compiled.rank.worker_process import failure, last_error
 from mindllm.compiled.simulation.simulate_rank import ENVIRONMENT, product_of, rank_environment
 from mindllm.compiled.simulation.simulate_worker import simulate
 from mindllm.config import RunConfig
-from mindllm.launch.process import die_with_parent
+from mindllm.jobs.environment import allocation_variables, leave_job
+from mindllm.jobs.memory import free_memory
+from mindllm.jobs.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.refusals import CompileFailed
-from mindllm.process.allocation import allocation_variables
-from mindllm.process.host_memory import free_memory
-from mindllm.process.no_job import leave_job
 
 LOG, PARSED = "mindspore.log", "parsed.json"
 POLL_SECONDS = 0.05

@@ -30,9 +30,9 @@ from mindllm.compiled.foreign.kept_program import SIMULATION, KeptRank, kept_ran
 from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.dry_run.simulations import POLL_SECONDS
 from mindllm.errors import UserError, shortened
-from mindllm.launch.process import JobProcess, ending
-from mindllm.process.cores import cores
-from mindllm.process.host_memory import MemoryClaim
+from mindllm.jobs.cores import cores
+from mindllm.jobs.memory import MemoryClaim
+from mindllm.jobs.process import JobProcess, ending
 from mindllm.process.temporary import make_temporary, remove_temporary
 from mindllm.terminal.progress import Progress, unwatched
 

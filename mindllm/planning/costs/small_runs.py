@@ -67,14 +67,12 @@ class SmallRuns:
         ahead: what a layer that predicts ahead needs beyond one that is recomputed fully, in MB by its type and recompute kind;
             empty where there is none.
         gaps_mb: the largest gaps between blocks, in MB: they do not grow with a stage.
-        estimated: whether memory comes from compiled graphs instead of MindSpore's dry run.
     """
 
     measured: tuple[Measured, ...]
     ahead: Mapping[str, Mapping[str, float]]
     gaps_mb: float
     count: int
-    estimated: bool
 
 
 def run_small(
@@ -123,9 +121,8 @@ def run_small(
         elif one.place == LAST and moments[both] in profile.moments:
             rows.append(one.measured(LAST_LAYERS, profile.moments[moments[both]]))
     gaps = max(profile.gaps for profile in profiles) / MIB
-    estimated = any(profile.estimated for profile in profiles)
     beyond = {ahead: _beyond_full(dict(zip(further, of_ahead, strict=True)))} if ahead else {}
-    return SmallRuns(tuple(rows), beyond, gaps, len(wanted) + len(set(further) - {NOTHING_RECOMPUTED}), estimated)
+    return SmallRuns(tuple(rows), beyond, gaps, len(wanted) + len(set(further) - {NOTHING_RECOMPUTED}))
 
 
 def _beyond_full(profiles: Mapping[str, Profile]) -> dict[str, float]:

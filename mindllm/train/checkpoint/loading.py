@@ -37,6 +37,7 @@ from mindllm.train.checkpoint.tensors import TensorSource, read_slices, read_ten
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
 MOST_NAMED = 10
 SIMULATED = "simulated"  # a key of the state
+BASE = "base"  # a key of the state
 FLOATING = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -48,6 +49,19 @@ def model_of(checkpoint: Checkpoint) -> ModelConfig:
         raise UserError(
             f"{checkpoint.path}: state.json does not say the architecture (identity.model.config)"
         ) from None
+
+
+@dataclass(frozen=True)
+class Base:
+    """The frozen weights that a checkpoint leaves out: their path ("": drawn from the seed) and their fingerprint."""
+
+    path: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Base | None:
+        """Return the base that the state of a checkpoint names, or None if the checkpoint holds all weights."""
+        return cls(**state[BASE]) if state.get(BASE) else None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import IO, Any, ClassVar, Protocol
 import ml_dtypes
 import numpy as np
 
+from mindllm.errors import UserError
 from mindllm.outside import open_file, parse_json
 
 CODES = {
@@ -84,6 +85,41 @@ class StoredTensor:
 def read_slices(source: Any, slices: Slices) -> np.ndarray:
     """The values of a tensor at ``slices``, whichever way it is held; no more of it is read than must be."""
     return source.read(slices) if hasattr(source, "read") else np.asarray(source)[slices]
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Return the dtype ``float32``, ``float16`` or ``bfloat16`` of a configuration."""
+    return NOT_IN_NUMPY.get(name) or np.dtype(name)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A tensor rounded to ``dtype`` (to the nearest, ties to even) each time it becomes an array.
+
+    Raises UserError then, naming the tensor, when a finite value would become infinite.
+    """
+
+    name: str
+    source: TensorSource
+    dtype: np.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.source.shape)
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return self._rounded(np.asarray(self.source)).astype(dtype or self.dtype, copy=False)
+
+    def read(self, slices: Slices) -> np.ndarray:
+        """Read and convert the values at ``slices`` only."""
+        return self._rounded(read_slices(self.source, slices))
+
+    def _rounded(self, values: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            rounded = values.astype(self.dtype, copy=False)
+        if rounded is not values and not np.isfinite(rounded).all() and np.isfinite(values).all():
+            raise UserError(f"weight {self.name} has values too large for {self.dtype.name}: choose another dtype")
+        return rounded
 
 
 class HashingWriter:

@@ -19,8 +19,8 @@ import numpy as np
 from mindllm.architecture.optimizer_state import CODE_BITS, CODES, MASTER, further_state, kind_of_state, state_shapes
 from mindllm.config import RunConfig, override_config
 from mindllm.train.checkpoint import Checkpoint, RankTensors
-from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.checkpoint.loading import FLOATING
+from mindllm.train.checkpoint.tensors import Converted, numpy_dtype
 from mindllm.train.health import Watched
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.optimizers.spikes import limits_of_step

@@ -9,8 +9,7 @@ from typing import Any
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.train.checkpoint import Checkpoint
-from mindllm.train.checkpoint.adapters.adapter import BASE, Base
-from mindllm.train.checkpoint.loading import SIMULATED
+from mindllm.train.checkpoint.loading import BASE, SIMULATED, Base
 from mindllm.train.state import RunState
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from mindllm.cli.models import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.weight_files.hugging_face_export import export_hugging_face
 
 ROOT = Path(__file__).parents[3]
 MODEL = ModelConfig(vocab_size=64, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16, seq_length=16)

@@ -15,8 +15,8 @@ from mindllm.config import load_config, read_model_config, render_config
 from mindllm.main import main
 from mindllm.recipes.model_source import find_model
 from mindllm.recipes.network import find_network
-from mindllm.train.checkpoint.hugging_face import read_weights
-from mindllm.train.checkpoint.pretrained import merged_pretrained
+from mindllm.weight_files.hugging_face import read_weights
+from mindllm.weight_files.pretrained import merged_pretrained
 
 QUICK = ("--context.enable_graph_kernel=false", "--context.compile_cache=false", "--runner_config.train_steps=2")
 

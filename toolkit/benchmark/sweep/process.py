@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindllm.launch.process import die_with_parent
+from mindllm.jobs.process import die_with_parent
 
 INTERVAL = 0.1  # seconds between two looks at its memory
 GROUP, RESIDENT = 2, 21  # fields of /proc/PID/stat behind the name: process group, resident pages
