@@ -497,10 +497,16 @@ def configure(
     )
 
     def prove_layout(config: RunConfig, name: str, directory: Path | None) -> Proof:
-        # without a corpus, the question of the data may stay open
-        allow = () if data else ("data",)
-        watched = {"on_answer": on_answer, "progress": progress}
-        return prove(config, allow=allow, device=device, workers=workers, output=directory, name=name, **watched)
+        return prove(
+            config,
+            allow=() if data else ("data",),  # without a corpus, the question of the data may stay open
+            device=device,
+            workers=workers,
+            output=directory,
+            name=name,
+            on_answer=on_answer,
+            progress=progress,
+        )
 
     return configure_with_spares(
         request,

@@ -42,7 +42,9 @@ Index = Annotated[int, Ge(0)]
 Seconds = Annotated[float, Gt(0)]
 Patience = Annotated[float, Ge(0)]
 Memory = Annotated[str, Predicate(is_memory_size), Advice("write a size such as '58GB' or '58000MB'")]
-Overrides = Annotated[Sequence[str] | Mapping[str, Any], Advice("write a dictionary of dotted keys, such as {'seed': 1}")]
+Overrides = Annotated[
+    Sequence[str] | Mapping[str, Any], Advice("write a dictionary of dotted keys, such as {'seed': 1}")
+]
 Prompt = str | Sequence[Mapping[str, str]]
 
 MISSING = "this argument is required"
@@ -123,7 +125,7 @@ def _validator(function: Callable[..., Any]) -> Callable[..., Any]:
     collect.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     collect.__annotations__ = dict(_hints(function))
     collect.__name__ = function.__name__
-    return validate_call(collect, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    return validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(collect)
 
 
 @functools.cache
@@ -138,7 +140,7 @@ def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
     def arguments() -> None: ...
 
     arguments.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    names: dict[str, Any] = {kind.__name__: InstanceOf[kind] for kind in (RunConfig, Constraints, Device)}  # type: ignore[valid-type]
+    names: dict[str, Any] = {kind.__name__: InstanceOf[kind] for kind in (RunConfig, Constraints, Device)}  # type: ignore[misc,valid-type]
     names["Progress"] = Callable[..., None]  # pydantic cannot test instances of a protocol
     return get_type_hints(arguments, function.__globals__, names, include_extras=True)
 
@@ -161,7 +163,7 @@ def _problems(
     positional = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
     details: dict[str, list[Any]] = {}
     for detail in error.errors(include_url=False):
-        place = detail["loc"][0] if detail["loc"] else ""
+        place: Any = detail["loc"][0] if detail["loc"] else ""
         beyond = isinstance(place, int) and place >= len(positional)
         name = f"argument {place + 1}" if beyond else positional[place] if isinstance(place, int) else str(place)
         details.setdefault(name, []).append(detail)
@@ -174,7 +176,10 @@ def _problems(
             keywords = ", ".join(known for known in parameters if known not in positional)
             message = f"must be passed by name (value {shortened(text_of(value, repr))}); names: {keywords}"
         elif "multiple_argument_values" in kinds:
-            value, message = options[name], f"is passed twice (value {shortened(text_of(options[name], repr))}); remove one"
+            value, message = (
+                options[name],
+                f"is passed twice (value {shortened(text_of(options[name], repr))}); remove one",
+            )
         elif kinds & {"missing_argument", "missing_positional_only_argument", "missing_keyword_only_argument"}:
             value, message = None, f"{MISSING}{_meaning(function, name)}"
         else:
@@ -209,8 +214,7 @@ def _fix(function: Callable[..., Any], name: str, value: Any) -> str:
         return "; leave it out"
     if note := next(_notes(hint), None):
         return f"; {note.text}"
-    # a strict adapter of a model refuses a config, and needs none
-    adapter = TypeAdapter(Annotated[hint, None], config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    adapter = TypeAdapter[Any](hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     for form in _forms(value):
         try:
             return f"; write {adapter.validate_python(form)!r}"

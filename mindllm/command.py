@@ -14,7 +14,9 @@ import io
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -36,6 +38,7 @@ from mindllm.terminal.console import error_console
 from mindllm.terminal.text import styled, visible
 
 READER_GONE = 141
+MOST_COLUMNS = 120  # of help in a wider terminal
 FILE_SUFFIXES = (".csv", ".html", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".txt", ".yaml", ".yml")
 # the default of Python (700, 10, 10) spends a tenth of the time in which modules and graphs are loaded
 GC_THRESHOLDS = (20_000, 20, 50)
@@ -59,6 +62,27 @@ PATH_ERRORS = {  # errors of the system caused by a path of the user, not by the
 SIMILAR = 0.5  # of 1: similarity from which unknown options are suggested a known one
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps text to the width of the terminal; keeps indented lines, such as examples, and headings with a colon."""
+
+    def __init__(self, prog: str) -> None:
+        columns = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+        super().__init__(prog, max_help_position=28, width=columns - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines, flow = list[str](), list[str]()
+        for line in [*text.strip().splitlines(), ""]:
+            fixed = not line or line.startswith(" ") or line.endswith(":")
+            if fixed or line.startswith("Exit codes"):
+                lines += textwrap.wrap(" ".join(flow), width)
+                flow = []
+            if fixed:
+                lines.append(line)
+            else:
+                flow.append(line)
+        return "\n".join(lines)
+
+
 class CommandParser(argparse.ArgumentParser):
     """An argument parser for runs and their keys, with suggestions for misspelt options.
 
@@ -72,9 +96,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *, takes_keys: bool = False, **options) -> None:
         self.takes_keys = takes_keys
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **options)
         if takes_keys:
-            self.add_argument(IGNORE_UNKNOWN_KEYS, action="store_true", help="report unknown keys of the YAML and continue")
+            self.add_argument(
+                IGNORE_UNKNOWN_KEYS, action="store_true", help="report unknown keys of the YAML and continue"
+            )
 
     def add_run(self, help: str = RUN_HELP, group: Any = None, **options: Any) -> None:
         """Add the positional argument of a run; a mutually exclusive ``group`` makes it optional."""
@@ -99,7 +125,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _with_hyphens(self, words: list[str]) -> list[str]:
         """Return the words with options spelled as declared: ``--every_rank`` becomes ``--every-rank``."""
-        spelled = []
+        spelled = list[str]()
         for place, word in enumerate(words):
             if word == "--":
                 return spelled + words[place:]

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-
 from mindllm.cli.calibrate import read_measured
+
 from mindllm.compiled.foreign.kept_program import kept_ranks, kept_stages
 from mindllm.compiled.foreign.lockstep import read_rank
 from mindllm.compiled.inspect.source import read_graph

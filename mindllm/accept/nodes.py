@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindllm.command import PATH_ERRORS, INTERRUPTED
+from mindllm.command import INTERRUPTED, PATH_ERRORS
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.entrance import Entrance
 from mindllm.launch.lines import SignedLine

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindllm.cli.common import add_json_option
 from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
 from mindllm.errors import CheckFailed, UserError
@@ -20,64 +21,51 @@ from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn, show
 
 if TYPE_CHECKING:
-    from mindllm.compiled.foreign.environment import Report
     from mindllm.dry_run.program.running import Choose, Subject
 
 ALL, STAGES = "all", "stages"
 EXAMPLE = f"""examples:
-  %(prog)s -- python run_mindformer.py --config theirs.yaml
+  %(prog)s -- python run_mindformer.py --config pretrain.yaml
   %(prog)s --devices 16 --ranks 0,8 -- python train.py
   eval "$(%(prog)s --devices 16 --env)"
 
-The program runs as it is, in its own environment (MindSpore {PROGRAM_VERSIONS[0]} to {PROGRAM_VERSIONS[-1]}); it ends when a
-training step has been simulated.
-Exit code 0: all ranks fit, 3: one does not, 2: wrong input, or a program that does not train.
+The program runs unchanged, in its own environment (MindSpore {PROGRAM_VERSIONS[0]} to {PROGRAM_VERSIONS[-1]}),
+until a training step is simulated.
+Exit codes: 0 all ranks fit, 3 a rank does not fit, 2 invalid input, or a program that does not train.
 """
 
 
 def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
+    """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm offline",
-        description="Runs any MindSpore program in MindSpore's dry run, on a machine without a device: what fills the memory of "
-        "its ranks, and whether that fits into what the program grants itself (max_device_memory).",
+        description="Runs any MindSpore program in MindSpore's dry run, on a machine without devices: memory of its ranks, and "
+        "whether it fits the limit of the program (max_device_memory).",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "--devices",
-        type=positive,
-        metavar="N",
-        help="ranks of the cluster (default: those of the parallel_config in the YAML that the program is given with "
-        "--config; else RANK_SIZE, or 1)",
-    )
-    parser.add_argument(
-        "--ranks",
-        default=STAGES,
-        metavar="R",
-        help="stages: the first rank of each (default); all, and the program on one device; or as 0,8,16",
-    )
-    parser.add_argument("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default 1)")
-    parser.add_argument("--workers", type=positive, metavar="N", help="ranks at once (default: what memory allows)")
+    add = parser.add_argument
+    devices = "ranks of the cluster (default: from parallel_config of the program's --config, else RANK_SIZE or 1)"
+    add("--devices", type=positive, metavar="N", help=devices)
+    ranks = "stages: first rank of each stage (default); all: all ranks, and the program on one device; or 0,8,16"
+    add("--ranks", default=STAGES, metavar="R", help=ranks)
+    add("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default: 1)")
+    add("--workers", type=positive, metavar="N", help="concurrent ranks (default: set by memory)")
     add_memory_option(parser)
-    parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the program's own)")
-    parser.add_argument(
-        "--keep",
-        type=output_directory,
-        default="output_offline",
-        metavar="DIR",
-        help="for simulations, graphs, logs and the page (default output_offline)",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--env", action="store_true", help="print the environment of such a run, for a shell's eval")
-    parser.add_argument("--python", metavar="PATH", help="the program's Python (default: what its command runs)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
+    add("--max-device-memory", metavar="SIZE", help="memory limit, such as 58GB (default: set by the program)")
+    keep = "directory for simulations, graphs, logs and page (default: %(default)s)"
+    add("--keep", type=output_directory, default="output_offline", metavar="DIR", help=keep)
+    add_json_option(parser)
+    add("--env", action="store_true", help="print the environment of such a run, for eval of a shell")
+    add("--python", metavar="PATH", help="Python of the program (default: that of its command)")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="program and its arguments")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what every rank needs; returns 0 when all fit."""
+    """Print the memory of every rank; return 0 if all fit."""
     options = make_parser().parse_args(arguments)
 
+    from mindllm.compiled.foreign.kept_program import SINGLE
     from mindllm.dry_run.page import PAGE
     from mindllm.dry_run.program.report import ProgramMemory, render
     from mindllm.dry_run.program.running import run_ranks
@@ -88,28 +76,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subject = _subject(options)
     with drawn(transient=False) as progress:
         runs = run_ranks(subject, *_ranks(options.ranks, subject.devices), options.keep, options.workers, progress)
-        alone = options.ranks == ALL and subject.devices > 1
-        missing = run_single(subject, options.keep, runs[0].report.stages, progress) if alone else ""
-    keep_config(subject.command, options.keep)
+        with_single = options.ranks == ALL and subject.devices > 1
+        failure = run_single(subject, options.keep, runs[0].report.stages, progress) if with_single else ""
+    save_config(subject.command, options.keep)
     with atomic_open(options.keep / PAGE) as page:
         page.write(render(runs, shlex.join(subject.command)))
-    found = ProgramMemory(tuple(runs))
-    show(found, options.json)
+    memory = ProgramMemory(tuple(runs))
+    show(memory, options.json)
     if not options.json:
-        if alone:
-            output.print(_of_one_device(options.keep, missing))
-        output.print(f"{options.keep / PAGE}: what fills the memory; mindllm inspect comm {runs[0].directory}")
-    if not found.fits:
-        raise CheckFailed(found.shortage)
+        if with_single and failure:
+            output.print(f"the program on one device was not saved: {failure}")
+        elif with_single:
+            single = f"program on one device: {options.keep / SINGLE}"
+            output.print(f"{single}; compare all ranks with it: mindllm check --program {options.keep}")
+        output.print(f"memory contents: {options.keep / PAGE}; graphs: mindllm inspect comm {runs[0].directory}")
+    if not memory.fits:
+        raise CheckFailed(memory.shortage)
     return 0
-
-
-def _of_one_device(keep: Path, missing: str) -> str:
-    from mindllm.compiled.foreign.kept_program import SINGLE
-
-    if missing:
-        return f"the program on one device is not kept: {missing}"
-    return f"{keep / SINGLE}: the program on one device; mindllm check --program {keep} holds all ranks against it"
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -122,28 +105,26 @@ def _print_environment(options: argparse.Namespace) -> int:
 
     command = _command(options) or [options.python or "python"]
     wheel = wheel_of(options.python or python_of(command))
-    for name, value in shell_environment(wheel, _first(options.ranks), _devices(options, command)).items():
+    first = 0 if options.ranks in (ALL, STAGES) else _rank_numbers(options.ranks)[0]
+    for name, value in shell_environment(wheel, first, _device_count(options, command)).items():
         output.print(f"export {name}={shlex.quote(value)}")
     return 0
 
 
-def _first(ranks: str) -> int:
-    return 0 if ranks in (ALL, STAGES) else _numbers(ranks)[0]
-
-
 def _subject(options: argparse.Namespace) -> Subject:
+    """Return the program with its environment, devices and limit."""
     from mindllm.dry_run.program.running import Subject
     from mindllm.dry_run.program.subject import python_of
 
     command = _command(options)
     if not command:
-        raise UserError("no program is given; write it behind --, as: mindllm offline -- python train.py")
+        raise UserError("the program is missing; example: mindllm offline -- python train.py")
     wheel = wheel_of(options.python or python_of(command))
     limit = _limit(options.max_device_memory) if options.max_device_memory else None
-    return Subject(command, wheel, _devices(options, command), options.steps, limit)
+    return Subject(command, wheel, _device_count(options, command), options.steps, limit)
 
 
-def _devices(options: argparse.Namespace, command: Sequence[str]) -> int:
+def _device_count(options: argparse.Namespace, command: Sequence[str]) -> int:
     from mindllm.dry_run.program.subject import devices_of
 
     if options.devices:
@@ -158,42 +139,40 @@ def _limit(text: str) -> int:
     with suppress(ValueError):
         if limit := bytes_of(text):
             return limit
-    raise UserError(f"--max_device_memory {text}: is not a size; write as MindSpore does, 58GB")
+    raise UserError(f"--max-device-memory: invalid memory size '{text}' (example: 58GB)")
 
 
 def _ranks(text: str, devices: int) -> tuple[int, Choose]:
-    """The rank that is run first, and what chooses all of them from what it reports."""
+    """Return the rank to run first, and a function that chooses all ranks from its report."""
     if text == ALL:
         return 0, lambda report: range(devices)
     if text == STAGES:
-        return 0, lambda report: _first_of_stages(report, devices)
-    numbers = _numbers(text)
+        return 0, lambda report: range(0, devices, max(1, devices // report.stages))
+    numbers = _rank_numbers(text)
     if missing := next((number for number in numbers if number >= devices), None):
-        raise UserError(f"--ranks {text}: there is no rank {missing} among {devices} devices; write 0 to {devices - 1}")
+        raise UserError(
+            f"--ranks {text}: rank {missing} does not exist; {devices} devices have ranks 0 to {devices - 1}"
+        )
     return numbers[0], lambda report: numbers
 
 
-def _first_of_stages(report: Report, devices: int) -> Sequence[int]:
-    return range(0, devices, max(1, devices // report.stages))
-
-
-def _numbers(text: str) -> list[int]:
+def _rank_numbers(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.isdigit() for part in parts):
-        raise UserError(f"--ranks {text}: write stages, all, or numbers as 0,8,16")
+        raise UserError(f"--ranks {text}: must be stages, all, or numbers such as 0,8,16")
     return [int(part) for part in parts]
 
 
-def keep_config(command: Sequence[str], keep: Path) -> None:
-    """Keeps the YAML that the program was given: other tools read how it selects operators."""
+def save_config(command: Sequence[str], directory: Path) -> None:
+    """Save the YAML of the program, from which other commands read its operator selection."""
     from mindllm.compiled.foreign.kept_program import CONFIG
     from mindllm.dry_run.program.subject import config_of
 
-    given = config_of(command)
-    (keep / CONFIG).unlink(missing_ok=True)
-    if given is not None:
-        with atomic_open(keep / CONFIG, "wb") as file:
-            file.write(read_bytes(given, LARGEST_YAML))
+    config = config_of(command)
+    (directory / CONFIG).unlink(missing_ok=True)
+    if config is not None:
+        with atomic_open(directory / CONFIG, "wb") as file:
+            file.write(read_bytes(config, LARGEST_YAML))
 
 
 if __name__ == "__main__":

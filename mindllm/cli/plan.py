@@ -334,7 +334,7 @@ def _apply(options: argparse.Namespace, planned: PipelinePlan, console: PlainCon
     """Write the run with the plan in it, and say whether a dry run confirmed that it fits."""
     from mindllm.config import load_config
     from mindllm.planning.validate import check_fits, write_run
-    from mindllm.recipes.spare_files import forget_spares, say_forgotten
+    from mindllm.recipes.recipe import removal_note, remove_spares
 
     if options.apply == OF_CONFIG and planned.subject.run:
         run = planned.config
@@ -349,7 +349,7 @@ def _apply(options: argparse.Namespace, planned: PipelinePlan, console: PlainCon
     write_run(options.output, run)
     gain = f": {planned.gain}" if planned.gain else ""
     console.print(f"wrote {options.output}{gain}; {_standing(validates, simulated)}")
-    if said := say_forgotten(options.output, forget_spares(options.output)):
+    if said := removal_note(options.output, remove_spares(options.output)):
         error_console.print(said)
 
 

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 import yaml
+from mindllm.cli.finetune import read_learning
 from safetensors.numpy import load_file
 from tiny_chat import WORDS, conversation, write_rows
 from tiny_chat_gguf import save_tiny_chat_gguf
 
-from mindllm.cli.finetune import read_learning
 from mindllm.command import run_command
 from mindllm.config import load_config, read_model_config, render_config
 from mindllm.main import main
