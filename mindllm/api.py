@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mindllm.evaluate.outcome import Scores
     from mindllm.generate.outcome import Generation
     from mindllm.planning.outcome import PipelinePlan
+    from mindllm.programs.step_time import ProgramStep
+    from mindllm.programs.verify import ProgramOutcome
     from mindllm.prove.proof import Proof
     from mindllm.recipes.book import Book
     from mindllm.recipes.configure import Configured
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
     from mindllm.strategies.constraints import Constraints
     from mindllm.strategies.outcome import Strategies
     from mindllm.timing.device import Device
-    from mindllm.timing.foreign_program import ProgramStep
     from mindllm.timing.prediction import StepPrediction
-    from mindllm.verify.program import ProgramOutcome
     from mindllm.verify.verification import Verification
 
 Run = Annotated[
@@ -102,9 +102,9 @@ def time_program(
     Raises:
         UserError: ranks are missing, the pipeline is interleaved, or the device lacks a figure.
     """
-    from mindllm.timing.foreign_program import program_step
+    from mindllm import programs
 
-    return program_step(Path(directory), _calibrated(device, zero_shot))
+    return programs.time_program(Path(directory), _calibrated(device, zero_shot))
 
 
 @checked
@@ -225,9 +225,9 @@ def verify_program(directory: str | Path, *, single: str | Path | None = None, s
     from mindllm.verify.verification import quiet
 
     quiet()
-    from mindllm.verify.program import check_program
+    from mindllm import programs
 
-    return check_program(Path(directory), None if single is None else Path(single), steps)
+    return programs.verify_program(Path(directory), None if single is None else Path(single), steps)
 
 
 @checked
@@ -285,11 +285,11 @@ def plan_problem(
     interleave: Sequence[Count] | None = None,
     seconds: Seconds = 60.0,
 ) -> PipelinePlan:
-    """Plan layers with given costs, also in schedules that MindSpore does not have.
+    """Plan layers with given costs.
 
     Args:
         problem: stages, micro-batches, layers and their costs, in the format of docs/pipeline_balance.md, or a file of it.
-        schedule: replaces the schedule of the problem: ``controllable_v`` or ``zb``, which keep within the memory.
+        schedule: replaces the schedule of the problem.
         max_memory: memory limit of every stage, such as ``58GB``; None: the limit of the problem.
         interleave: chunk counts per stage, of which the fastest is chosen; None: the count of the problem.
         seconds: approximate time limit of each plan.

@@ -159,10 +159,12 @@ def _configure_model(options: Namespace, overrides: list[str], verb: str, comman
 def _yaml_path(options: Namespace, model: ModelSource, verb: str) -> Path:
     """Return the path of the YAML: next to the output, else below ``output/``, outside directories of other runs."""
     if options.output is None:
-        from mindllm.train.job.output_directory import results_in
+        from mindllm.train.job.output_directory import describe_results
 
         directory = OUTPUT / model.name
-        of_other_run = not model.path.resolve().is_relative_to(directory.resolve()) and bool(results_in(directory))
+        of_other_run = not model.path.resolve().is_relative_to(directory.resolve()) and bool(
+            describe_results(directory)
+        )
         return (OUTPUT / f"{model.name}-{verb}" if of_other_run else directory) / f"{verb}.yaml"
     return options.output / f"{verb}.yaml" if verb == CHAT else options.output.with_suffix(".yaml")
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mindllm.cli.common import add_json_option
 from mindllm.command import CommandParser, output_directory, positive, run_command
-from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
+from mindllm.compiled.device.wheel import PROGRAM_VERSIONS
 from mindllm.errors import CheckFailed, UserError
-from mindllm.files import atomic_open
 from mindllm.jobs.memory import add_memory_option
-from mindllm.outside import LARGEST_YAML, read_bytes
+from mindllm.programs import STAGES, simulate_program
 from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn, show
 
-if TYPE_CHECKING:
-    from mindllm.dry_run.program.running import Choose, Subject
-
-ALL, STAGES = "all", "stages"
 EXAMPLE = f"""examples:
   %(prog)s -- python run_mindformer.py --config pretrain.yaml
   %(prog)s --devices 16 --ranks 0,8 -- python train.py
@@ -62,117 +55,63 @@ def make_parser() -> CommandParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the memory of every rank; return 0 if all fit."""
+    """Print the memory of each rank; return 0 if all ranks fit."""
     options = make_parser().parse_args(arguments)
-
-    from mindllm.compiled.foreign.kept_program import SINGLE
-    from mindllm.dry_run.page import PAGE
-    from mindllm.dry_run.program.report import ProgramMemory, render
-    from mindllm.dry_run.program.running import run_ranks
-    from mindllm.dry_run.program.single import run_single
-
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.env:
-        return _print_environment(options)
-    subject = _subject(options)
+        return _print_environment(options, command)
     with drawn(transient=False) as progress:
-        runs = run_ranks(subject, *_ranks(options.ranks, subject.devices), options.keep, options.workers, progress)
-        with_single = options.ranks == ALL and subject.devices > 1
-        failure = run_single(subject, options.keep, runs[0].report.stages, progress) if with_single else ""
-    save_config(subject.command, options.keep)
-    with atomic_open(options.keep / PAGE) as page:
-        page.write(render(runs, shlex.join(subject.command)))
-    memory = ProgramMemory(tuple(runs))
+        memory = simulate_program(
+            command,
+            options.keep,
+            devices=options.devices,
+            ranks=options.ranks,
+            steps=options.steps,
+            limit=_bytes(options.max_device_memory) if options.max_device_memory else None,
+            python=options.python,
+            workers=options.workers,
+            progress=progress,
+        )
     show(memory, options.json)
     if not options.json:
-        if with_single and failure:
-            output.print(f"the program on one device was not saved: {failure}")
-        elif with_single:
-            single = f"program on one device: {options.keep / SINGLE}"
-            output.print(f"{single}; compare all ranks with it: mindllm check --program {options.keep}")
-        output.print(f"memory contents: {options.keep / PAGE}; graphs: mindllm inspect comm {runs[0].directory}")
+        _print_next_steps(options, memory.not_alone, memory.runs[0].directory)
     if not memory.fits:
         raise CheckFailed(memory.shortage)
     return 0
 
 
-def _command(options: argparse.Namespace) -> list[str]:
-    return options.command[1:] if options.command[:1] == ["--"] else options.command
+def _print_next_steps(options: argparse.Namespace, not_alone: str | None, first: Path) -> None:
+    """Print where results are, and the commands that read them."""
+    from mindllm.dry_run.page import PAGE
+    from mindllm.programs.kept import SINGLE
+
+    if not_alone:
+        output.print(f"the program did not run on one device: {not_alone}")
+    elif not_alone is not None:
+        single = options.keep / SINGLE
+        output.print(f"program on one device: {single}; compare: mindllm check --program {options.keep}")
+    output.print(f"memory contents: {options.keep / PAGE}; graphs: mindllm inspect comm {first}")
 
 
-def _print_environment(options: argparse.Namespace) -> int:
-    from mindllm.compiled.foreign.environment import shell_environment
-    from mindllm.dry_run.program.subject import python_of
+def _print_environment(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Print the environment of a rank as shell commands."""
+    from mindllm.programs.command_line import read_program
+    from mindllm.programs.environment import shell_environment
+    from mindllm.programs.simulate import first_rank
 
-    command = _command(options) or [options.python or "python"]
-    wheel = wheel_of(options.python or python_of(command))
-    first = 0 if options.ranks in (ALL, STAGES) else _rank_numbers(options.ranks)[0]
-    for name, value in shell_environment(wheel, first, _device_count(options, command)).items():
+    program = read_program(command or [options.python or "python"], options.devices, python=options.python)
+    for name, value in shell_environment(program.wheel, first_rank(options.ranks), program.devices).items():
         output.print(f"export {name}={shlex.quote(value)}")
     return 0
 
 
-def _subject(options: argparse.Namespace) -> Subject:
-    """Return the program with its environment, devices and limit."""
-    from mindllm.dry_run.program.running import Subject
-    from mindllm.dry_run.program.subject import python_of
-
-    command = _command(options)
-    if not command:
-        raise UserError("the program is missing; example: mindllm offline -- python train.py")
-    wheel = wheel_of(options.python or python_of(command))
-    limit = _limit(options.max_device_memory) if options.max_device_memory else None
-    return Subject(command, wheel, _device_count(options, command), options.steps, limit)
-
-
-def _device_count(options: argparse.Namespace, command: Sequence[str]) -> int:
-    from mindllm.dry_run.program.subject import devices_of
-
-    if options.devices:
-        return options.devices
-    known = os.environ.get("RANK_SIZE", "1")
-    return devices_of(command) or (int(known) if known.isdigit() and int(known) else 1)
-
-
-def _limit(text: str) -> int:
+def _bytes(size: str) -> int:
     from mindllm.config.runtime import bytes_of
 
     with suppress(ValueError):
-        if limit := bytes_of(text):
+        if limit := bytes_of(size):
             return limit
-    raise UserError(f"--max-device-memory: invalid memory size '{text}' (example: 58GB)")
-
-
-def _ranks(text: str, devices: int) -> tuple[int, Choose]:
-    """Return the rank to run first, and a function that chooses all ranks from its report."""
-    if text == ALL:
-        return 0, lambda report: range(devices)
-    if text == STAGES:
-        return 0, lambda report: range(0, devices, max(1, devices // report.stages))
-    numbers = _rank_numbers(text)
-    if missing := next((number for number in numbers if number >= devices), None):
-        raise UserError(
-            f"--ranks {text}: rank {missing} does not exist; {devices} devices have ranks 0 to {devices - 1}"
-        )
-    return numbers[0], lambda report: numbers
-
-
-def _rank_numbers(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isdigit() for part in parts):
-        raise UserError(f"--ranks {text}: must be stages, all, or numbers such as 0,8,16")
-    return [int(part) for part in parts]
-
-
-def save_config(command: Sequence[str], directory: Path) -> None:
-    """Save the YAML of the program, from which other commands read its operator selection."""
-    from mindllm.compiled.foreign.kept_program import CONFIG
-    from mindllm.dry_run.program.subject import config_of
-
-    config = config_of(command)
-    (directory / CONFIG).unlink(missing_ok=True)
-    if config is not None:
-        with atomic_open(directory / CONFIG, "wb") as file:
-            file.write(read_bytes(config, LARGEST_YAML))
+    raise UserError(f"--max-device-memory: invalid memory size '{size}' (example: 58GB)")
 
 
 if __name__ == "__main__":

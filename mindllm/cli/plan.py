@@ -34,9 +34,7 @@ EXAMPLES = """example:
   %(prog)s --simulated output_even output_shifted --layers 64 --yaml plan.yaml
   %(prog)s --problem problem.json --apply run.yaml --output planned.yaml
 """
-SCHEDULES = (
-    "1f1b", "less_memory", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v", "controllable_v", "zb1p", "zb2p", "zb"
-)  # fmt: skip
+SCHEDULES = ("1f1b", "less_memory", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v")
 """Of mindllm.planning.problem."""
 FORMATS = (".png", ".svg", ".html")  # of mindllm.planning.reports.picture
 DESCRIPTION = (
@@ -108,7 +106,7 @@ def _add_settings(parser: CommandParser) -> None:
     given.add_argument(
         "--schedule",
         choices=SCHEDULES,
-        help="1f1b is interleaved where there are chunks; zero_bubble_v is MindSpore's V, controllable_v one within the memory",
+        help="1f1b is interleaved if there are chunks; zero_bubble_v is MindSpore's V",
     )
     given.add_argument("--max_memory", type=_size, metavar="SIZE", help="of every stage: 58GB, 58000MB")
 
@@ -178,10 +176,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subject = _subject(options, overrides, validates)
     if not options.json:
         _print(subject.parts(), console)
-    if options.apply:
-        from mindllm.planning.yaml_plan import check_trained
-
-        check_trained(subject.problems[0])
     if options.manual:
         return _manual(options, subject, console)
     from mindllm.planning.outcome import make_plan

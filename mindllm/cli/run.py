@@ -16,7 +16,7 @@ from mindllm.shorthands import SHORTHANDS
 
 if TYPE_CHECKING:  # the schema is too slow to import for --help
     from mindllm.config import RunConfig
-    from mindllm.run.outcome import Ended
+    from mindllm.run.outcome import RunOutcome
 
 TINY, LAST = "configs/llama2/pretrain_llama2_tiny.yaml", "output/llama2_tiny/checkpoint/llm-400"
 EXAMPLES = f"""
@@ -109,11 +109,11 @@ def run(config: RunConfig) -> int:
     from mindllm.cli.nodes import rank_task, start_ranks
     from mindllm.config import on_this_device
     from mindllm.terminal.console import error_console
-    from mindllm.train.job.preflight import refuse_what_must_fail
+    from mindllm.train.job.preflight import check_preconditions
 
     if task := rank_task(config):
         return start_ranks(config, task)
-    refuse_what_must_fail(config)
+    check_preconditions(config)
     config, note = on_this_device(config)
     if note:
         error_console.print(note)
@@ -137,15 +137,15 @@ def _start(config: RunConfig) -> int:
         return INTERRUPTED if start(config, progress, _show).interrupted else 0
 
 
-def _show(ended: Ended) -> None:
+def _show(outcome: RunOutcome) -> None:
     from mindllm.terminal.console import output
     from mindllm.terminal.tables import pairs
 
-    if ended.results:
+    if outcome.results:
         directory = f"{Path.cwd()}/"  # paths below it are shown as they are typed
-        output.print(pairs((name, value.removeprefix(directory)) for name, value in ended.results.items()))
-    if ended.scores:
-        output.print(ended.scores)
+        output.print(pairs((name, value.removeprefix(directory)) for name, value in outcome.results.items()))
+    if outcome.scores:
+        output.print(outcome.scores)
 
 
 def command() -> None:

@@ -252,11 +252,11 @@ def _output_key(overrides: Sequence[str]) -> Path | None:
 
 def _refuse_other_run(config: RunConfig) -> None:
     """Raise UserError if another run trains, or has trained, in the output directory."""
-    from mindllm.train.job.output_directory import refuse_in_use, refuse_results
+    from mindllm.train.job.output_directory import require_no_results, require_unlocked
 
-    refuse_results(config)
+    require_no_results(config)
     if LAUNCHED not in os.environ:  # the first rank of a job claims the directory for all of them
-        refuse_in_use(Path(config.output_dir))
+        require_unlocked(Path(config.output_dir))
 
 
 def _write_run(made: MadeRun, options: Namespace, verb: str) -> RunConfig:

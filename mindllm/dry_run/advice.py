@@ -43,7 +43,7 @@ def shortage(
 
     ``seconds`` after its beginning no further change is tried, and those left are named.
     """
-    short = [memory for memory in memories if memory.actual_peak > limit]
+    short = [memory for memory in memories if memory.device_peak > limit]
     lines = [_lacks(memory, limit) for memory in short]
     if config.model.config.pp_interleave_num > 1:
         return "\n".join([*lines, "no advice is worked out for several chunks per stage"])
@@ -55,15 +55,15 @@ def shortage(
 
 
 def _lacks(memory: StageMemory, limit: int) -> str:
-    gb = gigabytes((memory.actual_peak, limit))
+    gb = gigabytes((memory.device_peak, limit))
     return (
-        f"stage {memory.stage.number} (rank {memory.stage.rank}) needs {gb(memory.actual_peak)} GB, "
-        f"{gb.at_least(memory.actual_peak - limit)} GB more than the limit of {gb(limit)} GB"
+        f"stage {memory.stage.number} (rank {memory.stage.rank}) needs {gb(memory.device_peak)} GB, "
+        f"{gb.at_least(memory.device_peak - limit)} GB more than the limit of {gb(limit)} GB"
     )
 
 
 def _short(memory: StageMemory, limit: int) -> str:
-    return f"{missing_memory(memory.actual_peak - limit)} short"
+    return f"{missing_memory(memory.device_peak - limit)} short"
 
 
 class _Advisor:
@@ -125,7 +125,7 @@ class _Advisor:
             now, then = (stage_bytes(workload_of(run)) for run in (self.config, override_config(self.config, keys())))
         except UserError:  # what has no formula
             return 0.5
-        known = {memory.stage.number: memory.actual_peak for memory in self.short}
+        known = {memory.stage.number: memory.device_peak for memory in self.short}
         return float(any(peak * then[number] / now[number] > self.limit for number, peak in known.items()))
 
     def nothing(self, left: Collection[str]) -> str:
@@ -145,8 +145,8 @@ class _Advisor:
         found = self._forecast(most)
         if any(stage not in found for stage in most):
             return None
-        worst = max(most, key=lambda stage: found[stage].actual_peak)
-        if found[worst].actual_peak > self.limit:  # then fewer layers need not be tried
+        worst = max(most, key=lambda stage: found[stage].device_peak)
+        if found[worst].device_peak > self.limit:  # then fewer layers need not be tried
             rest = f"leaves it {_short(found[worst], self.limit)}"
             self.least.append(f"{name} recompute of all layers of stage {worst.number} {rest}")
             return None
@@ -160,7 +160,7 @@ class _Advisor:
         parts = [
             f"{number} more layers of stage {before.stage.number} (-{gb(saved)} GB, {gb(saved / number)} GB each)"
             for before, after, number in chosen
-            for saved in [before.actual_peak - after.actual_peak]
+            for saved in [before.device_peak - after.device_peak]
             for gb in [gigabytes([saved])]
         ]
         return f"{name} recompute of {', '.join(parts)}: {self._options(after.stage for _, after, _ in chosen)}"
@@ -170,25 +170,25 @@ class _Advisor:
         return next(
             (number, stage)
             for number, stage in enumerate(stages, 1)
-            if stage in found and found[stage].actual_peak <= self.limit
+            if stage in found and found[stage].device_peak <= self.limit
         )
 
     def _move_layers(self) -> str | None:
         """Layers moved from the one short stage to the one with most room."""
         if len(self.short) != 1 or len(self.memories) < 2:
             return None
-        (short,), room = self.short, min(self.memories, key=lambda memory: memory.actual_peak)
+        (short,), room = self.short, min(self.memories, key=lambda memory: memory.device_peak)
         numbers = range(1, short.stage.layers)
         smaller = [_resized(short.stage, -number) for number in numbers]
         larger = [_resized(room.stage, number) for number in numbers]
         found = self._forecast([*smaller, *larger])
         for number, less, more in zip(numbers, smaller, larger, strict=True):
-            if less in found and more in found and found[less].actual_peak <= self.limit >= found[more].actual_peak:
-                saved = short.actual_peak - found[less].actual_peak
+            if less in found and more in found and found[less].device_peak <= self.limit >= found[more].device_peak:
+                saved = short.device_peak - found[less].device_peak
                 return (
                     f"{number} layers of stage {short.stage.number} given to stage {room.stage.number} "
                     f"(-{device_memory(saved)}, which then "
-                    f"needs {device_memory(found[more].actual_peak)}): {self._options([less, more])}"
+                    f"needs {device_memory(found[more].device_peak)}): {self._options([less, more])}"
                 )
         self.least.append(f"no number of layers moved to stage {room.stage.number} makes both fit")
         return None
@@ -230,15 +230,15 @@ class _Advisor:
         found = forecast_stages(changed, [memory.stage for memory in self.short], self.simulations, whole=False)
         if len(found) < len(self.short):
             return None
-        worst = max(found, key=lambda memory: memory.actual_peak)
+        worst = max(found, key=lambda memory: memory.device_peak)
         pairs = zip(self.short, found, strict=True)
         saved = " and ".join(
-            f"{device_memory(before.actual_peak - after.actual_peak)} of stage {before.stage.number}"
+            f"{device_memory(before.device_peak - after.device_peak)} of stage {before.stage.number}"
             for before, after in pairs
         )
         text = as_options({key: value})
-        if worst.actual_peak <= self.limit:
-            return f"{what} (at most {device_memory(worst.actual_peak)}, saves {saved}): {text}"
+        if worst.device_peak <= self.limit:
+            return f"{what} (at most {device_memory(worst.device_peak)}, saves {saved}): {text}"
         short = _short(worst, self.limit)
         self.least.append(f"{text} saves {saved} and leaves stage {worst.stage.number} {short}")
         return None

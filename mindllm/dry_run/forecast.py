@@ -48,7 +48,7 @@ class StageMemory:
 
     Attributes:
         moments: its fullest moments; the peak is the fullest of them.
-        actual_peak: with fragments, the gaps between blocks.
+        actual_peak: with fragments, the gaps between blocks, which only the dry run's pool has (:attr:`device_peak`).
         method: how it was found, in a few words.
         shown: the simulation a picture is drawn of: the stage itself, or the largest of the smaller ones.
         exact: whether ``shown`` is the stage itself.
@@ -77,9 +77,18 @@ class StageMemory:
     def used_peak(self) -> int:
         return bytes_of(self.peak)
 
+    @property
+    def device_peak(self) -> int:
+        """Return the bytes that the pool of a device needs, which the limit bounds.
+
+        They have no gaps between blocks. When memory runs short, MindSpore maps idle pages of 2 MB to other addresses, by
+        default on Atlas A2 and A3 with driver 24 or newer. Its dry run has no such mapping.
+        """
+        return self.used_peak
+
     def with_workspace(self, attention_elements: int) -> int:
-        """Return the peak with gaps between blocks and the estimated workspace of kernels (:mod:`mindllm.dry_run.workspace`)."""
-        return self.actual_peak + max(0, peak_with_workspace(self.moments, attention_elements) - self.used_peak)
+        """Return the peak of a device with the estimated workspace of kernels (:mod:`mindllm.dry_run.workspace`)."""
+        return self.device_peak + max(0, peak_with_workspace(self.moments, attention_elements) - self.used_peak)
 
     @property
     def by_category(self) -> Mapping[str, int]:

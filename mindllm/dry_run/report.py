@@ -25,7 +25,7 @@ def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
     ``planned_mb``: of the peak, what MindSpore planned as a whole, see :func:`about_planned`.
     """
     return {
-        "fits": all(memory.actual_peak <= limit for memory in memories),
+        "fits": all(memory.device_peak <= limit for memory in memories),
         "limit_mb": limit // MIB,
         "stages": [
             {
@@ -36,7 +36,7 @@ def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
                 "planned_mb": round(memory.planned_bytes / MIB, 1),
                 "used_peak_mb": memory.used_peak // MIB,
                 "actual_peak_mb": memory.actual_peak // MIB,
-                "fits": memory.actual_peak <= limit,
+                "fits": memory.device_peak <= limit,
             }
             for memory in memories
         ],
@@ -51,6 +51,16 @@ def about_planned(memory: StageMemory) -> str | None:
         f"stage {memory.stage.number}: {device_memory(memory.planned_bytes)} of it are blocks that MindSpore plans for the "
         "whole graph (SomasMemory, memory_optimize_level: O1), told by what lies in them at the fullest moment of the plan; "
         "with O0 every tensor has a block of its own"
+    )
+
+
+def about_fragments(actual_peaks: Sequence[int], needed: Sequence[int], limit: int) -> str | None:
+    """Return the condition under which a peak fits that is above the limit with fragments; None where no such peak is."""
+    if not any(size <= limit < actual for size, actual in zip(needed, actual_peaks, strict=True)):
+        return None
+    return (
+        f"with fragments {device_memory(max(actual_peaks))}, above the limit: on Atlas A2 and A3 with driver 24 or newer "
+        "MindSpore maps idle pages to other addresses, unlike its dry run; never set MS_ALLOC_CONF=enable_vmm:False"
     )
 
 
@@ -74,7 +84,8 @@ def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Tab
     )
     for memory in memories:
         used, actual = memory.used_peak, memory.actual_peak
-        extra = memory.with_workspace(elements) - actual
+        needed = memory.device_peak
+        extra = memory.with_workspace(elements) - needed
         about = "" if memory.exact else "≈ "
         rows.add_row(
             str(memory.stage.number),
@@ -84,18 +95,18 @@ def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Tab
             *(gb(memory.by_category[category]) for category in CATEGORIES),
             styled((gb(used), "bold")),
             f"{about}{gb(actual)}",
-            gb(actual + extra),
-            verdict(actual, extra, limit, gb),
+            gb(needed + extra),
+            verdict(needed, extra, limit, gb),
             memory.method,
         )
     return rows
 
 
-def verdict(actual: int, workspace: int, limit: int, gb: Gigabytes) -> Text:
-    """``fits``, ``tight`` (not with the estimated workspace), or how much is short, as ``gb`` has figures of the table."""
-    if actual > limit:
-        return styled((f"{gb.at_least(actual - limit)} GB short", "bold red"))
-    return styled(("fits", "green") if actual + workspace <= limit else ("tight", "yellow"))
+def verdict(needed: int, workspace: int, limit: int, gb: Gigabytes) -> Text:
+    """Return ``fits``, ``tight`` (not with the estimated workspace), or the shortage, with the digits of the table."""
+    if needed > limit:
+        return styled((f"{gb.at_least(needed - limit)} GB short", "bold red"))
+    return styled(("fits", "green") if needed + workspace <= limit else ("tight", "yellow"))
 
 
 def log_lines(memory: StageMemory, config: RunConfig, device_memory: int, limit: int) -> list[str]:

@@ -13,7 +13,7 @@ from mindllm.config import RunConfig
 from mindllm.dry_run.advice import shortage
 from mindllm.dry_run.forecast import StageMemory, forecast_stages, simulate_stages
 from mindllm.dry_run.page import PAGE, render_page
-from mindllm.dry_run.report import about_planned, about_routing, json_report, log_lines, table
+from mindllm.dry_run.report import about_fragments, about_planned, about_routing, json_report, log_lines, table
 from mindllm.dry_run.simulations import Simulations
 from mindllm.dry_run.source_lines import Lines
 from mindllm.errors import UserError
@@ -53,11 +53,11 @@ class DryRun(Result):
     @property
     def fits(self) -> bool:
         """Whether all stages fit."""
-        return all(memory.actual_peak <= self.limit for memory in self.stages)
+        return all(memory.device_peak <= self.limit for memory in self.stages)
 
     def summary(self) -> str:
         """Return the fullest stage and the verdict."""
-        peak = max(memory.actual_peak for memory in self.stages)
+        peak = max(memory.device_peak for memory in self.stages)
         return f"{len(self.stages)} stages, at most {device_memory(peak)}, {'fits' if self.fits else 'does not fit'}"
 
     def tree(self) -> dict[str, Any]:
@@ -77,7 +77,9 @@ class DryRun(Result):
                 "extrapolated: from smaller runs of the same widths, checked against one more, or from fewer micro-batches; "
                 "--full simulates stages as they are"
             )
-        yield from filter(None, [*map(about_planned, self.stages), about_routing(self.config)])
+        actual_peaks = [memory.actual_peak for memory in self.stages]
+        fragments = about_fragments(actual_peaks, [memory.device_peak for memory in self.stages], self.limit)
+        yield from filter(None, [*map(about_planned, self.stages), fragments, about_routing(self.config)])
 
     def write(self, directory: Path) -> Path:
         """Write a log for each rank and the page of what fills the memory; return the page."""

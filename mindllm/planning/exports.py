@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 from itertools import groupby
 
 from mindllm.errors import UserError
 from mindllm.planning.plan import Evaluation
-from mindllm.planning.problem import SEARCHED_ORDERS, Problem
+from mindllm.planning.problem import Problem
 from mindllm.schedules.operations import LETTERS
-from mindllm.schedules.orders import Orders, stage_orders
+from mindllm.schedules.orders import stage_orders
 
 
 def torch_schedule(evaluation: Evaluation) -> str:
@@ -35,27 +34,15 @@ def torch_schedule(evaluation: Evaluation) -> str:
     problem = evaluation.problem
     if problem.pieces > 1:
         raise UserError(f"{problem.name}: PyTorch's pipelining has no pieces of sequences; plan pieces 1")
-    return csv_of_orders(_orders(evaluation), problem.visits)
-
-
-def csv_of_orders(orders: Orders, visits: Sequence[int]) -> str:
-    """Return orders of operations as PyTorch reads them; ``visits`` are the places (chunk x stages + stage) in model order."""
-    number = {place: position for position, place in enumerate(visits)}
+    orders = stage_orders(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
+    number = {place: position for position, place in enumerate(problem.visits)}
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     for stage, operations in enumerate(orders):
         writer.writerow(
-            f"{number[chunk * len(orders) + stage]}{LETTERS[what]}{micro}" for what, chunk, micro in operations
+            f"{number[chunk * problem.stages + stage]}{LETTERS[what]}{micro}" for what, chunk, micro in operations
         )
     return written.getvalue()
-
-
-def _orders(evaluation: Evaluation) -> Orders:
-    """The operations of every stage in their order, of all micro-batches."""
-    problem = evaluation.problem
-    if problem.schedule in SEARCHED_ORDERS:
-        return evaluation.line.table.orders
-    return stage_orders(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
 
 
 def megatron_layout(evaluation: Evaluation, layers_ahead: int = 0) -> str:

@@ -9,21 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.planning.problem import CONTROLLABLE_V, SEARCHED_ORDERS, ZERO_BUBBLE, End, KindCost, Problem
-from mindllm.planning.zero_bubble.folded_costs import FoldedCosts
-from mindllm.planning.zero_bubble.folded_orders import one_by_one, orders_of_kinds, quick_orders
-from mindllm.planning.zero_bubble.operation_order import StageCosts, whole_step
-from mindllm.planning.zero_bubble.schedule_search import best_orders
+from mindllm.planning.problem import End, KindCost, Problem
 from mindllm.schedules import steady
 from mindllm.schedules.held_memory import held_memory, working_memory, working_memory_of_v
-from mindllm.schedules.operations import INPUT, WEIGHT
 from mindllm.schedules.orders import Orders, alive, alive_in_backward, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, pass_times, simulate_times
 from mindllm.schedules.steady import simulate_long
 from mindllm.timing.step import StepTime
 from mindllm.units import MILLISECONDS
-
-ZERO_BUBBLE_EFFORT = 30_000  # operations scheduled beyond the grid, for each plan that is judged
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ def working_of(problem: Problem, costs: Sequence[KindCost], wholes: Sequence[flo
         return working_memory_of_v(
             (cost.activation_mb, cost.transient_mb, whole) for cost, whole in zip(costs, wholes, strict=True)
         )
-    return working_memory([(cost.activation_mb, cost.transient_mb) for cost in costs], problem.backward_frees)
+    return working_memory([(cost.activation_mb, cost.transient_mb) for cost in costs])
 
 
 def moments_of(problem: Problem, orders: Orders, stage: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -202,62 +195,10 @@ def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
 
 
 def orders_of(problem: Problem) -> Orders:
-    """The operations of every stage of a schedule that does not depend on times; of 1F1B for a zero-bubble schedule.
-
-    Of a V within a memory limit single micro-batches, which fit where anything does. Of a long problem they are those of the
-    micro-batches that are simulated.
-    """
-    if problem.schedule == CONTROLLABLE_V:
-        return orders_of_kinds(one_by_one(problem.stages, problem.micro_batches))
+    """Return the operations of every stage; of a long problem those of the micro-batches that are simulated."""
     if is_long(problem):
         return steady.first_orders(problem.stages, problem.micro_batches)
-    schedule = "1f1b" if problem.schedule in ZERO_BUBBLE else problem.schedule
-    return stage_orders(schedule, problem.stages, problem.chunks, problem.micro_batches, problem.pieces)
-
-
-def zero_bubble_orders(problem: Problem, costs: Costs, deadline: float) -> Orders:
-    """The zero-bubble schedule of these costs within the memory.
-
-    Raises:
-        ValueError: a stage cannot hold one micro-batch.
-    """
-    stages = zero_bubble_costs(problem, costs)
-    return best_orders(stages, problem.micro_batches, ZERO_BUBBLE_EFFORT, whole_step, deadline)
-
-
-def zero_bubble_costs(problem: Problem, costs: Costs) -> StageCosts:
-    """What a zero-bubble schedule is made of; activations wait for the weight gradient."""
-    fixed = costs.parameter + costs.transient
-    fixed = fixed + np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb"))
-    room = np.array(problem.per_stage("limit_mb")) - fixed
-    if problem.schedule != "zb":
-        room = np.minimum(room, {"zb1p": 1, "zb2p": 2}[problem.schedule] * problem.stages * costs.activation)
-    return StageCosts(
-        costs.forward, costs.backward - costs.weight, costs.weight, costs.activation, costs.activation, room,
-        problem.point_to_point,
-    )  # fmt: skip
-
-
-def folded_costs(problem: Problem, costs: Costs) -> FoldedCosts:
-    """What an order of a V within the memory is made of; working memory is that of the chunk that needs more."""
-    shape = (problem.chunks, problem.stages)
-    fixed = costs.parameter.reshape(shape).sum(axis=0) + costs.transient.reshape(shape).max(axis=0)
-    fixed = fixed + np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb"))
-    return FoldedCosts(
-        costs.forward.reshape(shape), costs.times[INPUT].reshape(shape), costs.times[WEIGHT].reshape(shape),
-        costs.activation.reshape(shape), np.array(problem.per_stage("limit_mb")) - fixed, problem.point_to_point,
-    )  # fmt: skip
-
-
-def searched_orders(problem: Problem, costs: Costs, deadline: float) -> Orders:
-    """The order that a searched schedule has for these costs within the memory; of a V the one that is found quickly.
-
-    Raises:
-        ValueError: a stage cannot hold one micro-batch.
-    """
-    if problem.schedule == CONTROLLABLE_V:
-        return quick_orders(folded_costs(problem, costs), problem.micro_batches, deadline=deadline)
-    return zero_bubble_orders(problem, costs, deadline)
+    return stage_orders(problem.schedule, problem.stages, problem.chunks, problem.micro_batches, problem.pieces)
 
 
 def is_long(problem: Problem) -> bool:
@@ -266,25 +207,17 @@ def is_long(problem: Problem) -> bool:
 
 
 def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation:
-    """Simulates a plan. An order that depends on times is searched until ``deadline``; its first one is found in any case.
+    """Simulate a plan.
 
     Raises:
-        OutOfTime: of a long pipeline no steady state was found until ``deadline``.
+        OutOfTime: a long pipeline reached no steady state before ``deadline``.
         NotSteady: nor after the most micro-batches that are simulated.
     """
     costs = plan_costs(problem, plan)
     if is_long(problem):
         line = simulate_long(problem.micro_batches, costs.forward, costs.backward, problem.point_to_point, deadline)
-        return Evaluation(problem, plan, costs, line)
-    searched = problem.schedule in SEARCHED_ORDERS
-    return with_orders(
-        problem, plan, costs, searched_orders(problem, costs, deadline) if searched else orders_of(problem)
-    )
-
-
-def with_orders(problem: Problem, plan: Plan, costs: Costs, orders: Orders) -> Evaluation:
-    """A plan whose operations are in this order."""
-    line = simulate_times(timetable(orders, problem.chunks), costs.times, problem.point_to_point)
+    else:
+        line = simulate_times(timetable(orders_of(problem), problem.chunks), costs.times, problem.point_to_point)
     return Evaluation(problem, plan, costs, line)
 
 
@@ -301,11 +234,8 @@ def quickest(*found: Evaluation | None) -> Evaluation | None:
 
 
 def try_plan(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation | None:
-    """The plan with the best schedule found until ``deadline``, or None when memory does not hold one micro-batch."""
-    try:
-        tried = evaluate(problem, plan, deadline)
-    except ValueError:
-        return None
+    """Return the simulated plan, or None if it does not fit the memory."""
+    tried = evaluate(problem, plan, deadline)
     return tried if tried.fits else None
 
 

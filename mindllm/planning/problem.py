@@ -29,28 +29,15 @@ Schedule = Literal[
     "seqvpp",
     "seqsmartvpp",
     "zero_bubble_v",
-    "controllable_v",
-    "zb1p",
-    "zb2p",
-    "zb",
 ]
 """``1f1b`` is interleaved 1F1B when there are several chunks; ``less_memory`` is the interleaved schedule with the warm-up of one
 chunk; ``seqpipe``, ``seqvpp`` and ``seqsmartvpp`` are MindSpore's of pieces of sequences; ``zero_bubble_v`` is its order of two
-chunks in a V; ``controllable_v`` is one of two chunks in a V that keeps within the memory limit, V-min to ZB-V; ``zb`` is the
-zero-bubble schedule of one chunk that does."""
+chunks in a V."""
 
-ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
-"""Those of one chunk whose order of operations is searched."""
-CONTROLLABLE_V = "controllable_v"
-"""That of two chunks in a V (Qi et al., 2024, 2405.15362)."""
-SEARCHED_ORDERS = (*ZERO_BUBBLE, CONTROLLABLE_V)
-"""Those whose order of operations is searched."""
 SHOWN = 40  # digits of an integer in a message
 MOST_LAYERS = 4096
 MOST_PASSES = 2**20
 """Forward passes of a step that are simulated."""
-MOST_SEARCHED = dict.fromkeys(ZERO_BUBBLE, 2**17) | {CONTROLLABLE_V: 2**14}
-"""Likewise where the order of operations is searched."""
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]  # sums of them stay exact enough to compare
 PerStage = Amount | tuple[Amount, ...]
 Difference = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
@@ -113,7 +100,7 @@ class Layer(StrictModel):
     name: str
     count: int = Field(ge=1, le=100_000)
     forward: Amount
-    weight_gradient: Amount = Field(default=0, description="Part of backward that a zero-bubble schedule may put off.")
+    weight_gradient: Amount = Field(default=0, description="Part of backward that a V may put off.")
     parameter_mb: Amount = Field(default=0, description="Parameters, their gradients and optimizer state.")
     start_mb: Difference = Field(
         default=0,
@@ -180,23 +167,17 @@ class Problem(StrictModel):
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != self.stages:
                 raise ValueError(f"{key} has {len(value)} entries for {self.stages} stages")
-        if self.schedule in ZERO_BUBBLE and self.chunks > 1:
-            raise ValueError(f"schedule {self.schedule} has one chunk per stage, not {self.chunks}")
         if self.v_shape:
             self._check_v()
-        if self.schedule in (*SEARCHED_ORDERS, ZERO_BUBBLE_V) and not any(
-            layer.weight_gradient for layer in self.layers
-        ):
-            raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
         if self.layer_count > MOST_LAYERS:
             raise ValueError(f"layers: there are {self.layer_count:,}; at most {MOST_LAYERS:,} are planned")
         if self.pieces > 1:
             self._check_pieces()
-        passes, most = self.places * self.passes, MOST_SEARCHED.get(self.schedule, MOST_PASSES)
-        if passes > most and not self.settles:
+        passes = self.places * self.passes
+        if passes > MOST_PASSES and not self.settles:
             raise ValueError(
-                f"stages x chunks x micro_batches{' x pieces' * (self.pieces > 1)} is {passes:,}: at most {most:,} passes of "
-                f"schedule {self.schedule} are simulated; give fewer micro-batches"
+                f"stages x chunks x micro_batches{' x pieces' * (self.pieces > 1)} is {passes:,}: at most {MOST_PASSES:,} passes "
+                f"of schedule {self.schedule} are simulated; give fewer micro-batches"
             )
         names = [layer.name for layer in self.layers]
         if len(set(names)) != len(names):
@@ -229,17 +210,19 @@ class Problem(StrictModel):
             )
 
     def _check_v(self) -> None:
-        """What a V asks for, and MindSpore's order of it."""
+        """Raise ValueError if MindSpore's order of a V does not fit these sizes."""
         if self.chunks != CHUNKS_OF_A_V:
             raise ValueError(
                 f"schedule {self.schedule} has {CHUNKS_OF_A_V} chunks per stage, not {self.chunks}; write chunks "
                 f"{CHUNKS_OF_A_V}, or --interleave {CHUNKS_OF_A_V}"
             )
-        if self.schedule == ZERO_BUBBLE_V and (self.stages < 2 or self.micro_batches < 2 * self.stages):
+        if self.stages < 2 or self.micro_batches < 2 * self.stages:
             raise ValueError(
                 f"schedule {ZERO_BUBBLE_V} needs two stages and two micro-batches per stage at least, not {self.stages} stages "
                 f"and {self.micro_batches} micro-batches"
             )
+        if not any(layer.weight_gradient for layer in self.layers):
+            raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
 
     @property
     def pipeline(self) -> str:
@@ -255,7 +238,7 @@ class Problem(StrictModel):
     @property
     def v_shape(self) -> bool:
         """Whether the second chunk runs back from the last stage to the first, and backward passes may come in two halves."""
-        return self.schedule in (ZERO_BUBBLE_V, CONTROLLABLE_V)
+        return self.schedule == ZERO_BUBBLE_V
 
     @property
     def visits(self) -> tuple[int, ...]:
@@ -291,11 +274,6 @@ class Problem(StrictModel):
                 own = cost.backward - quickest if cost.again is None else cost.again
                 found[index, self.kind_names.index(name)] = own
         return found
-
-    @property
-    def backward_frees(self) -> bool:
-        """Whether a backward pass frees activations layer by layer; they wait where weight gradients are put off."""
-        return self.schedule not in ZERO_BUBBLE
 
     @property
     def settles(self) -> bool:

@@ -14,14 +14,12 @@ from mindllm.deadline import OutOfTime, now, passed
 from mindllm.errors import CheckFailed, UserError
 from mindllm.planning.one_chunk.planner import solve_one_chunk
 from mindllm.planning.plan import Evaluation, Plan, even_counts, orders_of, quickest, try_plan
-from mindllm.planning.problem import CONTROLLABLE_V, SEARCHED_ORDERS, ZERO_BUBBLE, Problem
+from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.recomputation.staying import staying
 from mindllm.planning.several_chunks.planner import solve_interleaved
-from mindllm.planning.zero_bubble.folded_planner import even_plans, solve_folded
-from mindllm.planning.zero_bubble.planner import solve_zero_bubble
 from mindllm.schedules.steady import NotSteady
 from mindllm.units import MIB, gigabytes
 
@@ -89,10 +87,6 @@ def _solver(
 
     ``first`` is the deadline of a first plan.
     """
-    if problem.schedule == CONTROLLABLE_V:
-        return solve_folded(problem, even, deadline, first)
-    if problem.schedule in ZERO_BUBBLE:
-        return solve_zero_bubble(problem, even, deadline, first)
     if problem.chunks == 1 and problem.schedule not in IN_PIECES:
         return solve_one_chunk(problem, even, deadline, first)
     return solve_interleaved(problem, even, deadline, first)
@@ -108,7 +102,7 @@ def work_bound(problem: Problem) -> float:
     work = sum(time * layer.count for time, layer in zip(quickest, problem.layers, strict=True))
     work += sum(end.forward + end.backward for end in ends)
     late = 0.0  # weight gradients, which the way back need not wait for
-    if problem.schedule in SEARCHED_ORDERS or problem.v_shape:
+    if problem.v_shape:
         late = sum(layer.weight_gradient * layer.count for layer in problem.layers) + sum(
             e.weight_gradient for e in ends
         )
@@ -147,9 +141,6 @@ def even_split(problem: Problem, deadline: float = math.inf) -> Evaluation | Non
 
 def _even_plans(problem: Problem) -> Iterator[Plan]:
     """The even splits that fit, with the recomputation that suits them best."""
-    if problem.schedule == CONTROLLABLE_V:
-        yield from even_plans(problem)
-        return
     choice = StageChoice(problem, Mixes(problem), orders_of(problem))
     for counts in even_counts(problem):
         with contextlib.suppress(ValueError):

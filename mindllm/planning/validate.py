@@ -31,7 +31,7 @@ class Round:
 
     Attributes:
         memories: of every stage.
-        limit_mb: of every stage, gaps between blocks and workspace of kernels included.
+        limit_mb: of every stage, workspace of kernels included.
         attention_elements: of query, key and value, from which the workspace of kernels is estimated.
     """
 
@@ -52,12 +52,12 @@ class Round:
 
     @property
     def needed_mb(self) -> list[float]:
-        """Peak of every stage with gaps between blocks and workspace of kernels: what ``mindllm prove`` compares."""
+        """Return the peak of every stage with workspace of kernels, as ``mindllm prove`` compares it."""
         return [memory.with_workspace(self.attention_elements) / MIB for memory in self.memories]
 
     @property
     def fits(self) -> bool:
-        """Return True if every stage fits, gaps and workspace included."""
+        """Return True if every stage fits, workspace included."""
         return all(needed <= self.limit_mb for needed in self.needed_mb)
 
     @property
@@ -93,7 +93,7 @@ def write_run(path: Path, planned: RunConfig) -> None:
 
 
 def check_fits(planned: RunConfig, simulations: Simulations) -> None:
-    """Raise CheckFailed if a stage of a run with a plan in it does not fit in the dry run, gaps and workspace included."""
+    """Raise CheckFailed if a stage of a run with a plan in it does not fit in the dry run, workspace included."""
     elements = attention_elements_of(planned)
     memories = forecast_stages(planned, stages_of(planned), simulations)
     needed = tuple(float(memory.with_workspace(elements)) for memory in memories)
@@ -176,7 +176,7 @@ def _as_found(chosen: Round) -> Round:
 
 
 def corrected(problem: Problem, found: Round, first: bool) -> Problem:
-    """The problem with memory moved by what the dry run found, and limits that leave the gaps and the workspace it saw.
+    """The problem with memory moved by what the dry run found, and limits that leave the workspace it measured.
 
     ``first``: also where a stage needs less than predicted.
     """

@@ -15,7 +15,7 @@ from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, LayerPlan, read_plan
 from mindllm.parallel.plan_text import render_plan
 from mindllm.planning.plan import Plan
-from mindllm.planning.problem import CONTROLLABLE_V, Problem, RecomputeKind
+from mindllm.planning.problem import Problem, RecomputeKind
 
 SELECTIONS = ("select_recompute", "select_comm_recompute")
 KEYS = ("recompute", *SELECTIONS)
@@ -35,8 +35,7 @@ class YamlPlan:
     swap_config: dict[str, Any] | None = None
 
     def overrides(self, problem: Problem) -> dict[str, Any]:
-        """The keys of a run YAML by dotted name, with those of the pipeline; UserError as :func:`check_trained`."""
-        check_trained(problem)
+        """Return the keys of a run YAML by dotted name, with those of the pipeline."""
         return {
             "model.model_config.offset": self.offset,
             "model.model_config.pp_interleave_num": problem.chunks,
@@ -55,15 +54,6 @@ def _scheduler(problem: Problem) -> dict[str, Any]:
     if problem.schedule in IN_PIECES:
         return {key: problem.schedule, "parallel_config.seq_split_num": problem.pieces}
     return {key: ZERO_BUBBLE_V} if problem.v_shape else {}
-
-
-def check_trained(problem: Problem) -> None:
-    """Raises UserError where no run can have the schedule, and other stages would be over their memory in its place."""
-    if problem.schedule == CONTROLLABLE_V:
-        raise UserError(
-            f"{problem.name}: schedule: MindSpore trains a V in its own order alone, which keeps more (value {CONTROLLABLE_V}); "
-            f"write {ZERO_BUBBLE_V} to plan a run, or --torch_csv for the order"
-        )
 
 
 def write_plan(problem: Problem, plan: Plan) -> YamlPlan | None:

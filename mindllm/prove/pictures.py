@@ -24,7 +24,6 @@ MEMORY = {
     "activations": "#e08a3c",
     "communication buffers": "#4aa37c",
     "other": "#a7a7a7",
-    "fragments": "#c98b8b",
     "workspace": "#d3b96a",
     "by formula": "#8296b0",
 }
@@ -75,7 +74,7 @@ def memory_bars(figures: Mapping[str, Any]) -> str:
 def _filled_by(stage: Mapping[str, Any]) -> dict[str, float]:
     if "categories" not in stage:
         return {"by formula": stage["peak"]}
-    return {**stage["categories"], "fragments": stage["fragments"], "workspace": stage["workspace"]}
+    return {**stage["categories"], "workspace": stage["workspace"]}
 
 
 def time_bars(figures: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ QUESTIONS = {
         Question(CONFIGURATION, "Is the configuration sound?", "loading and all cross checks"),
         Question(
             MEMORY,
-            "Does every stage fit, with fragments and workspace?",
+            "Does every stage fit, with workspace of kernels?",
             "MindSpore's dry run of every stage",
             "dry-run",
             "memory that CANN and HCCL take beside the pool of a device, and the workspace of kernels, which is estimated",

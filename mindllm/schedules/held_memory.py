@@ -12,17 +12,17 @@ import numpy as np
 from mindllm.schedules.orders import Orders, alive_in_backward
 
 
-def working_memory(layers: Iterable[tuple[float, float]], frees: bool = True, left: Iterable[float] = ()) -> float:
+def working_memory(layers: Iterable[tuple[float, float]], left: Iterable[float] = ()) -> float:
     """What the backward pass through a place needs at its fullest moment beyond all that its layers keep.
 
     ``layers`` are in model order: what each keeps, and what it needs for a moment. The pass goes from the last layer to the
-    first; when it gets to one, those behind it have freed what they kept, if it ``frees``, and ``left`` something until it ends.
+    first; when it gets to one, those behind it have freed what they kept, and ``left`` something until it ends.
     """
     most = freed = 0.0
     held = list(layers)
     for (kept, needed), more in zip(reversed(held), reversed(list(left) or [0.0] * len(held)), strict=True):
         most = max(most, needed - freed)
-        freed += frees * kept - more
+        freed += kept - more
     return max(most, -freed)
 
 

@@ -83,11 +83,6 @@ class Timeline:
         """Share of the step in which each stage waits, ``[stages]``."""
         return 1 - self.busy() / self.makespan
 
-    def longest_stage(self) -> float:
-        """The longest time between the first start and the last end on one stage."""
-        stage = self.table.place % self.table.stages
-        return max(float(self.end[stage == s].max() - self.start[stage == s].min()) for s in range(self.table.stages))
-
     def memory_curve(self, stage: int, activation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Activations held by a stage over time: times and MB from each on; ``activation`` per micro-batch of each chunk.
 

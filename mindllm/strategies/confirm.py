@@ -55,7 +55,7 @@ def simulated(one: Planned, progress: Progress = unwatched) -> Planned:
 
 def _measured(one: Planned, simulations: Simulations) -> Planned:
     stages = forecast_stages(one.config, stages_of(one.config), simulations)
-    return replace(one, memory=tuple(float(stage.actual_peak) for stage in stages), simulated=True)
+    return replace(one, memory=tuple(float(stage.device_peak) for stage in stages), simulated=True)
 
 
 def _held(

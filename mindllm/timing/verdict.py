@@ -13,8 +13,8 @@ LEAST_UTILISATION, MOST_UTILISATION = 0.02, 1.0
 
 
 RESERVED = 0.05
-"""Share of a device's memory limit that estimates by formula leave free, for what no formula counts: gaps between blocks and
-workspace of kernels. The dry run counts gaps, so its figures are compared with the whole limit. All commands take it from here.
+"""Share of a device's memory limit that estimates by formula leave free, for the workspace of kernels, pages that blocks fill in
+part, and errors of the formula. Figures of a dry run are compared with the whole limit. All commands take it from here.
 """
 
 
@@ -42,7 +42,7 @@ class Room:
     Attributes:
         stages: what every stage needs.
         limit: what a run may take of a device.
-        reserved: share of the limit that stays free; 0 where the figures count gaps between blocks.
+        reserved: share of the limit that stays free; 0 where a dry run measured the figures.
     """
 
     stages: tuple[float, ...]

@@ -149,10 +149,10 @@ class DistributedStep(nn.Cell):
                 self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")
         self.map = ops.HyperMap()
 
-    def forget_logits(self) -> None:
+    def reset_logits(self) -> None:
         """Begins anew with the largest attention logits, when text was evaluated between two steps."""
         if self.update.watch is not None and self.update.watch.logits is not None:
-            self.update.watch.logits.forget()
+            self.update.watch.logits.reset()
 
     def construct(self, *inputs):
         grouped = len(inputs) - self.groups
@@ -221,7 +221,7 @@ def build_distributed_loss(config: RunConfig, rank: int, tell_rank: bool = True)
     return distributed_loss(build_parallel_model(config))
 
 
-def built_alike(config: RunConfig, rank: int) -> Hashable:
+def cell_key(config: RunConfig, rank: int) -> Hashable:
     """What the cells of ``rank`` depend on: ranks for which it is equal build the same ones, so that the compiler alone, which
     asks for the rank when it needs it, tells them apart.
     """

@@ -19,7 +19,7 @@ from mindllm.models.attention.largest_logit import LOWEST, largest_logits
 from mindllm.train.optimizers.adamw import AdamW, LastUpdate
 
 OF_WEIGHTS = (GRADIENT, WEIGHT, UPDATE)
-OF_STEP = "step."  # before the names of what a step has kept of the layers
+STEP_PREFIX = "step."  # before the names of what a step has kept of the layers
 
 zeros_like = ops.auto_generate.ZerosLikeExt()  # other zeros are folded into constants, of which no device has its part
 sum_by_rows = ops.MultitypeFuncGraph("sum_by_rows")
@@ -122,7 +122,7 @@ class LogitsOfStep(nn.Cell):
     def __init__(self, model: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.largest = ParameterTuple(largest_logits(model))
-        self.kept = self.largest.clone(prefix=OF_STEP[:-1])
+        self.kept = self.largest.clone(prefix=STEP_PREFIX[:-1])
         for item in self.kept:
             item.is_constant = True
         self.map = ops.HyperMap()
@@ -136,19 +136,19 @@ class LogitsOfStep(nn.Cell):
         return ops.depend(after, self.map(keep_and_clear, self.kept, self.largest))
 
 
-def logits_of(values: Mapping[str, np.ndarray]) -> dict[str, float]:
+def max_logits_by_layer(values: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The largest logits among a rank's parameters, by the number of their layer; a layer of another stage has none."""
     return {
         layer: largest
-        for layer, value in logits_of_heads(values).items()
+        for layer, value in head_logits_by_layer(values).items()
         if (largest := float(np.max(value))) > LOWEST / 2
     }
 
 
-def logits_of_heads(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def head_logits_by_layer(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same of each head, ``[heads]``; of a layer of another stage as they begin."""
     return {
-        name.split(".layers.")[1].split(".")[0]: value for name, value in values.items() if name.startswith(OF_STEP)
+        name.split(".layers.")[1].split(".")[0]: value for name, value in values.items() if name.startswith(STEP_PREFIX)
     }
 
 
@@ -179,7 +179,7 @@ def make_watch(config: RunConfig, model: nn.Cell, optimizer: nn.Cell, whole: boo
     ``whole``: its weights are on this device; else the columns of the sums are the weights of all devices.
     """
     figures = config.monitor_config.watched()
-    kinds = sums_of(figures)
+    kinds = summed_kinds(figures)
     keeps_logits = LOGIT in figures or config.optimizer.qk_clip_threshold is not None
     if not figures and not keeps_logits:
         return None
@@ -187,7 +187,7 @@ def make_watch(config: RunConfig, model: nn.Cell, optimizer: nn.Cell, whole: boo
     return Watch(sums, LogitsOfStep(model) if keeps_logits else None)
 
 
-def sums_of(figures: Sequence[str]) -> tuple[str, ...]:
+def summed_kinds(figures: Sequence[str]) -> tuple[str, ...]:
     """What is summed for these figures: an update is relative to the weights."""
     return tuple(kind for kind in OF_WEIGHTS if kind in figures or (kind == WEIGHT and UPDATE in figures))
 

@@ -77,8 +77,8 @@ def test_a_value_with_spaces_belongs_to_its_key(verb, key, capsys):
 
 
 def test_words_that_options_take_are_not_keys():
-    from mindllm.cli.finetune import make_parser as make_learning_parser
     from mindllm.cli.generate import make_parser
+    from mindllm.cli.train import make_parser as make_learning_parser
 
     options, keys = make_parser("generate").parse_known_args(["M", "--prompt", "--x=1 y", "--seed", "3", "--k={a: b}"])
     assert (options.prompt, keys) == (["--x=1 y"], ["--seed=3", "--k={a: b}"])

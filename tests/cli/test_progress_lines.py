@@ -40,12 +40,12 @@ def slow(*_, **__):
         ),
         ("mindllm.timing.prediction.predict", step, (RUN, "--explain"), "predicting the step 0/1"),
         (
-            "mindllm.timing.foreign_program.program_step",
+            "mindllm.programs.step_time.predict_step",
             step,
             ("--simulated", "kept"),
             "reading the graphs of kept 0/1",
         ),
-        ("mindllm.verify.program.check_program", check, ("--program", "kept"), "executing the ranks of kept 0/1"),
+        ("mindllm.programs.verify.check_program", check, ("--program", "kept"), "executing the ranks of kept 0/1"),
     ],
     ids=["plan", "plan --explain", "plan --picture", "time", "time --simulated", "check --program"],
 )

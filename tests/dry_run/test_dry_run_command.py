@@ -274,7 +274,7 @@ def test_frozen_weights_that_do_not_fit_are_advised_to_be_in_half_precision(plac
     config = cluster_run(model={**wide, "compute_dtype": "bfloat16", "pet_config": adapters})
     (place / "adapters.yaml").write_text(render_config(config), encoding="utf-8")
     command = (sys.executable, "-m", "toolkit.dry_run", "--config", "adapters.yaml")
-    needed = json.loads(run(place, "--json", command=command))["stages"][0]["actual_peak_mb"]
+    needed = json.loads(run(place, "--json", command=command))["stages"][0]["used_peak_mb"]
     limit = f"{(needed - 20) / 1024:.3f}GB"
     said = run(place, "--max_device_memory", limit, "--advice", "1000", command=command, expect=3)
     assert "pet_config.frozen_dtype: bfloat16" in said

@@ -391,11 +391,11 @@ def test_advice_names_the_shortage_and_what_closes_it():
     config = pipeline(4, 32, 16)
     simulations = FormulaSimulations()
     memories = simulate_stages(config, stages_of(config), simulations)
-    needs = [memory.actual_peak // MIB for memory in memories]
+    needs = [memory.device_peak // MIB for memory in memories]
     limit = (needs[1] + 10) * MIB
     text = shortage(memories, config, limit, simulations)
-    short = -(-(memories[0].actual_peak - limit) // MIB)
-    peak, gb = memories[0].actual_peak, gigabytes([memories[0].actual_peak])
+    short = -(-(memories[0].device_peak - limit) // MIB)
+    peak, gb = memories[0].device_peak, gigabytes([memories[0].device_peak])
     assert f"stage 0 (rank 0) needs {gb(peak)} GB, {gb.at_least(peak - limit)} GB more than the limit" in text
     full = -(-short // 160)  # 4 micro-batches of 50 - 10 MB each
     assert f"full recompute of {full} more layers of stage 0" in text
@@ -425,7 +425,7 @@ def test_advice_begins_nothing_after_its_time():
     simulations = FormulaSimulations()
     memories = simulate_stages(config, stages_of(config), simulations)
     simulations.asked.clear()
-    text = shortage(memories, config, memories[0].actual_peak - MIB, simulations, seconds=0)
+    text = shortage(memories, config, memories[0].device_peak - MIB, simulations, seconds=0)
     assert "nothing was found yet\nnot tried in 0 s: select recompute, full recompute" in text
     assert simulations.asked == []
 
@@ -437,7 +437,7 @@ def test_advice_begins_with_what_formulas_expect_to_be_enough(monkeypatch):
     memories = simulate_stages(config, stages_of(config), simulations)[:1]
     keys = {"recompute_config.recompute": [8, 0, 0, 0]}
     now, then = (stage_bytes(workload_of(run))[0] for run in (config, override_config(config, keys)))
-    limit = int(memories[0].actual_peak * (then / now * 1.02))
+    limit = int(memories[0].device_peak * (then / now * 1.02))
     moments = iter([0.0, 0.0, 30.0])
     monkeypatch.setattr("mindllm.dry_run.advice.time", SimpleNamespace(monotonic=lambda: next(moments)))
     text = shortage(memories, config, limit, simulations, seconds=20)
@@ -451,7 +451,7 @@ def test_advice_simulates_no_whole_stages():
     simulations = Bent(BACKWARD, lambda layers, micro: layers**3)
     memories = simulate_stages(config, stages_of(config), simulations)
     simulations.asked.clear()
-    text = shortage(memories, config, memories[0].actual_peak - MIB, simulations)
+    text = shortage(memories, config, memories[0].device_peak - MIB, simulations)
     assert max(stage.layers for request in simulations.asked for stage in stages_of(request.config)) <= 4
     assert "select" not in text
 
@@ -462,8 +462,8 @@ def test_advice_says_what_communication_that_is_not_repeated_costs():
     config = pipeline(4, 32, 16, tp=2, recompute_config=recompute)
     simulations = FormulaSimulations()
     memories = simulate_stages(config, stages_of(config), simulations)
-    limit = memories[0].actual_peak - 100 * MIB
-    short = [memory for memory in memories if memory.actual_peak > limit]
+    limit = memories[0].device_peak - 100 * MIB
+    short = [memory for memory in memories if memory.device_peak > limit]
     first = shortage(short[:1], config, limit, simulations)
     assert "results of tensor-parallel communication not kept in recomputed layers (at most " in first
     assert "saves 0.469 GB of stage 0): --recompute_config.mp_comm_recompute=true" in first
@@ -484,9 +484,9 @@ def test_a_short_last_stage_is_advised_to_slice_its_loss():
     config, simulations = pipeline(2, 8, 8), FormulaSimulations()
     memories = forecast_stages(config, stages_of(config), simulations)
     last = memories[-1]
-    text = shortage([last], config, last.actual_peak - 40 * MIB, simulations)
+    text = shortage([last], config, last.device_peak - 40 * MIB, simulations)
     assert f"saves 0.044 GB of stage {last.stage.number}): --model.model_config.loss_chunks=4" in text
-    assert "loss_chunks" not in shortage(memories[:1], config, memories[0].actual_peak - MIB, simulations)
+    assert "loss_chunks" not in shortage(memories[:1], config, memories[0].device_peak - MIB, simulations)
 
 
 def test_which_input_comes_last_does_not_tell_moments_apart():

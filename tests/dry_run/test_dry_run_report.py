@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mindllm.config import override_config
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages
 from mindllm.dry_run.moments import Use
 from mindllm.dry_run.page import render_page
-from mindllm.dry_run.report import json_report, log_lines, table
+from mindllm.dry_run.report import about_fragments, json_report, log_lines, table
 from mindllm.dry_run.run import DryRun
 from mindllm.dry_run.source_lines import line_of, lines_by_place
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace, workspace
@@ -79,6 +80,20 @@ def test_the_table_has_a_row_for_each_stage(memories, config):
     gb = gigabytes(memory.actual_peak for memory in memories)
     for memory in memories:
         assert gb(memory.used_peak) in text
+
+
+def test_a_device_has_no_gaps_between_blocks(memories, config):
+    """A limit between the used peak and the peak with fragments: the stage fits, on devices that remap idle pages."""
+    gapped = replace(memories[0], actual_peak=memories[0].used_peak + 100 * MIB)
+    limit = gapped.used_peak + 50 * MIB
+    within = override_config(config, {"context.max_device_memory": f"{limit / GIB:.6f}GB"})
+    run = DryRun(within, (gapped,))
+    assert run.fits
+    assert run.tree()["stages"][0]["fits"]
+    assert any("never set MS_ALLOC_CONF=enable_vmm:False" in str(part) for part in run.parts())
+    assert about_fragments([gapped.actual_peak], [gapped.device_peak], gapped.actual_peak) is None
+    short = override_config(config, {"context.max_device_memory": f"{(gapped.used_peak - MIB) / GIB:.6f}GB"})
+    assert not DryRun(short, (gapped,)).fits
 
 
 def test_the_page_attributes_every_megabyte(memories, config):

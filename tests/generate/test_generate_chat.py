@@ -8,8 +8,7 @@ from typing import ClassVar
 import pytest
 from tiny import options, tiny_config, tiny_model
 
-from mindllm.cli import chat as module
-from mindllm.cli.chat import chat
+from mindllm.cli.generate import chat
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.errors import UserError

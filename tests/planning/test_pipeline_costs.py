@@ -231,10 +231,6 @@ class Peaks:
     def used_peak(self):
         return self.inner.used_peak + self.more * MIB
 
-    @property
-    def actual_peak(self):
-        return self.inner.actual_peak + self.more * MIB
-
     def with_workspace(self, elements):
         return self.inner.with_workspace(elements) + self.more * MIB
 
@@ -262,7 +258,7 @@ def test_a_stage_that_needs_more_than_predicted_gets_a_cut(monkeypatch):
     assert not first.fits
     assert validated.chosen is last
     assert last.confirmed
-    assert last.memories[1].actual_peak <= 2.2 * 1024 * MIB
+    assert last.memories[1].used_peak <= 2.2 * 1024 * MIB
     assert last.differences[1] == pytest.approx(0, abs=20)
     console = Console(record=True, width=200)
     console.print(*validated_parts(validated))

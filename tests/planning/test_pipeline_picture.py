@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mindllm.planning.plan import Plan, evaluate, try_plan
+from mindllm.planning.plan import Plan, try_plan
 from mindllm.planning.problem import make_problem
 from mindllm.planning.reports import picture
 from mindllm.planning.reports.picture import draw_schedule, stage_memory, windows_of
@@ -72,15 +72,14 @@ def test_of_many_the_start_one_period_and_the_end_are_shown(chunks, tmp_path):
 
 
 def test_a_period_is_as_long_as_the_schedule_needs_to_repeat(monkeypatch):
-    """Short of memory, zero bubble starts forward passes of equal stages in pairs."""
-    kinds = {"none": {"backward": 200, "activation_mb": 100}}
-    layers = [{"name": "body", "count": 8, "forward": 100, "weight_gradient": 95, "kinds": kinds}]
-    fields = {"stages": 8, "micro_batches": 24, "schedule": "zb", "limit_mb": 600, "layers": layers}
-    drawn = try_plan(make_problem(fields, "pairs"), Plan((("none",),) * 8))
+    """Tensors that take half a forward pass between 4 stages: their forward passes repeat after 4 micro-batches."""
+    layers = [{"name": "body", "count": 4, "forward": 10, "kinds": {"none": {"backward": 20, "activation_mb": 1}}}]
+    fields = {"stages": 4, "micro_batches": 200, "point_to_point": 5, "layers": layers}
+    drawn = try_plan(make_problem(fields, "delays"), Plan((("none",),) * 4))
     _, period, _ = windows_of(drawn.line)
     assert period[2] == "one period"
     first = drawn.line.start[(drawn.line.table.place == 0) & (drawn.line.table.what == FORWARD)]
-    assert ((first >= period[0] - 1e-9) & (first < period[1] - 1e-9)).sum() == 2
+    assert ((first >= period[0] - 1e-9) & (first < period[1] - 1e-9)).sum() == 4
     monkeypatch.setattr(picture, "LONGEST", 1)
     assert windows_of(drawn.line)[1][2] == "the middle"
 
@@ -108,10 +107,10 @@ def test_the_page_has_every_operation_with_its_name(tmp_path):
     assert {**shown, "kinds": None} == {**data, "kinds": None}
 
 
-def test_zero_bubble_operations_are_named_too():
+def test_operations_of_a_v_are_named_too():
     layer = {**DOCUMENTED["layers"][0], "weight_gradient": 9}
-    problem = make_problem({**DOCUMENTED, "schedule": "zb", "layers": [layer]}, "zero bubble")
-    drawn = evaluate(problem, even().plan, 0.0)
+    problem = make_problem({**DOCUMENTED, "schedule": "zero_bubble_v", "chunks": 2, "layers": [layer]}, "a V")
+    drawn = even_split(problem)
     data = page_data(drawn, KINDS)
     assert data["freed"] == [BACKWARD, WEIGHT]
-    assert {what for own in data["stages"] for what in own["what"]} == {0, 2, 3}
+    assert {what for own in data["stages"] for what in own["what"]} == {0, 1, 2, 3}

@@ -130,9 +130,9 @@ def test_stages_between_the_ends_must_have_been_simulated():
 
 
 def test_what_is_no_directory_of_a_program(tmp_path):
-    with pytest.raises(UserError, match="there is no such directory; name one that mindllm offline"):
+    with pytest.raises(UserError, match="directory not found; pass one that mindllm offline"):
         main(["--simulated", str(tmp_path / "none")])
-    with pytest.raises(UserError, match=r"holds no simulated rank \(rank_N/simulation\.json\.gz\)"):
+    with pytest.raises(UserError, match=r"contains no simulated rank \(rank_N/simulation\.json\.gz\)"):
         main(["--simulated", str(tmp_path)])
     with pytest.raises(UserError, match="--layers: belongs to --simulated DIR"):
         main(["--problem", "p.json", "--layers", "4"])
@@ -189,5 +189,5 @@ def test_memory_that_was_laid_out_as_a_whole_is_refused(kept, tmp_path):
 
 def test_a_stage_that_was_not_kept_is_named(kept, tmp_path):
     shutil.copytree(Path(kept[0]) / "rank_4", tmp_path / "rank_4")
-    with pytest.raises(UserError, match=r"holds no rank of stage 0; run mindllm offline with --ranks stages"):
+    with pytest.raises(UserError, match=r"no rank of stage 0; run mindllm offline with --ranks stages"):
         main(["--simulated", str(tmp_path)])

@@ -227,17 +227,6 @@ def test_critical_paths_are_lower_bounds_of_other_plans():
         assert (bounds <= steps + 1e-9).all()
 
 
-@pytest.mark.parametrize("schedule", ["zb1p", "zb2p", "zb"])
-def test_zero_bubble_plans_fit_and_are_no_worse_than_even(schedule):
-    fields = random_problem(5, 3, 8, 2, 6).model_dump()
-    fields["schedule"] = schedule
-    for layer in fields["layers"]:
-        layer["weight_gradient"] = 0.8 * layer["forward"]
-    solution = solve(make_problem(fields, "zero bubble"), 5)
-    assert solution.best.fits
-    assert solution.lower_bound <= solution.best.step_time <= solution.even.step_time
-
-
 def test_a_mix_that_no_list_can_say_is_not_planned():
     """One layer select and one comm would be best, but reads back as both and none."""
     cost = {"none": (10, 100), "select": (11, 40), "comm": (11, 40), "full": (20, 0)}

@@ -18,12 +18,10 @@ from mindllm.errors import CheckFailed, UserError
 from mindllm.planning import highs
 from mindllm.planning import solve as solver
 from mindllm.planning.one_chunk import split_program
-from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.several_chunks import bound_process, planner
 from mindllm.planning.solve import GRACE, even_split, solve
-from mindllm.planning.zero_bubble import schedule_search
 from mindllm.schedules import simulate, steady
 
 LATE = 1e9
@@ -61,8 +59,6 @@ def late_after(monkeypatch):
             ("front", Mixes, "_with_layer"),
             ("choice", StageChoice, "_combined"),
             ("partial plans", split_program, "undominated"),
-            ("schedule", schedule_search, "_Greedy"),
-            ("timing", schedule_search, "walk"),
             ("process", bound_process.subprocess, "Popen"),
         ):
             monkeypatch.setattr(owner, attribute, clock.counting(name, getattr(owner, attribute)))
@@ -78,32 +74,23 @@ def late_after(monkeypatch):
     return put
 
 
-def zero_bubble(problem):
-    fields = problem.model_dump() | {"schedule": "zb"}
-    for layer in fields["layers"]:
-        layer["weight_gradient"] = 0.8 * layer["forward"]
-    return make_problem(fields, "zero bubble")
-
-
 PROBLEMS = {
     "1f1b": random_problem(1, 3, 9, 3, 6, layer_kinds=2),
     "1f1b with delays": random_problem(2, 4, 12, 3, 8, delay=40.0),
     "gpipe": random_problem(3, 3, 9, 3, 6, schedule="gpipe"),
-    "zero bubble": zero_bubble(random_problem(4, 3, 7, 2, 5)),
     "chunks": random_problem(7, 2, 14, 3, 6, chunks=2, layer_kinds=2),
     "chunks of one kind": random_problem(1, 2, 9, 1, 4, chunks=2).with_limit(40_000.0),
     "nothing fits": random_problem(1, 3, 9, 3, 6, layer_kinds=2).with_limit(1.0),
 }
-MOST = {"simulation": 1, "solver": 4, "timing": 1, "schedule": 1}
+MOST = {"simulation": 1, "solver": 4}
 """Of what is begun late."""
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_next_to_nothing_is_begun_behind_the_deadline(name, late_after, monkeypatch):
+def test_next_to_nothing_is_begun_behind_the_deadline(name, late_after):
     problem, late = PROBLEMS[name], 0
     for looks in (*range(1, 12), *np.unique(np.geomspace(12, 40_000, 20).astype(int)).tolist()):
         clock = late_after(looks)
-        monkeypatch.setattr("mindllm.planning.plan.ZERO_BUBBLE_EFFORT", 200)
         try:
             solution = solve(problem, 5.0)
             assert solution.lower_bound is None or solution.lower_bound <= solution.best.step_time
@@ -116,7 +103,7 @@ def test_next_to_nothing_is_begun_behind_the_deadline(name, late_after, monkeypa
     assert late >= 12
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zero bubble", "chunks"])
+@pytest.mark.parametrize("name", ["1f1b", "chunks"])
 def test_more_time_never_gives_a_worse_plan(name, late_after):
     steps = []
     for looks in (1, 40, 400, 4000):

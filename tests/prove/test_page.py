@@ -57,7 +57,7 @@ def as_proved(answer):
 
 
 def stage_memory(number, size=40 * GIB):
-    parts = {"fragments": GIB, "workspace": 0, "categories": {"weights": size // 4, "activations": 3 * size // 4}}
+    parts = {"fragments": GIB, "workspace": GIB, "categories": {"weights": size // 4, "activations": 3 * size // 4}}
     return {"stage": number, "used": size, "peak": size + GIB, **parts}
 
 

@@ -40,7 +40,7 @@ def test_a_yaml_that_fits_by_formula_is_held_to_the_dry_run_too(monkeypatch):
     config, device = load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), read_device(DEFAULT)
     hand = own(config, device)
     assert hand.room(LIMIT).fits
-    forecast = [SimpleNamespace(actual_peak=60 * GIB), SimpleNamespace(actual_peak=40 * GIB)]
+    forecast = [SimpleNamespace(device_peak=60 * GIB), SimpleNamespace(device_peak=40 * GIB)]
     monkeypatch.setattr(confirm, "forecast_stages", lambda run, stages, simulations: forecast)
     found = confirm.simulated(hand)
     assert found.memory == (60.0 * GIB, 40.0 * GIB)
@@ -62,7 +62,7 @@ def test_what_does_not_fit_in_the_dry_run_is_planned_again_with_what_the_formula
 
     def forecast(run, stages, simulations):
         simulated.append(run)
-        return [SimpleNamespace(actual_peak=formula + missed) for formula in stage_bytes(workload_of(run))]
+        return [SimpleNamespace(device_peak=formula + missed) for formula in stage_bytes(workload_of(run))]
 
     monkeypatch.setattr(confirm, "forecast_stages", forecast)
     told = []

@@ -10,7 +10,7 @@ once which group a change of the model of time makes better and which worse.
 | ladder | Llama 2 13B tuned in six rungs, ``research/llama2_13b_tuning`` | atlas_800t_a2 |
 | Korthikanti | Korthikanti et al. 2022, tables 3 and 5 | a100_80g, not calibrated |
 | vTrain | Bang et al. 2024, several nodes | a100_80g with that cluster's ports, not calibrated |
-| zero bubble | Qi et al. 2024, four schedules from their own passes | a100_80g, not calibrated |
+| zero bubble | Qi et al. 2024, 1F1B from measured passes | a100_80g, not calibrated |
 """
 
 from __future__ import annotations

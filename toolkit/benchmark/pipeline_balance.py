@@ -1,4 +1,4 @@
-"""How good the plans of ``toolkit.pipeline_balance`` are, and how long they take: random decoders, published ones, bubble rates.
+"""How good the plans of ``toolkit.pipeline_balance`` are, and how long they take: random decoders and published ones.
 
 Every row is one problem. The gap is between the plan's simulated step and the proven lower bound of all plans. Seconds are of the
 clock and, beside them, of the processor in the planner's own process: on a busy machine the clock runs on, and the planner obeys
@@ -8,7 +8,6 @@ wanted a core in the minute before a row was done, this one included: others use
 
 from __future__ import annotations
 
-import csv
 import itertools
 import os
 import sys
@@ -23,13 +22,8 @@ from mindllm.command import CommandParser, output_file, run_command
 from mindllm.errors import UserError
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.read_problem import Setting, read_problem
-from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.reports.plan import gap_text
 from mindllm.planning.solve import solve
-from mindllm.planning.zero_bubble.operation_order import StageCosts
-from mindllm.planning.zero_bubble.schedule_search import best_orders
-from mindllm.schedules.orders import stage_orders, timetable
-from mindllm.schedules.simulate import simulate
 from mindllm.terminal.console import error_console
 from toolkit.benchmark.report import write_markdown
 
@@ -45,12 +39,7 @@ CHUNKED = [(16, 2, 64), (16, 3, 64), (16, 4, 64), (16, 4, 128), (16, 3, 16)]
 PUBLIC_OPTIMA = [(16, 16, 53_000, 107_460), (16, 32, 53_000, 169_650), (16, 128, 53_000, 532_530), (16, 64, 50_000, 291_330),
                  (8, 32, 60_000, 278_550)]  # fmt: skip
 INSTANCES = {"pp16-mb64-4k": 1132.66, "pp8-vp2-mb240-8k": 5661.55, "pp4-vp2-mb120-4k": 5868.49}
-ZERO_BUBBLE_SIZES = [(8, 64, 64), (16, 96, 64)]
-"""Stages, layers and micro-batches."""
-MEMORY = (0.02, 0.1, 0.3)
-ROOM = (0.5, 0.625, 0.75, 0.875)
-"""Micro-batches that memory holds, of as many as there are stages."""
-TABLES = ("published", "one_chunk", "corner", "chunked", "delays", "zero_bubble", "bubbles")
+TABLES = ("published", "one_chunk", "corner", "chunked", "delays")
 LOSING = [(4, 8, 2, (1456, 1279)), (8, 32, 2, (5589, 4929)), (4, 16, 4, (4626, 4779)), (8, 32, 1, (3309, 3129))]
 
 
@@ -118,43 +107,6 @@ def chunked(seeds: int, limits: Sequence[float]) -> Iterator[tuple[str, ...]]:
             yield row(f"{title}; {seconds:g} s", random_decoder(seed, stages, 192, 5, micro, chunks), seconds)
 
 
-def zero_bubble(seeds: int, limits: Sequence[float]) -> Iterator[tuple[str, ...]]:
-    """Random decoders with three recompute kinds and a share of the memory that 1F1B without recomputation takes."""
-    for stages, layers, micro in ZERO_BUBBLE_SIZES:
-        for share, seed, seconds in itertools.product(MEMORY, range(seeds), limits):
-            problem = short_of_memory(random_decoder(seed, stages, layers, 3, micro), share)
-            title = (
-                f"zb, {stages} stages, {layers} layers, 3 recompute kinds, {micro} micro, memory {share:.0%}, {seed}"
-            )
-            yield row(f"{title}; {seconds:g} s", problem, seconds)
-        for share, seconds in itertools.product(ROOM, limits):
-            title = f"zb, {stages} stages, equal layers, {micro} micro, memory for {round(share * stages)}"
-            yield row(f"{title}; {seconds:g} s", equal_layers(stages, layers, micro, share), seconds)
-
-
-def equal_layers(stages: int, layers: int, micro_batches: int, share: float) -> Problem:
-    """Layers that cannot be recomputed, for ``zb``, and memory for a share of the micro-batches that 1F1B keeps."""
-    mine = layers // stages
-    costs = {"none": {"backward": 200, "activation_mb": 100}}
-    layer = {"name": "body", "count": layers, "forward": 100, "weight_gradient": 95, "kinds": costs}
-    sizes = {"stages": stages, "micro_batches": micro_batches, "limit_mb": mine * 100 * round(share * stages)}
-    return make_problem({**sizes, "schedule": "zb", "layers": [layer]}, f"{layers} equal layers")
-
-
-def short_of_memory(problem: Problem, share: float) -> Problem:
-    """The problem for ``zb``, with a limit between the least that holds a micro-batch and what 1F1B takes at most."""
-    fields = problem.model_dump() | {"schedule": "zb"}
-    for layer in fields["layers"]:
-        layer["weight_gradient"] = 0.9 * layer["forward"]
-    for end in ("head", "tail"):
-        fields[end]["weight_gradient"] = 0.4 * fields[end]["backward"]
-    split = make_problem(fields, problem.name)
-    least = lightest_split(split.with_limit(0)).missing_mb
-    first = split.layers[0]
-    most = split.layer_count / split.stages * (first.parameter_mb + first.kinds["none"].activation_mb * split.stages)
-    return split.with_limit(least + share * (most - least))
-
-
 def delays(seeds: int, limits: Sequence[float]) -> Iterator[tuple[str, ...]]:
     """1F1B of random decoders whose tensors take a share of a stage's forward pass between stages."""
     for stages, layers, micro in ((8, 64, 32), (16, 96, 64)):
@@ -185,42 +137,19 @@ def published(data: Path, seconds: float) -> Iterator[tuple[str, ...]]:
         yield row(title, problem, seconds, " and ".join(f"{mode:,}" for mode in modes) + " (SAPP's modes)")
 
 
-def bubbles(data: Path) -> Iterator[tuple[str, ...]]:
-    """Bubble rates beside those of the zero-bubble paper, at its memory."""
-    for line in csv.DictReader((data / "zero_bubble.csv").read_text(encoding="utf-8").splitlines()):
-        stages, micro, hidden, heads = (int(line[key]) for key in ("p", "m", "hidden", "heads"))
-        times = [float(line[key]) * np.ones(stages) for key in ("TF", "TB", "TW", "Tcomm")]
-        forward, backward, weight, delay = times
-        held, kept = (34 * hidden + 5 * heads * 1024) * np.ones(stages), 32 * hidden * np.ones(stages)
-        busy = micro * float((forward + backward + weight)[0])
-        plain = timetable(stage_orders("1f1b", stages, 1, micro), 1)
-        rates = [1 - busy / simulate(plain, forward, backward + weight, delay=delay[0]).longest_stage()]
-        begun = time.process_time()
-        for multiple in (1, 2):
-            costs = StageCosts(forward, backward, weight, held, kept, multiple * stages * held, delay[0])
-            table = timetable(best_orders(costs, micro), 1)
-            rates.append(1 - busy / simulate(table, forward, backward + weight, weight, delay[0]).longest_stage())
-        shown = (
-            f"{rate:.4f} / {float(line[f'bub_{name}']):.4f}"
-            for name, rate in zip(("1F1B", "ZB1p", "ZB2p"), rates, strict=True)
-        )
-        yield (f"{line['model']}, {stages} stages, {micro} micro", *shown, f"{time.process_time() - begun:.1f}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Solves everything and prints or writes the tables."""
     parser = CommandParser(prog="python -m toolkit.benchmark.pipeline_balance", description=__doc__, epilog=EXAMPLES)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="published problems")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="which (default: all)")
     parser.add_argument("--seeds", type=int, default=2, help="random problems of each size (default: %(default)s)")
-    parser.add_argument("--few", type=int, metavar="SEEDS", help="likewise of several chunks, delays and zero bubble")
-    help_text = "for a problem; of several the chunked table has all, delays and zero bubble the first, others the last"
+    parser.add_argument("--few", type=int, metavar="SEEDS", help="likewise of several chunks and delays")
+    help_text = "for a problem; of several the chunked table has all, delays the first, others the last"
     parser.add_argument("--seconds", type=float, nargs="+", default=[60.0], help=help_text)
     parser.add_argument("--markdown", type=output_file, metavar="FILE", help="page to write")
     options = parser.parse_args(arguments)
-    if not (options.data / "zero_bubble.csv").is_file():
-        raise UserError(f"--data {options.data}: holds no zero_bubble.csv")
-    rates = ("model", "1F1B, ours / paper", "ZB-1p, ours / paper", "ZB-2p, ours / paper", "processor s")
+    if not (options.data / "planner_instances.json").is_file():
+        raise UserError(f"--data {options.data}: planner_instances.json is missing")
     few, seconds = options.few or options.seeds, options.seconds[-1]
     makers = {
         "published": ("Published problems", COLUMNS, lambda: published(options.data, seconds)),
@@ -228,8 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "corner": ("Few micro-batches", COLUMNS, lambda: one_chunk(CORNER, options.seeds, seconds)),
         "chunked": ("Several chunks per stage", COLUMNS, lambda: chunked(few, options.seconds)),
         "delays": ("1F1B with delays", COLUMNS, lambda: delays(few, options.seconds[:1])),
-        "zero_bubble": ("Zero bubble with little memory", COLUMNS, lambda: zero_bubble(few, options.seconds[:1])),
-        "bubbles": ("Bubble rates", rates, lambda: bubbles(options.data)),
     }
     tables = [(title, columns, _collect(rows())) for title, columns, rows in map(makers.__getitem__, options.tables)]
     command = "python -m toolkit.benchmark.pipeline_balance " + " ".join(arguments or sys.argv[1:])

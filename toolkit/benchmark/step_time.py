@@ -6,7 +6,7 @@ the few constants of ``mindllm.timing.measured.calibrate`` fitted to other rows 
 | atlas | MindFormers' tables of throughput on Atlas A2 | zero-shot; leave-one-out: each row by a device fitted to all others |
 | korthikanti | Korthikanti et al. 2022, tables 3 and 5, A100 | zero-shot |
 | vtrain | Bang et al. 2024, several nodes of A100 | zero-shot; held out: random 32 rows calibrate, the others are judged |
-| zero_bubble | Qi et al. 2024, tables 4 and 6: throughput from its own passes | zero-shot |
+| zero_bubble | Qi et al. 2024, tables 4 and 6: throughput of 1F1B from measured passes | zero-shot |
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Throughput of four pipeline schedules from the measured passes of Qi et al. (2024, table 6), beside what they measured.
+"""Predict the throughput of 1F1B and interleaved 1F1B from the passes that Qi et al. measured (2024, table 6).
 
 The passes are means over stages. First and last stage hold a layer less and the embedding or the head instead; how long those
-take relative to a layer is the operator model's. Every pass also waits for what its stage exchanges. In Megatron-LM's schedules
-that is in both directions at once, and longer between nodes of eight devices, as the described links have it. In the zero-bubble
-ones passes come in no such pairs: each waits for its own receive and its own send, of which the measured mean is taken.
+take relative to a layer is the operator model's. Every pass also waits for the exchanges of its stage, which go in both
+directions at the same time, and take longer between nodes of eight devices, by the described links.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mindllm.planning.zero_bubble.operation_order import StageCosts
-from mindllm.planning.zero_bubble.schedule_search import best_orders
 from mindllm.schedules.orders import stage_orders, timetable
 from mindllm.schedules.simulate import simulate
 from mindllm.terminal.console import track
@@ -30,7 +27,7 @@ from toolkit.benchmark.published_steps import MEGATRON, even_plan, gpt
 SEQUENCE = 1024
 NODE = 8  # devices of a node
 VOCABULARY = 32_000  # the table does not say: that of a SentencePiece model of the usual size
-SCHEDULES = {"1F1B": "1F1B", "1F1BI": "interleaved", "ZB1p": "ZB-1p", "ZB2p": "ZB-2p"}
+SCHEDULES = {"1F1B": "1F1B", "1F1BI": "interleaved"}
 
 
 def zero_bubble_rows(
@@ -38,7 +35,7 @@ def zero_bubble_rows(
 ) -> tuple[str, Sequence[str], list[tuple[str, ...]]]:
     """A table with a line for each row: measured and predicted samples a second and device."""
     device, lines, found = uncalibrated(read_device("a100_80g")), list[tuple[str, ...]](), list[float]()
-    for row in track(rows, "searching schedules"):
+    for row in track(rows, "simulating schedules"):
         cells = []
         for name, predicted in throughputs(row, device):
             if not row[f"thr_{name}"]:
@@ -51,8 +48,8 @@ def zero_bubble_rows(
     sizes = 100 * np.abs(found)
     columns = ("samples/s/device, measured / predicted", *SCHEDULES.values())
     total = f"{sizes.mean():.2f} / {np.median(sizes):.2f} / {sizes.max():.2f}%"
-    lines.append(("mean / median / worst of all", total, "", "", ""))
-    return "Zero bubble, throughput from its F, B, W times", columns, lines
+    lines.append(("mean / median / worst of all", total, ""))
+    return "Qi et al., throughput from measured passes", columns, lines
 
 
 def throughputs(row: Mapping[str, str], device: Device) -> Iterator[tuple[str, float]]:
@@ -67,15 +64,6 @@ def throughputs(row: Mapping[str, str], device: Device) -> Iterator[tuple[str, f
         passes = np.array([forward * own, (backward + weight) * own]) + blocked(sends(row, device, len(own)), chunks)
         table = timetable(stage_orders("1f1b", stages, chunks, micro), chunks)
         yield name, samples / simulate(table, passes[0], passes[1]).makespan
-    own = shares.reshape(depth, stages).sum(axis=0)
-    waits = one_by_one(float(row["Tcomm"]), stages)
-    held = (34 * int(row["hidden"]) + 5 * int(row["heads"]) * SEQUENCE) * np.ones(stages)
-    kept = 32 * int(row["hidden"]) * np.ones(stages)
-    f, b, w = forward * own + waits[0], backward * own + waits[1], weight * own
-    for name, multiple in (("ZB1p", 1), ("ZB2p", 2)):
-        costs = StageCosts(f, b, w, held, kept, multiple * stages * held, 0.0)
-        line = simulate(timetable(best_orders(costs, micro), 1), f, b + w, w)
-        yield name, samples / line.longest_stage()
 
 
 def sends(row: Mapping[str, str], device: Device, places: int) -> np.ndarray:
@@ -91,13 +79,6 @@ def sends(row: Mapping[str, str], device: Device, places: int) -> np.ndarray:
     )  # the last one leads on to the first stage's next chunk
     between *= float(row["Tcomm"]) / between[:-1].mean()
     return np.resize(between, places - 1)
-
-
-def one_by_one(send: float, stages: int) -> np.ndarray:
-    """What passes take longer that wait for their receive and their send, ``[2, stages]``; those of the ends have one of them."""
-    waits = np.full((2, stages), 2.0 * send)
-    waits[:, [0, -1]] = send
-    return waits
 
 
 def place_shares(row: Mapping[str, str], device: Device, depth: int, stages: int) -> np.ndarray:

@@ -135,7 +135,8 @@ class Simulation:
 
     @property
     def fits(self) -> bool:
-        return self.actual_peak <= self.limit
+        """Return True if a device has the memory; it moves idle pages, so gaps between blocks do not count there."""
+        return self.used_peak <= self.limit
 
     @cached_property
     def peak_time(self) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindllm.compiled.foreign.kept_program import KeptRank, kept_config, kept_stages
 from mindllm.compiled.simulation.stage_memory import StageMemory, stage_memory
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.stage_shapes import StageShape, place_of
+from mindllm.programs.kept import KeptRank, kept_config, kept_stages
 from mindllm.terminal.progress import Progress, counted, unwatched
 from mindllm.timing.device import Device
 from mindllm.timing.stage_graph import SELECT, SeenLayer, StageGraph, Type, stage_graphs

@@ -11,7 +11,7 @@ import numpy as np
 from mindllm.deadline import OutOfTime, check
 from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of, fixed_memory, orders_of, tail_working
-from mindllm.planning.problem import ZERO_BUBBLE, Problem
+from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.schedules.orders import alive_in_backward
@@ -71,10 +71,8 @@ def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
         raise OutOfTime
     answer = np.array(solver.getSolution().col_value)
     counts = np.rint(answer[:missing]).astype(int).reshape(places, kinds).sum(axis=1)
-    lacking = [(fixed + factors @ answer[:missing] - limits[stage], stage) for stage, fixed, factors in rows]
-    more, stage = max(lacking)
-    if problem.backward_frees:  # what the mixes of this split really need
-        more, stage = StageChoice(problem, Mixes(problem, deadline), orders_of(problem)).missing(counts)
+    # what the mixes of this split really need
+    more, stage = StageChoice(problem, Mixes(problem, deadline), orders_of(problem)).missing(counts)
     return Lightest(max(0.0, more), stage, counts)
 
 
@@ -104,12 +102,11 @@ def _memory_rows(problem: Problem, stage: int) -> list[tuple[int, float, np.ndar
     The layer that goes backward first may be of a kind that keeps more, and needs less working memory for it.
     """
     orders = orders_of(problem)
-    single = problem.schedule in ZERO_BUBBLE  # they can do with one micro-batch under way
     kinds, places = len(problem.layers), range(stage, problem.places, problem.stages)
     base = sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
     base += sum(end.memory_mb for place in places for end in end_of(problem, place))
     rows = []
-    moments = (np.ones((1, 1)),) if single else alive_in_backward(orders, problem.chunks)[stage]
+    moments = alive_in_backward(orders, problem.chunks)[stage]
     for backward, vector in ((chunk, vector) for chunk, vectors in enumerate(moments) for vector in vectors):
         factors = np.zeros(problem.places * kinds)
         fixed = base + _least_working(problem, places[backward], vector[backward])

@@ -134,13 +134,12 @@ class Mixes:
     ) -> tuple[float, np.ndarray] | None:
         """The fastest of all mixes of two runs of layers, the first of which goes backward last."""
         room = room_mb + 1e-9 * held
-        freed = self.problem.backward_frees
         best, counts = np.inf, None
         for working, level in second.levels():
             check(self.deadline)
             most = (room - max(working, tail_mb)) / held - first.activation
             rest = room - first.working - held * first.activation  # for the first run's own moment
-            alive = held - freed
+            alive = held - 1
             most = np.where(rest < 0, -np.inf, np.minimum(most, rest / alive if alive else np.inf))
             partner = np.searchsorted(level.activation, most, side="right") - 1
             times = np.where(partner >= 0, first.backward + level.backward[partner], np.inf)
@@ -231,7 +230,7 @@ class Mixes:
             before = self._again(front)
             working = np.maximum(front.working - before, cost.transient_mb - more) + before + more
         else:
-            working = np.maximum(front.working - self.problem.backward_frees * cost.activation_mb, cost.transient_mb)
+            working = np.maximum(front.working - cost.activation_mb, cost.transient_mb)
         return Front(front.activation + cost.activation_mb, working, front.backward + cost.backward, counts)
 
     def _again(self, front: Front) -> np.ndarray:
@@ -245,8 +244,7 @@ class Mixes:
             again, behind = self._again(first)[one], self._again(second)[other]
             working = np.maximum(first.working[one] - again, second.working[other] - behind) + again + behind
         else:
-            freed = self.problem.backward_frees * second.activation[other]
-            working = np.maximum(first.working[one] - freed, second.working[other])
+            working = np.maximum(first.working[one] - second.activation[other], second.working[other])
         return Front(
             first.activation[one] + second.activation[other],
             working,

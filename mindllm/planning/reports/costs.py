@@ -97,7 +97,7 @@ def _round(title: str, found: Round) -> Table:
         "predicted GB",
         "dry run GB",
         "off",
-        "with gaps and workspace GB",
+        "with workspace GB",
         "limit GB",
         "how",
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from mindllm.config import RunConfig
 from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.page import PAGE, render_page
+from mindllm.dry_run.report import about_fragments
 from mindllm.dry_run.run import DryRun, advise, simulate
 from mindllm.dry_run.simulations import simulations_here
 from mindllm.dry_run.workspace import attention_elements_of
@@ -19,7 +20,7 @@ from mindllm.terminal.progress import Progress
 from mindllm.timing.verdict import limit_text
 from mindllm.units import DEVICE_GB, GIB, TENTHS_OF_GB, Gigabytes, gigabytes, missing_memory
 
-COLUMNS = ("stage", "layers", "recomputation", "used GB", "fragments GB", "workspace ≈ GB", "peak GB", "room GB")
+COLUMNS = ("stage", "layers", "recomputation", "used GB", "workspace ≈ GB", "peak GB", "room GB", "fragments GB")
 
 
 def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
@@ -46,7 +47,10 @@ def not_simulated(config: RunConfig) -> Answer:
 
 
 def judged(found: DryRun, advice: str) -> Answer:
-    """Return the answer of a dry run: refuted where the pool is too small, not proved where only kernels may lack workspace."""
+    """Return the answer of a dry run.
+
+    It is refuted where a stage needs more than the limit, and not proved where only kernels may lack workspace.
+    """
     rows = [_Row(memory, found.config) for memory in found.stages]
     fullest = max(rows, key=lambda row: row.peak)
     tight = [row for row in rows if row.peak > found.limit]
@@ -60,8 +64,9 @@ def judged(found: DryRun, advice: str) -> Answer:
     table = Table(f"memory of every stage, {DEVICE_GB}", COLUMNS, tuple(row.cells(found.limit, gb) for row in rows))
     sizes = {"limit": found.limit, "reserved": 0.0, "usable": found.limit, "peak": fullest.peak}
     figures = {**sizes, "stages": [row.tree() for row in rows]}
-    counted = f"{limit_text(found.limit, reserved=0.0)}: gaps between blocks and workspace are counted"
-    evidence = (counted, *_methods(rows))
+    counted = f"{limit_text(found.limit, reserved=0.0)}: workspace is counted, fragments are not, since devices remap idle pages"
+    fragments = about_fragments([row.pool for row in rows], [row.needed for row in rows], found.limit)
+    evidence = (counted, *filter(None, [fragments]), *_methods(rows))
     return Answer(MEMORY, standing, says, findings, evidence, (table,), figures)
 
 
@@ -71,20 +76,20 @@ class _Row:
     def __init__(self, memory: StageMemory, config: RunConfig) -> None:
         self.number, self.layers = memory.stage.number, memory.stage.layers
         self.recompute, self.method = memory.stage.recompute, memory.method
-        self.used, self.pool = memory.used_peak, memory.actual_peak
-        self.workspace = memory.with_workspace(attention_elements_of(config)) - memory.actual_peak
+        self.used, self.pool, self.needed = memory.used_peak, memory.actual_peak, memory.device_peak
+        self.workspace = memory.with_workspace(attention_elements_of(config)) - self.needed
         self.categories = {str(name): size for name, size in memory.by_category.items()}
 
     @property
     def peak(self) -> int:
-        """With fragments and workspace."""
-        return self.pool + self.workspace
+        """Bytes that a device needs, with workspace."""
+        return self.needed + self.workspace
 
     def cells(self, limit: int, gb: Gigabytes) -> tuple[str, ...]:
         room = limit - self.peak
-        sizes = (self.used, self.pool - self.used, self.workspace, self.peak)
         left = gb(room) if room >= 0 else f"-{gb.at_least(-room)}"
-        return (str(self.number), str(self.layers), self.recompute, *map(gb, sizes), left)
+        sizes = map(gb, (self.used, self.workspace, self.peak))
+        return (str(self.number), str(self.layers), self.recompute, *sizes, left, gb(self.pool - self.used))
 
     def tree(self) -> dict[str, object]:
         return {
@@ -111,10 +116,10 @@ def _methods(rows: list[_Row]) -> Iterator[str]:
 def _shortages(tight: list[_Row], limit: int, advice: str) -> Iterator[Finding]:
     ways = _ways(advice)
     for row in tight:
-        if row.pool > limit:
-            gb = gigabytes((row.pool, limit))
-            missing = gb.at_least(row.pool - limit)
-            needs = f"stage {row.number} needs {gb.at_least(row.pool)} GB of {gb(limit)} GB"
+        if row.needed > limit:
+            gb = gigabytes((row.needed, limit))
+            missing = gb.at_least(row.needed - limit)
+            needs = f"stage {row.number} needs {gb.at_least(row.needed)} GB of {gb(limit)} GB"
             yield Finding(f"{needs}, {missing} GB more than the limit", ways, LIMIT)
         else:
             over = missing_memory(row.peak - limit)

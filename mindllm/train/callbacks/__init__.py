@@ -29,14 +29,14 @@ from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationM
 from mindllm.train.callbacks.trackers import TrackerMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 
 
 def make_callbacks(
     config: RunConfig,
     store: CheckpointStore,
     evaluator: Evaluator | None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_RANK,
     first: Sequence[Callback] = (),
     progress: Progress = unwatched,
 ) -> list[Callback]:
@@ -68,7 +68,7 @@ def make_callbacks(
             made.insert(0, PredictionLossMonitor(_steps_between_lines(config)))
         if config.is_preference_tuning:
             made.insert(0, PreferenceMonitor(_steps_between_lines(config)))
-    made = [callback for callback in made if ranks.is_first or not callback.of_first_rank]
+    made = [callback for callback in made if ranks.is_first or not callback.first_rank_only]
     return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
 
 

@@ -8,10 +8,10 @@ from mindllm.train.state import RunState, StepRecord
 class Callback:
     """Does nothing; a subclass overrides what it wants to be told of. One subject, one file.
 
-    ``of_first_rank``: it writes what a run has once, so of several ranks only the first one has it.
+    ``first_rank_only``: it writes what a run has once, so of several ranks only the first one has it.
     """
 
-    of_first_rank = False
+    first_rank_only = False
 
     def begin(self, state: RunState) -> None:
         """Before the first step; ``state.step`` is not 0 when the run is resumed."""

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 class PreferenceMonitor(Callback):
     """Asks the engine what it counted of pairs; logs a line every ``per_print_times`` steps, and for the last step."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, per_print_times: int) -> None:
         self.per_print_times = per_print_times
@@ -115,7 +115,7 @@ logger = logging.getLogger(__name__)
 class ExpertLoadMonitor(Callback):
     """Asks the engine what it counted; logs a line every ``per_print_times`` steps, and for the last step."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, per_print_times: int) -> None:
         self.per_print_times = per_print_times

@@ -37,7 +37,7 @@ PLUGIN = "summary"
 class MetricsMonitor(Callback):
     """Appends every step's record; what a full disk does not take is written when it has room again."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, expert_load_steps: int = 1) -> None:
         self.expert_load_steps = expert_load_steps
@@ -112,7 +112,7 @@ class MetricsMonitor(Callback):
 class SummaryMonitor(Callback):
     """Records the scalars of every ``collect_freq``-th step."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, summary_dir: str, collect_freq: int) -> None:
         self.summary_dir = summary_dir

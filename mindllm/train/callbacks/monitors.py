@@ -105,7 +105,7 @@ class SpikeMonitor(Callback):
 class FirstStep(Callback):
     """Log two lines: before the first step of a process, and after it with its seconds. Report progress in between."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, progress: Progress = unwatched) -> None:
         self.progress = progress

@@ -49,7 +49,7 @@ class TrackerMonitor(Callback):
             :mod:`mindllm.extras`.
     """
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, section: TrackerConfig) -> None:
         self.section = section

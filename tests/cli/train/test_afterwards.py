@@ -3,7 +3,7 @@
 import pytest
 from run_fixtures import MINIMAL
 
-from mindllm.cli.finetune import afterwards, launch_line
+from mindllm.cli.train import launch_line, next_steps
 from mindllm.config import load_config
 from mindllm.process.interrupts import INTERRUPTED
 from mindllm.train.checkpoint import CheckpointStore
@@ -21,7 +21,7 @@ def newest(tmp_path, monkeypatch):
 
 
 def lines(output, changes=(), code=0, verb="finetune"):
-    return list(afterwards(load_config(MINIMAL, {"output_dir": str(output), **dict(changes)}), verb, code))
+    return list(next_steps(load_config(MINIMAL, {"output_dir": str(output), **dict(changes)}), verb, code))
 
 
 def test_an_adapter_is_talked_to_written_and_merged(newest):
@@ -41,7 +41,7 @@ def test_bottlenecks_are_never_merged_and_whole_models_exported(newest):
 
 def test_a_run_that_was_interrupted_goes_on_and_one_that_failed_says_nothing(newest, tmp_path, write):
     config = load_config(write(MINIMAL), {"output_dir": str(newest)})
-    assert list(afterwards(config, "finetune", INTERRUPTED)) == [
+    assert list(next_steps(config, "finetune", INTERRUPTED)) == [
         "go on: mindllm finetune --config run.yaml --resume_training"
     ]
     assert lines(newest, LORA, code=1) == []

@@ -1,1 +1,0 @@
-"""Planning for zero-bubble schedules, whose order of operations is searched, too."""
