@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mindllm.config.reading.foreign import READERS
 from mindllm.versions import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ __all__ = [
     "verify",
     "verify_program",
 ]
+READERS.append("mindllm.mindformers.reader")  # imported when a YAML has keys that only MindFormers has
 LONGEST_NAME = 80  # that an error quotes
 CALLABLE_PACKAGES = ("dry_run", "evaluate", "generate", "prove", "train", "verify")
 

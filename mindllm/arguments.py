@@ -151,8 +151,8 @@ def _plain(value: Any) -> Any:
         return int(value)
     if type(value).__name__ == "bool_":
         return bool(value)
-    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Sequence | Callable)  # type: ignore[arg-type]
-    return tuple(map(_plain, value)) if is_list else value
+    is_other = isinstance(value, str | bytes | Mapping | Sequence) or hasattr(type(value), "model_fields")  # a model iterates, too
+    return tuple(map(_plain, value)) if isinstance(value, Iterable) and not is_other else value
 
 
 def _problems(

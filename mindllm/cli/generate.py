@@ -19,6 +19,7 @@ from mindllm.cli.run import LAST, TINY, add_print_config, print_config, run, run
 from mindllm.command import CommandParser, output_directory, output_file
 from mindllm.errors import UserError
 from mindllm.process.interrupts import interruptible, receive_interrupts
+from mindllm.terminal.console import error_console, write
 
 if TYPE_CHECKING:
     from mindllm.config import RunConfig
@@ -133,7 +134,6 @@ def _configure_model(options: Namespace, overrides: list[str], verb: str, comman
     """Return the run of a model with chosen settings, and write its YAML."""
     from mindllm.recipes.model_source import find_model
     from mindllm.recipes.using import chat_recipe, generate_recipe
-    from mindllm.terminal.console import error_console
 
     model = find_model(options.model, options.base)
     for note in model.notes():
@@ -177,7 +177,6 @@ def predict(config: RunConfig) -> None:
     """
     from mindllm.generate.load import finding_weights, load_generator
     from mindllm.generate.predict import read_prompts
-    from mindllm.terminal.console import error_console
 
     with finding_weights(config) as weights:
         prompts = read_prompts(config)
@@ -192,7 +191,6 @@ def predict(config: RunConfig) -> None:
 
 
 def _stream(generator: Generator, prompts: Prompts) -> None:
-    from mindllm.terminal.console import error_console, write
 
     config, tokens = prompts.config, prompts.tokens[0]
     with error_console.status("compiling"):
@@ -220,7 +218,6 @@ def _writer(config: RunConfig) -> Iterator[Writer]:
     """Yield the function that writes the answers of a request: JSON Lines for ``save_file`` and for JSON Lines input."""
     from mindllm.generate.predict import json_line, saved
     from mindllm.generate.requests import is_json_lines
-    from mindllm.terminal.console import error_console, write
 
     def write_text(request: Request, continuations: Sequence[Continuation]) -> None:
         start = f"> {request.prompt}\n" if config.generation.apply_chat_template else request.prompt
@@ -246,7 +243,6 @@ def chat(config: RunConfig) -> None:
     from mindllm.generate.chat import Chat
     from mindllm.generate.load import finding_weights, load_generator
     from mindllm.generate.prompts import conversation_encoder
-    from mindllm.terminal.console import error_console
 
     with finding_weights(config) as weights:
         tokenizer = run_tokenizer(config)
@@ -273,7 +269,6 @@ def chat(config: RunConfig) -> None:
 
 def _input_lines() -> Iterator[str]:
     from mindllm.outside import half_surrogate
-    from mindllm.terminal.console import error_console
 
     if sys.stdin.isatty():
         import readline  # noqa: F401  (line editing and history for input)
@@ -291,7 +286,6 @@ def _input_lines() -> Iterator[str]:
 
 
 def _write_answer(conversation: Chat, text: str) -> None:
-    from mindllm.terminal.console import error_console, write
 
     answer = conversation.answer(text)
     try:

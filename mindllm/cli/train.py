@@ -18,6 +18,7 @@ from mindllm.command import CommandParser, output_directory, positive
 from mindllm.errors import UserError
 from mindllm.jobs.memory import add_memory_option
 from mindllm.process.interrupts import INTERRUPTED, receive_interrupts
+from mindllm.terminal.console import error_console
 from mindllm.units import counted
 
 if TYPE_CHECKING:
@@ -121,7 +122,6 @@ def _add_pretrain(parser: CommandParser) -> None:
 
 def main(arguments: Sequence[str] | None, verb: str) -> int:
     """Train, and print the next steps; return the exit code. Several devices are started by the launcher."""
-    from mindllm.terminal.console import error_console
 
     receive_interrupts()
     options, config = read_train(arguments, verb)
@@ -189,7 +189,6 @@ def _finetune(options: Namespace, overrides: list[str], command: str) -> MadeRun
     from mindllm.recipes.rates import UNPAIRED
     from mindllm.recipes.survey import survey
     from mindllm.recipes.tuning import Tuning, chat_keys, finetune_recipe, method_for
-    from mindllm.terminal.console import error_console
     from mindllm.terminal.render import passing
 
     model = find_model(options.model)
@@ -219,7 +218,6 @@ def _pretrain(options: Namespace, overrides: list[str], command: str) -> MadeRun
     from mindllm.recipes.corpus import look_at_text, prepare_text, size_of
     from mindllm.recipes.network import find_network
     from mindllm.recipes.pretraining import Pretraining, pretrain_recipe, vocabulary
-    from mindllm.terminal.console import error_console
     from mindllm.terminal.render import passing
 
     network = find_network(options.like)
@@ -262,7 +260,6 @@ def _refuse_other_run(config: RunConfig) -> None:
 def _write_run(made: MadeRun, options: Namespace, verb: str) -> RunConfig:
     """Write the YAML of a run and load it, so that later errors name its lines."""
     from mindllm.config import load_config
-    from mindllm.terminal.console import error_console
 
     if options.print_config:
         return made.config
