@@ -12,6 +12,7 @@ Functions import what they need, so that ``import mindllm`` takes milliseconds; 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -237,9 +238,9 @@ def plan(
     max_memory: Memory | None = None,
     interleave: Sequence[Count] | None = None,
     device: Device | str | Path | None = None,
-    formula: bool = False,
+    formula: bool | None = None,
     swap: bool = False,
-    validate: bool = False,
+    validate: bool = True,
     seconds: Seconds = 60.0,
     progress: Progress = unwatched,
 ) -> PipelinePlan:
@@ -250,9 +251,9 @@ def plan(
         max_memory: memory limit of every stage, such as ``58GB``; None: the limit of the run.
         interleave: chunk counts per stage, of which the fastest is chosen; None: the count of the run.
         device: a device description, as for :func:`step_time`.
-        formula: estimate costs from the architecture, in seconds; otherwise small runs are simulated and compiled.
-        swap: also choose layers whose activations are swapped to the host; by formula, in 1F1B with one chunk.
-        validate: check the plan by a dry run, and correct it until it fits.
+        formula: deprecated, without effect: costs are always estimated from the architecture.
+        swap: also choose layers whose attention is swapped to the host; in 1F1B with one chunk.
+        validate: check the plan of an Ascend run by a dry run, and correct it until it fits.
         seconds: approximate time limit of each plan.
         progress: called with the state of the simulations.
 
@@ -260,20 +261,18 @@ def plan(
         CheckFailed: no plan fits the memory.
         UserError: the run has no pipeline or a feature that is not planned, or the time limit was too short.
     """
-    from mindllm.dry_run.simulations import simulations_here
-    from mindllm.errors import UserError
     from mindllm.planning import subject
     from mindllm.planning.outcome import make_plan
 
-    if swap and not formula:
-        raise UserError("swap requires formula=True; small runs do not measure swapping")
     config, described = load_config(run), read_device(device)
-    if formula:
-        dry_runs = simulations_here(progress=progress) if validate else None
-        costs = subject.of_architecture(config, described, interleave, max_memory, swap, dry_runs)
-    else:
-        costs = subject.of_run(config, described, simulations_here(progress=progress), max_memory)
-    return make_plan(costs, seconds, interleave, validate)
+    if formula is not None:
+        warnings.warn("plan(formula=...) has no effect: costs are always estimated", DeprecationWarning, stacklevel=3)
+    dry_runs = None
+    if validate and config.context.device_target == "Ascend":
+        from mindllm.dry_run.simulations import simulations_here
+
+        dry_runs = simulations_here(progress=progress)
+    return make_plan(subject.from_run(config, described, interleave, max_memory, swap, dry_runs), seconds, validate)
 
 
 @checked
@@ -307,8 +306,8 @@ def plan_problem(
     numbers: Sequence[int | None] = tuple(dict.fromkeys(interleave)) if interleave else (None,)
     settings = [Setting(None, chunks, None, schedule, limit) for chunks in numbers]
     if isinstance(problem, Mapping):
-        return make_plan(subject.of_fields(problem, settings), seconds)
-    return make_plan(subject.of_problem(Path(problem), settings), seconds)
+        return make_plan(subject.from_fields(problem, settings), seconds)
+    return make_plan(subject.from_file(Path(problem), settings), seconds)
 
 
 @checked

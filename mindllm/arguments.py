@@ -151,7 +151,9 @@ def _plain(value: Any) -> Any:
         return int(value)
     if type(value).__name__ == "bool_":
         return bool(value)
-    is_other = isinstance(value, str | bytes | Mapping | Sequence) or hasattr(type(value), "model_fields")  # a model iterates, too
+    is_other = isinstance(value, str | bytes | Mapping | Sequence) or hasattr(
+        type(value), "model_fields"
+    )  # a model iterates, too
     return tuple(map(_plain, value)) if isinstance(value, Iterable) and not is_other else value
 
 

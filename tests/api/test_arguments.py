@@ -88,7 +88,13 @@ def test_defaults_are_what_the_annotations_allow(name):
             "must be a list or a dictionary",
             "write a dict",
         ),
-        ("load_config", {"overrides": {3: 3}}, "overrides", "must be a list or a dictionary with text as keys", "write a dict"),
+        (
+            "load_config",
+            {"overrides": {3: 3}},
+            "overrides",
+            "must be a list or a dictionary with text as keys",
+            "write a dict",
+        ),
         ("verify", {"steps": 2.5}, "steps", "must be an integer", "steps: optimizer steps"),
         ("generate", {"prompts": [3]}, "prompts", "must be text or a list", "prompts: "),
         ("generate", {"prompts": "a", "sed": 3}, "sed", "unknown argument", "did you mean 'seed'?"),
@@ -111,7 +117,10 @@ def test_several_runs_are_proved_one_by_one():
 def test_all_mistakes_of_a_call_are_in_one_error():
     error = refused("step_time", RUN, "a100_80g", explain=None, zeroshot=True)
     assert {problem.key for problem in error.problems} == {"argument 2", "zeroshot", "explain"}
-    assert next(problem for problem in error.problems if problem.key == "argument 2").advice == "names: device, zero_shot, explain"
+    assert (
+        next(problem for problem in error.problems if problem.key == "argument 2").advice
+        == "names: device, zero_shot, explain"
+    )
     twice = refused("load_config", RUN, source=RUN)
     assert (twice.key, twice.reason) == ("source", "is passed twice")
 

@@ -45,7 +45,11 @@ for tool in {[*VERB_MODULES, *TOOLS, *OTHERS]}:
         ("preflight", ("--workers", "0"), "--workers: must be an integer of at least 1 (value 0)"),
         ("view", (*CONFIG, "--samples", "0"), "--samples: must be an integer of at least 1 (value 0)"),
         ("data", ("--workers", "many"), "--workers: must be an integer of at least 1 (value many)"),
-        ("evaluate", ("--model", "a", "--tasks", "b", "--limit", "²"), "--limit: must be an integer of at least 1 (value ²)"),
+        (
+            "evaluate",
+            ("--model", "a", "--tasks", "b", "--limit", "²"),
+            "--limit: must be an integer of at least 1 (value ²)",
+        ),
         ("weights", ("quantize", "a", "b", "--group", "0"), "--group: must be an integer of at least 1 (value 0)"),
         ("weights", ("nonsense",), "invalid choice: 'nonsense'"),
         ("inspect", ("summary",), "write the run first: mindllm inspect summary run.yaml"),

@@ -107,7 +107,10 @@ def test_versions_are_told_without_importing_mindspore():
         (("fetch", "a/b", "--output", "new.json"), "new.json: is the name of a file; this option takes a directory"),
         (("schema", "--output", "new/"), "new/: is a directory; this option takes a file"),
         (("convert", TINY, "--output", "."), ".: is a directory; give the name of a file"),
-        (("launch", "--workers", "1", "train", "--config", "a"), 'quote the script with its options: "train --config ..."'),
+        (
+            ("launch", "--workers", "1", "train", "--config", "a"),
+            'quote the script with its options: "train --config ..."',
+        ),
         (("launch", "--workers", "1", "train --run_mode eval"), "--run_mode: train says this itself; leave it out"),
     ],
 )
@@ -215,7 +218,9 @@ def test_a_configuration_may_stand_behind_options(options):
     parser = VERBS["time"].parser()
     assert parser.parse_known_args([*options, "run.yaml"]) == parser.parse_known_args(["run.yaml", *options])
     assert parser.parse_known_args([*options, "run.yaml"])[0].run == "run.yaml"
-    assert parser.parse_known_args([*options, "--config", "run.yaml"]) == parser.parse_known_args(["run.yaml", *options])
+    assert parser.parse_known_args([*options, "--config", "run.yaml"]) == parser.parse_known_args(
+        ["run.yaml", *options]
+    )
 
 
 @pytest.mark.parametrize("verb", [verb for verb in TABLE if verb.takes_keys], ids=lambda verb: verb.name)

@@ -25,17 +25,17 @@ def slow(*_, **__):
 @pytest.mark.parametrize(
     ("place", "command", "options", "line"),
     [
-        ("mindllm.planning.outcome.make_plan", plan, (RUN, "--formula"), "planning 0/1"),
+        ("mindllm.planning.outcome.make_plan", plan, (RUN, "--no-validate"), "planning 0/1"),
         (
             "mindllm.planning.outcome.PipelinePlan.explain",
             plan,
-            (RUN, "--formula", "--seconds", "1", "--explain"),
+            (RUN, "--no-validate", "--seconds", "1", "--explain"),
             "planning again with more memory 0/1",
         ),
         (
             "mindllm.planning.outcome.PipelinePlan.draw",
             plan,
-            (RUN, "--formula", "--seconds", "1", "--picture", "a.png"),
+            (RUN, "--no-validate", "--seconds", "1", "--picture", "a.png"),
             "drawing a.png 0/1",
         ),
         ("mindllm.timing.prediction.predict", step, (RUN, "--explain"), "predicting the step 0/1"),
