@@ -45,6 +45,15 @@ Run = Annotated[
 ]
 
 
+def argument_types() -> dict[str, type]:
+    """Return the types of arguments that are imported at the first call."""
+    from mindllm.config import RunConfig
+    from mindllm.strategies.constraints import Constraints
+    from mindllm.timing.device import Device
+
+    return {"RunConfig": RunConfig, "Constraints": Constraints, "Device": Device}
+
+
 def ignore_answer(answer: Any) -> None:
     """Do nothing with an answer of a proof."""
 

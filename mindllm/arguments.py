@@ -58,6 +58,7 @@ EXPECTED = {  # by the type of pydantic's error
     "path_type": "a path",
     "mapping_type": "a dictionary",
     "dict_type": "a dictionary",
+    "list_type": "a list",
     "sequence_str": "a list",
     "callable_type": "a function",
     "greater_than": "greater than {gt:g}",
@@ -130,31 +131,32 @@ def _validator(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of the arguments; types that the module imports for type checkers are imported here."""
-    from pydantic import InstanceOf
+    """Return the annotations of the arguments.
 
-    from mindllm.config import RunConfig
-    from mindllm.strategies.constraints import Constraints
-    from mindllm.timing.device import Device
+    ``argument_types`` of the module returns the types that it imports for type checkers only.
+    """
+    from pydantic import InstanceOf
 
     def arguments() -> None: ...
 
     arguments.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    names: dict[str, Any] = {kind.__name__: InstanceOf[kind] for kind in (RunConfig, Constraints, Device)}  # type: ignore[misc,valid-type]
+    lazy_types = function.__globals__.get("argument_types", dict)()
+    names: dict[str, Any] = {name: InstanceOf[kind] for name, kind in lazy_types.items()}  # type: ignore[misc,valid-type]
     names["Progress"] = Callable[..., None]  # pydantic cannot test instances of a protocol
     return get_type_hints(arguments, function.__globals__, names, include_extras=True)
 
 
 def _plain(value: Any) -> Any:
-    """Return integers and booleans of numpy as those of Python, and iterables without a length as tuples."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
+    """Return numbers of numpy as those of Python, and iterables as tuples of them."""
+    # a model iterates over its fields, and a text over its characters
+    is_other = isinstance(value, str | bytes | Mapping) or hasattr(type(value), "model_fields")
+    return tuple(map(_plain_number, value)) if isinstance(value, Iterable) and not is_other else _plain_number(value)
+
+
+def _plain_number(value: Any) -> Any:
     if type(value).__name__ == "bool_":
         return bool(value)
-    is_other = isinstance(value, str | bytes | Mapping | Sequence) or hasattr(
-        type(value), "model_fields"
-    )  # a model iterates, too
-    return tuple(map(_plain, value)) if isinstance(value, Iterable) and not is_other else value
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _problems(

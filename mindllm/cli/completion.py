@@ -13,7 +13,7 @@ from mindllm.command import CommandParser, output_directory, output_file
 
 SHELLS = ("bash", "zsh", "fish")
 DIRECTORIES = ("DIR", "DIRECTORY", "HF_DIRECTORY", "PEFT_DIRECTORY")  # metavars of directories; other paths are files
-FILES = ("YAML", "FILE", "RUN", "RUN.yaml", "MODEL|RUN")
+FILES = ("YAML", "FILE", "RUN", "RUN.yaml", "MODEL|RUN", "NETWORK|YAML")
 EXAMPLES = """to install it:
   mindllm completion bash > ~/.local/share/bash-completion/completions/mindllm
   mindllm completion zsh > ~/.zfunc/_mindllm     # a directory of fpath
@@ -64,6 +64,7 @@ def _verb_parser(prog: str, **options: Any) -> CommandParser:
 
         below = parser.add_subparsers(dest="below", parser_class=lambda prog, **options: calibrate_parser())  # type: ignore[call-overload]
         below.add_parser(CALIBRATE, help="fit a device to measurements")
+        parser._actions.insert(0, parser._actions.pop())  # before the run, so that shells complete the word
     return parser
 
 

@@ -45,7 +45,7 @@ def make_parser() -> CommandParser:
     )
     add = parser.add_argument
     network = "shipped name, Hugging Face directory, config.json, or YAML, also one that this command has written"
-    add("network", metavar="NETWORK", help=network)
+    add("network", metavar="NETWORK|YAML", help=network)
     add(
         "--devices",
         type=positive,

@@ -117,7 +117,7 @@ def _add_quantize_options(parser: argparse.ArgumentParser, method: str | None, r
     count = None if required else "?"
     add = parser.add_argument
     source = "Hugging Face directory, GGUF file or checkpoint" + "; or saved options" * (not required)
-    add("source", type=Path, nargs=count, metavar="WEIGHTS", help=source)
+    add("source", type=Path, nargs=count, metavar="WEIGHTS" if required else "WEIGHTS|YAML", help=source)
     add("target", type=output_directory, nargs=count, metavar="HF_DIRECTORY", help=EMPTY_TARGET)
     add("--method", choices=METHODS, default=method, help=f"rtn: round to nearest (default: {default})")
     add("--bits", type=int, choices=(4, 8), default=4, help="bits per weight (default: 4)")

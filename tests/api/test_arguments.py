@@ -30,7 +30,7 @@ def test_every_public_function_refuses_what_is_no_run_and_what_is_no_argument(na
     first, *_ = inspect.signature(getattr(mindllm, name)).parameters
     told = {problem.key: problem for problem in error.problems}
     assert told[first].value is None
-    assert told[first].reason.startswith("must be a")
+    assert told[first].reason.startswith("must be ")
     assert told[first].option == f"mindllm.{name}"
     assert told[first].advice
     assert "progres" in told or name in ("generate", "evaluate"), error

@@ -52,7 +52,7 @@ for tool in {[*VERB_MODULES, *TOOLS, *OTHERS]}:
         ),
         ("weights", ("quantize", "a", "b", "--group", "0"), "--group: must be an integer of at least 1 (value 0)"),
         ("weights", ("nonsense",), "invalid choice: 'nonsense'"),
-        ("inspect", ("summary",), "write the run first: mindllm inspect summary run.yaml"),
+        ("inspect", ("summary",), "required: GRAPH|RUN"),
         ("inspect", ("summary", *CONFIG, "--no_such_key", "3"), "no_such_key: unknown key"),
     ],
 )

@@ -24,7 +24,7 @@ from tests.mindformers.mindformers_files import LEGACY, writer
 
 ROOT = Path(__file__).parents[2]
 TINY = "configs/llama2/pretrain_llama2_tiny.yaml"
-HEAVY = ("mindspore", "numpy", "pydantic", "yaml", "scipy", "matplotlib", "lm_eval", "mindllm.config")
+HEAVY = ("mindspore", "numpy", "pydantic", "yaml", "scipy", "matplotlib", "lm_eval", "mindllm.config.run")
 
 
 def said(capsys, *arguments):
