@@ -48,7 +48,7 @@ def test_an_unknown_name_is_a_mistake(capsys):
     with pytest.raises(SystemExit) as left:
         run_command(main, ["lamma3"])
     assert left.value.code == 2
-    assert "no such model or directory; similar: llama3, llama, " in capsys.readouterr().err
+    assert "unknown model or directory; similar: llama3, llama, " in capsys.readouterr().err
 
 
 def random_weights(directory):
