@@ -27,7 +27,7 @@ EXAMPLE = """examples:
   %(prog)s --info data/src
 """
 HANDLERS = ("GeneralPretrainHandler", "AlpacaPretrainHandler", "StackOverflowPythonPretrainHandler")
-"""Those of mindllm.data.preprocess.documents."""
+"""Those of mindllm.data.preprocess.sources."""
 
 
 def make_parser() -> CommandParser:
@@ -119,8 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _build(options: argparse.Namespace, progress: Progress) -> Summary:
     """Find the sources, train the tokenizer if it does not exist, and build the corpus."""
     from mindllm.data.preprocess.build import build, prepare_tokenizer
-    from mindllm.data.preprocess.documents import DocumentReader
-    from mindllm.data.preprocess.sources import find_sources, python_standard_library, shuffled
+    from mindllm.data.preprocess.sources import DocumentReader, find_sources, python_standard_library, shuffled
 
     sources = find_sources(options.inputs, options.include, options.exclude) if options.inputs else []
     if options.python_stdlib:

@@ -14,7 +14,7 @@ from mindllm.terminal.tables import Column, Table
 from mindllm.units import short_count
 
 if TYPE_CHECKING:
-    from mindllm.config.reading.shipped_models import ShippedModel
+    from mindllm.config.reading.shipped import ShippedModel
 
 EXAMPLE = """examples:
   %(prog)s                       all models with a YAML in configs/
@@ -41,16 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the models; return the exit code."""
     options = make_parser().parse_args(arguments)
 
-    from mindllm.config.reading.shipped_models import shipped_models
+    from mindllm.config.reading.shipped import shipped_models
 
     directories = [Path(name) for name in options.names if "/" in name or Path(name).exists()]
     words = [name for name in options.names if Path(name) not in directories]
     shipped = _matching(shipped_models(), words) if words or not directories else []
     local = list[dict[str, Any]]()
     if directories:
-        from mindllm.weight_files.catalogue import models_in
+        from mindllm.weight_files import list_models
 
-        local = [entry for directory in directories for entry in models_in(directory)]
+        local = [entry for directory in directories for entry in list_models(directory)]
     if options.json:
         print_json({"models": [model.to_dict() for model in shipped], "directories": local})
         return 0

@@ -201,9 +201,9 @@ def _print(parts: Iterable[Part], console: PlainConsole) -> None:
 
 def _evaluate_manual(options: argparse.Namespace, subject: Subject, console: PlainConsole) -> int:
     """Evaluate the plans of a YAML; return the exit code."""
-    from mindllm.planning.manual import evaluate_manual
     from mindllm.planning.reports.picture import draw_schedule
     from mindllm.planning.reports.plan import manual_answer, manual_parts
+    from mindllm.planning.yaml_plan import evaluate_manual
 
     with drawn() as progress:
         progress("evaluating plans", 0, 1)

@@ -107,9 +107,9 @@ def check(config: RunConfig | None, options: argparse.Namespace, local: int) -> 
 
 def disk_space(config: RunConfig) -> int:
     """Return the bytes of all retained checkpoints and of the one being written."""
-    from mindllm.train.checkpoint.sizes import checkpoint_bytes, kept_checkpoints
+    from mindllm.train.checkpoint.store import checkpoint_bytes, max_checkpoints
 
-    return checkpoint_bytes(config) * (kept_checkpoints(config) + 1)
+    return checkpoint_bytes(config) * (max_checkpoints(config) + 1)
 
 
 if __name__ == "__main__":

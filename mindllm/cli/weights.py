@@ -151,10 +151,9 @@ def main(arguments: Sequence[str] | None = None, verb: str = WEIGHTS) -> int:
         return _quantize(list(sys.argv[2:] if arguments is None else arguments))
     options = make_parser().parse_args(arguments)
     if options.command == "info":
-        from mindllm.weight_files.convert import checkpoint_in
-        from mindllm.weight_files.info import describe, description_table
+        from mindllm.weight_files import describe_weights, description_table, latest_weights
 
-        description = describe(checkpoint_in(options.path))
+        description = describe_weights(latest_weights(options.path))
         print_json(description) if options.json else output.print(description_table(description))
         return 0
     if options.command == FORMER_QUANTIZE:
@@ -167,12 +166,20 @@ def main(arguments: Sequence[str] | None = None, verb: str = WEIGHTS) -> int:
 
 
 def _convert(options: Namespace, progress: Progress) -> Path:
-    from mindllm.weight_files.adapters import export_adapter, merge, unmerge
-    from mindllm.weight_files.convert import checkpoint_in, export_weights, import_weights
+    from mindllm.weight_files import (
+        QuantizeOptions,
+        export_adapter,
+        export_weights,
+        import_weights,
+        latest_weights,
+        merge,
+        quantize_weights,
+        unmerge,
+    )
 
     for name in ("source", "adapter", "base"):
         if (path := getattr(options, name, None)) is not None:
-            setattr(options, name, checkpoint_in(path))
+            setattr(options, name, latest_weights(path))
     if options.command == "adapter":
         return export_adapter(options.source, options.target)
     if options.command == "import":
@@ -183,9 +190,7 @@ def _convert(options: Namespace, progress: Progress) -> Path:
             return merge(options.source, options.target, options.base, form, progress)
         return unmerge(options.source, options.adapter, options.target, form, progress)
     if options.command == QUANTIZE:
-        from mindllm.weight_files.quantize import Options, quantize_weights
-
-        method = Options.among(vars(options))
+        method = QuantizeOptions.select(vars(options))
         return quantize_weights(options.source, options.target, method, options.dtype, options.max_shard_size, progress)
     return export_weights(
         options.source, options.target, options.dtype, options.max_shard_size, options.tokenizer, progress
@@ -196,7 +201,7 @@ def _quantize(words: Sequence[str]) -> int:
     """Run ``mindllm quantize``: write the model, and the options next to it; return the exit code."""
     options = _quantize_options(words)
     from mindllm.recipes.model_source import find_model
-    from mindllm.weight_files.quantize import Options, quantize_weights
+    from mindllm.weight_files import QuantizeOptions, quantize_weights
 
     if options.method is None:
         options.method = "gptq" if options.calibration else "rtn"
@@ -208,7 +213,7 @@ def _quantize(words: Sequence[str]) -> int:
     if model.adapter or model.is_tuned:
         adapter = model.adapter or model.weights
         raise UserError(f"{options.source}: is an adapter; merge it first: mindllm weights merge {adapter} DIR")
-    method = Options.among(vars(options))
+    method = QuantizeOptions.select(vars(options))
     with drawn() as progress:
         path = quantize_weights(model.weights, options.target, method, options.dtype, options.max_shard_size, progress)
     saved = path.with_name(f"{path.name}.yaml")

@@ -56,7 +56,7 @@ def test_sigterm_and_sighup_save_and_end_with_0(finished, config_file, tmp_path,
     assert process.returncode == 0, printed
     step = trajectory(output)[-1]["step"]
     assert announced(printed)[-1].endswith(f"llm-{step}")
-    assert "written beside it in" in printed
+    assert "written in the background in" in printed
     run(config_file, output, "--resume_training")
     assert trajectory(output) == trajectory(finished[0])
 
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_gone_on_with(fin
 def test_a_run_is_not_begun_anew_where_another_one_has_left_its_results(finished, config_file):
     before = (finished[0] / "metrics.jsonl").read_bytes()
     printed = run(config_file, finished[0], expect=2)
-    assert f"holds a run already ({STEPS} steps in metrics.jsonl and checkpoint llm-{STEPS})" in printed
+    assert f"already has results ({STEPS} steps in metrics.jsonl and checkpoint llm-{STEPS})" in printed
     assert (finished[0] / "metrics.jsonl").read_bytes() == before
 
 

@@ -21,7 +21,7 @@ from mindllm.train.metrics_file import read_metrics
 from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.state import RunState
 from mindllm.train.trainer import StopSignals, Trainer
-from mindllm.train.utilisation import Peak
+from mindllm.train.utilization import Peak
 
 TINY = Path(__file__).parents[2] / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
 

@@ -49,7 +49,7 @@ MISTAKES = {
     "a budget for each stage": ("ranks of stages", at("ScoresOfAll"), "kept_ranks"),
     "overlaps of parts of B": ("ranks of neighbours", adding(OVERLAP_OF_SECOND), "lora_b"),
     "overlaps of parts of A": ("ranks of neighbours", adding(OVERLAP_OF_FIRST), "lora_a"),
-    "the norm of a part": ("ranks of neighbours", at("NormOfParts"), "no rank can go on"),  # one alone skips
+    "the norm of a part": ("ranks of neighbours", at("PartNorm"), "no rank can go on"),  # one alone skips
     "products of parts": ("projections of neighbours", at("over_longer"), "projection."),
     "parts of projected gradients": ("projections of neighbours", at("over_shorter"), "adam_m."),
 }
