@@ -41,9 +41,7 @@ def test_bottlenecks_are_never_merged_and_whole_models_exported(newest):
 
 def test_a_run_that_was_interrupted_goes_on_and_one_that_failed_says_nothing(newest, tmp_path, write):
     config = load_config(write(MINIMAL), {"output_dir": str(newest)})
-    assert list(next_steps(config, "finetune", INTERRUPTED)) == [
-        "resume: mindllm finetune run.yaml --resume_training"
-    ]
+    assert list(next_steps(config, "finetune", INTERRUPTED)) == ["resume: mindllm finetune run.yaml --resume_training"]
     assert lines(newest, LORA, code=1) == []
 
 
