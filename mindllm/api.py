@@ -197,13 +197,13 @@ def verify(
         UserError: the run uses a single device, or does not compile.
         RunFailed: the graphs contain operators that cannot be executed here.
     """
-    from mindllm.verify.verification import quiet, several, verify_run
+    from mindllm.verify.verification import require_multi_device, silence_mindspore, verify_run
 
-    config = several(load_config(run))
-    quiet()
+    config = require_multi_device(load_config(run))
+    silence_mindspore()
     from mindllm.compiled.rank.compile_ranks import cache_directory
     from mindllm.reduced_runs.model import ACCUMULATION_STEPS
-    from mindllm.verify.outcome import MOST_RANKS, Options
+    from mindllm.verify.verification import MOST_RANKS, Options
 
     options = Options(
         steps,
@@ -232,9 +232,9 @@ def verify_program(directory: str | Path, *, single: str | Path | None = None, s
         RunFailed: the graphs contain operators that cannot be executed here.
         CheckFailed: ranks wait for each other.
     """
-    from mindllm.verify.verification import quiet
+    from mindllm.verify.verification import silence_mindspore
 
-    quiet()
+    silence_mindspore()
     from mindllm import programs
 
     return programs.verify_program(Path(directory), None if single is None else Path(single), steps)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mindllm.config import RunConfig
     from mindllm.verify.verification import Verification
 
-MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.outcome
+MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.verification
 DESCRIPTION = """Checks that a parallel run computes the same as a single device, on a machine without accelerators.
 
 MindSpore's parallel compiler compiles all ranks with a small model; mesh, micro-batches, interleaving, recomputation
@@ -118,7 +118,7 @@ def _verify(
 ) -> Verification:
     """Verify a run; a run that cannot be checked is a failed result if it is one of many."""
     from mindllm import api
-    from mindllm.verify.verification import Verification
+    from mindllm.verify.verification import Verification, not_executed
 
     try:
         return api.verify(
@@ -138,9 +138,7 @@ def _verify(
     except (UserError, RunFailed) as error:
         if not one_of_many:
             raise
-        from mindllm.verify.outcome import refused
-
-        return Verification(name, refused(config, error))
+        return Verification(name, not_executed(config, error))
 
 
 def _report(progress: Progress, name: str, what: str, done: int = 0, total: int | None = None) -> None:
