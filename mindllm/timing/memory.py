@@ -379,22 +379,13 @@ def loss_bytes(workload: Workload) -> float:
 def bytes_of_logit(workload: Workload) -> float:
     """Return the bytes of one logit that are there at once in the cross entropy.
 
-    Of several copies each has its one-hot labels, which need no logits, and either its logits or, until their gradient comes,
-    their exponentials; the one in its backward pass has two gradients more.
-
-    The gradients do not depend on the loss. Where a step without tensor-parallel ranks waits for the gathered weight of the head,
-    MindSpore makes both gradients before the product with the one-hot labels, which still needs the logits: one more, and with
-    accumulation, whose labels are there from the start, two more.
+    MindSpore has three tensors of the size of the logits: the shifted logits, the one-hot labels, and one more in the loss and in
+    its gradient. Of several copies of a micro-batch each has the first two, and one of them has the third.
     """
     if workload.architecture.head.soft_cap is not None:
         return CAPPED_LOGITS
-    forms, strategy = workload.numerics.forms, workload.strategy
-    if not forms.casts:
-        return forms.logit
-    gathers = strategy.shards(strategy.replica_num) > 1 and last_parameters(workload).trained > 0.0
-    if gathers and workload.plan.stages == strategy.model_parallel == workload.loss_chunks == 1:
-        return forms.logit + FP32_BYTES * (1 + workload.accumulates)
-    return forms.logit * (1 + 1 / strategy.copies) / 2
+    forms = workload.numerics.forms
+    return forms.logit * (2 + 1 / workload.strategy.copies) / 3 if forms.casts else forms.logit
 
 
 def gradient_of_head(workload: Workload, head: Held) -> float:

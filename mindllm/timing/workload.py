@@ -140,7 +140,7 @@ class SavedForms:
     results: int = 2
     statistics: int = 16 * FP32_BYTES
     activation: bool = True
-    logit: int = 4 * FP32_BYTES
+    logit: int = 3 * FP32_BYTES
     placeholders: bool = False
     casts: bool = True
     padded: bool = True
