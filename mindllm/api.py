@@ -12,6 +12,7 @@ Imports stand in the functions, so that ``import mindllm`` takes milliseconds; M
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -189,9 +190,9 @@ def plan(
     max_memory: Memory | None = None,
     interleave: Sequence[Count] | None = None,
     device: Device | str | Path | None = None,
-    formula: bool = False,
+    formula: bool | None = None,
     swap: bool = False,
-    validate: bool = False,
+    validate: bool = True,
     seconds: Seconds = 60.0,
     progress: Progress = unwatched,
 ) -> PipelinePlan:
@@ -202,9 +203,9 @@ def plan(
         max_memory: of every stage, as ``58GB``; None: the run's.
         interleave: numbers of chunks per stage, of which the fastest is taken; None: the run's.
         device: a described device, as of :func:`step_time`.
-        formula: costs from the architecture alone, in seconds; otherwise small runs are simulated and compiled.
-        swap: choose also whose attention waits on the host; by formula, in 1F1B with one chunk.
-        validate: hold the plan to a dry run, and correct it until confirmed.
+        formula: deprecated, has no effect: costs always come from the architecture.
+        swap: choose also whose attention waits on the host; in 1F1B with one chunk.
+        validate: dry-run the plan of an Ascend run, and correct it until confirmed.
         seconds: for each plan, about.
         progress: told of simulations.
 
@@ -215,17 +216,17 @@ def plan(
     from mindllm.planning import subject
     from mindllm.planning.outcome import make_plan
 
-    if swap and not formula:
-        raise UserError("swap: small runs have no costs of it; give formula=True")
     config, known = load_config(run), described(device)
-    from mindllm.dry_run.simulations import simulations_here
+    if formula is not None:
+        warnings.warn(
+            "plan(formula=...) has no effect: costs always come from formulas", DeprecationWarning, stacklevel=3
+        )
+    dry_runs = None
+    if validate and config.context.device_target == "Ascend":
+        from mindllm.dry_run.simulations import simulations_here
 
-    if formula:
-        dry_runs = simulations_here(progress=progress) if validate else None
-        costs = subject.of_architecture(config, known, interleave, max_memory, swap, dry_runs)
-    else:
-        costs = subject.of_run(config, known, simulations_here(progress=progress), max_memory)
-    return make_plan(costs, seconds, interleave, validate)
+        dry_runs = simulations_here(progress=progress)
+    return make_plan(subject.from_run(config, known, interleave, max_memory, swap, dry_runs), seconds, validate)
 
 
 @checked
@@ -259,8 +260,8 @@ def plan_problem(
     numbers: Sequence[int | None] = tuple(dict.fromkeys(interleave)) if interleave else (None,)
     settings = [Setting(None, chunks, None, schedule, limit) for chunks in numbers]
     if isinstance(problem, Mapping):
-        return make_plan(subject.of_fields(problem, settings), seconds)
-    return make_plan(subject.of_problem(Path(problem), settings), seconds)
+        return make_plan(subject.from_fields(problem, settings), seconds)
+    return make_plan(subject.from_file(Path(problem), settings), seconds)
 
 
 @checked

@@ -9,9 +9,9 @@ from mindllm.api import described
 from mindllm.arguments import Count, checked
 
 if TYPE_CHECKING:
+    from mindllm.programs.step_time import ProgramStep
+    from mindllm.programs.verify import ProgramOutcome
     from mindllm.timing.device import Device
-    from mindllm.timing.foreign_program import ProgramStep
-    from mindllm.verify.program import ProgramOutcome
 
 
 @checked
@@ -28,11 +28,11 @@ def time_program(
     Raises:
         UserError: ranks are missing, the pipeline is interleaved, or the device lacks a figure.
     """
-    from mindllm.timing.foreign_program import program_step
+    from mindllm.programs import time_program as predict
     from mindllm.timing.measured.calibrate import uncalibrated
 
     known = described(device)
-    return program_step(Path(directory), uncalibrated(known) if zero_shot else known)
+    return predict(Path(directory), uncalibrated(known) if zero_shot else known)
 
 
 @checked
@@ -52,6 +52,6 @@ def verify_program(directory: str | Path, *, single: str | Path | None = None, s
     from mindllm.verify.verification import quiet
 
     quiet()
-    from mindllm.verify.program import check_program
+    from mindllm.programs import verify_program as check
 
-    return check_program(Path(directory), None if single is None else Path(single), steps)
+    return check(Path(directory), None if single is None else Path(single), steps)

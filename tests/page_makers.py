@@ -222,7 +222,7 @@ PAGES: Mapping[str, Callable[[Path], Path]] = {
 
 def pictures(directory: Path) -> None:
     """The pictures that are no pages: loss curves of two runs, tokens of experts, a short and a long schedule."""
-    from mindllm.train.curves.draw import draw, draw_experts, read_run
+    from mindllm.train.curves import draw, draw_experts, read_run
 
     runs = [
         read_run(recorded_run(directory, name, seed)) for seed, name in enumerate(("llama2_tiny", "llama2_tiny_lr3"))

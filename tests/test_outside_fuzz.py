@@ -22,8 +22,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mindllm.cli.calibrate import read_measured
-from mindllm.compiled.foreign.kept_program import kept_ranks, kept_stages
-from mindllm.compiled.foreign.lockstep import read_rank
 from mindllm.compiled.inspect.source import read_graph
 from mindllm.config import override_config, render_config
 from mindllm.config.reading.load import read_document
@@ -34,6 +32,8 @@ from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.evaluate.answers import Answers
 from mindllm.families.hugging_face import quantization_in, read_model_config
 from mindllm.planning.read_problem import Setting, read_problem
+from mindllm.programs.kept import kept_ranks, kept_stages
+from mindllm.programs.lockstep import read_rank
 from mindllm.prove.against import compare
 from mindllm.prove.answers import Answer, Standing, Table
 from mindllm.prove.found import read_proof

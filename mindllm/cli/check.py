@@ -172,17 +172,17 @@ def _named(progress: Progress, name: str, what: str, done: int = 0, total: int |
 
 
 def _check_program(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """A program that is not mindllm's."""
+    """Check another program; return the exit code."""
     from mindllm.verify.verification import quiet
 
     if overrides:
         raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
     quiet()
-    from mindllm.verify.program import check_program
+    from mindllm.programs import verify_program
 
     with interruptible(), drawn() as progress:
         progress(f"executing the ranks of {options.program}", 0, 1)
-        outcome = check_program(options.program, options.single, options.steps)
+        outcome = verify_program(options.program, options.single, options.steps)
     show(outcome, options.json)
     return 0 if outcome.ok else CheckFailed.exit_code
 

@@ -229,11 +229,11 @@ def _about_results(overrides: Sequence[str]) -> list[str]:
 
 def _refuse_another_run(config: RunConfig) -> None:
     """Before the YAML is written: that of a run which trains there, or has trained, stays as it is."""
-    from mindllm.train.job.output_directory import refuse_in_use, refuse_results
+    from mindllm.train.job.output_directory import require_no_results, require_unlocked
 
-    refuse_results(config)
+    require_no_results(config)
     if STARTED not in os.environ:  # ranks of one job come at once, and the first one claims the directory for all
-        refuse_in_use(Path(config.output_dir))
+        require_unlocked(Path(config.output_dir))
 
 
 def _written(made: MadeRun, options: Namespace, verb: str) -> RunConfig:

@@ -160,9 +160,9 @@ def _as_yaml(prompts: list[str]) -> str:
 def _yaml_of(options: Namespace, model: ModelSource, verb: str) -> Path:
     """Where the YAML of the run is written: beside what it writes, else below ``output/``, in no directory of another run."""
     if options.output is None:
-        from mindllm.train.job.output_directory import results_in
+        from mindllm.train.job.output_directory import describe_results
 
         place = OUTPUT / model.name
-        of_another = not model.path.resolve().is_relative_to(place.resolve()) and bool(results_in(place))
+        of_another = not model.path.resolve().is_relative_to(place.resolve()) and bool(describe_results(place))
         return (OUTPUT / f"{model.name}-{verb}" if of_another else place) / f"{verb}.yaml"
     return options.output / f"{verb}.yaml" if verb == CHAT else options.output.with_suffix(".yaml")

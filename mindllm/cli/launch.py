@@ -252,7 +252,7 @@ def job_warnings(command: Sequence[str], mounts: Sequence[str] = ()) -> list[str
         return []
     from mindllm.config.reading.load import tree_of
     from mindllm.prove.found import find_proof, line_about
-    from mindllm.run.proved import is_ready
+    from mindllm.run.proof import is_ready
 
     files = [("--config", named[2]), *_bases(config.source)]
     warnings = [

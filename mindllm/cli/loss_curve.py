@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
 
-    from mindllm.train.curves.draw import draw, draw_experts, read_run
+    from mindllm.train.curves import draw, draw_experts, read_run
 
     if options.experts and len(options.runs) > 1:
         parser.error(f"--experts draws one run; {len(options.runs)} were given")

@@ -26,12 +26,10 @@ EXAMPLES = """example:
   %(prog)s run.yaml --max_memory 58GB --apply --output planned.yaml
   %(prog)s run.yaml --device my_device.yaml --parallel_config.micro_batch_num=64
   %(prog)s run.yaml --interleave 1 2 4 --apply --output planned.yaml
-  %(prog)s run.yaml --formula --no-validate --apply --output planned.yaml
-  %(prog)s run.yaml --formula --interleave 1 2 --yaml plan.yaml
+  %(prog)s run.yaml --no-validate --interleave 1 2 --yaml plan.yaml
   %(prog)s --problem problem.json --picture schedule.png
   %(prog)s --problem layers.json --stages 16 --micro_batches 32 --max_memory 53GB --explain
   %(prog)s --measured init.yaml --micro_batches 64 --max_memory 58GB --json
-  %(prog)s --simulated output_even output_shifted --layers 64 --yaml plan.yaml
   %(prog)s --problem problem.json --apply run.yaml --output planned.yaml
 """
 SCHEDULES = ("1f1b", "less_memory", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v")
@@ -60,31 +58,17 @@ def _add_subject(parser: CommandParser) -> None:
     source.add_argument(
         "--config",
         metavar="RUN.yaml",
-        help="a run, whose costs are found by simulating small ones; further options are its keys; also without --config, as the "
-        "first word",
+        help="a run, with costs from its architecture; additional options are its keys; --config may be left out",
     )
     source.add_argument("--problem", type=Path, metavar="FILE", help="a problem as JSON, or a layer file of SAPP")
     source.add_argument(
         "--measured", type=Path, nargs="+", metavar="FILE", help="init YAMLs and a layer file of SAPP, as measured"
     )
-    source.add_argument(
-        "--simulated",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        help="directories that mindllm offline kept of a program, with other offsets or recomputation each; "
-        "the plan is written as keys of MindFormers",
-    )
-    parser.add_argument(
-        "--formula",
-        action="store_true",
-        help="costs of --config from the architecture alone, as mindllm search has them: in seconds, for a layer that "
-        "predicts ahead too",
-    )
+    parser.add_argument("--formula", action="store_true", help=argparse.SUPPRESS)  # deprecated: has no effect
     parser.add_argument(
         "--swap",
         action="store_true",
-        help="with --formula: choose also the layers whose attention waits on the host (swap_config)",
+        help="of --config: also choose the layers whose attention waits on the host (swap_config)",
     )
 
 
@@ -93,7 +77,6 @@ def _add_settings(parser: CommandParser) -> None:
     given = parser.add_argument_group("what the file does not say, or says otherwise")
     given.add_argument("--instance", metavar="NAME", help="one of the instances that the file of --problem holds")
     given.add_argument("--stages", type=_positive, metavar="N")
-    given.add_argument("--layers", type=_positive, metavar="N", help="of the model that --simulated were small runs of")
     given.add_argument(
         "--interleave",
         "--chunks",
@@ -119,7 +102,7 @@ def _add_planning(parser: CommandParser) -> None:
     parser.add_argument(
         "--validate",
         action=argparse.BooleanOptionalAction,
-        help="dry-run the plan of --config, and correct it until confirmed (default: with --apply)",
+        help="dry-run the plan of --config, and correct it until confirmed (default: yes)",
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="to plan in, at most about (default: %(default)s)")
     parser.add_argument("--manual", type=Path, metavar="FILE", help="judge the plans of this YAML instead of planning")
@@ -171,7 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Reads a problem, plans it, and writes what was asked for."""
     options, overrides = make_parser().parse_known_args(arguments)
     _check(options, overrides)
-    validates = bool(options.apply) if options.validate is None else options.validate
+    if options.formula:
+        error_console.print("--formula is deprecated: all plans use formula costs; --no-validate skips the dry run")
+    validates = options.validate
+    if validates is None:
+        validates = bool(options.apply or options.config) and not options.manual
     console = error_console if options.json else output
     subject = _subject(options, overrides, validates)
     if not options.json:
@@ -180,12 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _manual(options, subject, console)
     from mindllm.planning.outcome import make_plan
 
-    interleave = options.interleave if subject.configured else None
     with drawn(transient=subject.simulations is None) as progress:
         if subject.simulations:
             subject.simulations.progress = progress
         progress("planning", 0, 1)
-        planned = make_plan(subject, options.seconds, interleave, validates)
+        planned = make_plan(subject, options.seconds, validates)
         progress("planning", 1, 1)
     _print(planned.choice(), console)
     if options.json:
@@ -210,21 +196,14 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
                 )
     else:
         if options.validate:
-            raise UserError("--validate: belongs to --config RUN.yaml, which is not given")
-        if options.device and not options.simulated:
-            raise UserError("--device: belongs to --config RUN.yaml or --simulated DIR, which are not given")
+            raise UserError("--validate requires --config RUN.yaml")
+        for name in ("device", "swap"):
+            if getattr(options, name):
+                raise UserError(f"--{name} requires --config RUN.yaml")
         if overrides:
             raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
         if options.apply == OF_CONFIG:
             raise UserError("--apply: needs a RUN.yaml, or --config")
-    if options.formula and options.config is None:
-        raise UserError("--formula: belongs to --config RUN.yaml, which is not given")
-    if options.swap and not options.formula:
-        raise UserError("--swap: small runs have no costs of it; give --config RUN.yaml --formula")
-    if options.layers and not options.simulated:
-        raise UserError("--layers: belongs to --simulated DIR, which is not given")
-    if options.simulated and options.apply:
-        raise UserError("--apply: writes a run of mindllm; --yaml FILE writes the keys for the program's own YAML")
     if not 0 < options.seconds < math.inf:
         raise UserError(f"--seconds {options.seconds}: must be a number above 0")
     if bool(options.apply) != bool(options.output):
@@ -242,7 +221,7 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def _subject(options: argparse.Namespace, overrides: Sequence[str], validates: bool) -> Subject:
-    """Return what the options plan; with the means of a dry run if the plan is validated, or costs are simulated."""
+    """Return what the options plan, with the dry runs that validate it."""
     from mindllm.config import load_config
     from mindllm.planning import subject
     from mindllm.planning.read_problem import Setting
@@ -250,29 +229,20 @@ def _subject(options: argparse.Namespace, overrides: Sequence[str], validates: b
 
     if options.config is not None:
         config, device = load_config(options.config, overrides), read_device(options.device or DEFAULT)
-        if options.formula and not (validates and config.context.device_target == "Ascend"):
-            return subject.of_architecture(config, device, options.interleave, options.max_memory, options.swap)
-        from mindllm.dry_run.simulations import simulations_here
+        simulations = None
+        if validates and config.context.device_target == "Ascend":
+            from mindllm.dry_run.simulations import simulations_here
 
-        with drawn(transient=False) as progress:
-            simulations = simulations_here(progress=progress)
-            if options.formula:
-                return subject.of_architecture(
-                    config, device, options.interleave, options.max_memory, options.swap, simulations
-                )
-            return subject.of_run(config, device, simulations, options.max_memory)
+            simulations = simulations_here()
+        return subject.from_run(config, device, options.interleave, options.max_memory, options.swap, simulations)
     limit = options.max_memory and device_mebibytes(options.max_memory)
     settings = [
         Setting(options.stages, chunks, options.micro_batches, options.schedule, limit)
         for chunks in dict.fromkeys(options.interleave or [None])
     ]
-    if options.simulated:
-        device = read_device(options.device or DEFAULT)
-        with drawn() as progress:
-            return subject.of_programs(options.simulated, device, settings, options.layers, progress)
     if options.problem is not None:
-        return subject.of_problem(options.problem, settings, options.instance)
-    return subject.of_measurements(options.measured, settings)
+        return subject.from_file(options.problem, settings, options.instance)
+    return subject.from_measurements(options.measured, settings)
 
 
 def _print(parts: Iterable[Part], console: PlainConsole) -> None:
@@ -289,7 +259,8 @@ def _manual(options: argparse.Namespace, subject: Subject, console: PlainConsole
     with drawn() as progress:
         progress("judging plans", 0, 1)
         plans = {
-            name: subject.with_step(plan) for name, plan in evaluate_manual(subject.problems[0], options.manual).items()
+            name: subject.predict_step(plan)
+            for name, plan in evaluate_manual(subject.problems[0], options.manual).items()
         }
     if options.json:
         print_json({"plans": {name: manual_answer(evaluation) for name, evaluation in plans.items()}})

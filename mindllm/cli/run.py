@@ -16,7 +16,7 @@ from mindllm.process.interrupts import INTERRUPTED, leave_on_interrupt, own_inte
 
 if TYPE_CHECKING:  # the schema takes longer to import than --help may
     from mindllm.config import RunConfig
-    from mindllm.run.outcome import Ended
+    from mindllm.run.outcome import RunOutcome
 
 
 def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
@@ -59,11 +59,11 @@ def run(config: RunConfig) -> int:
     from mindllm.cli.ranks import start_ranks, task_of_several
     from mindllm.config import on_this_device
     from mindllm.terminal.console import error_console
-    from mindllm.train.job.preflight import refuse_what_must_fail
+    from mindllm.train.job.preflight import check_preconditions
 
     if place := task_of_several(config):
         return start_ranks(config, place)
-    refuse_what_must_fail(config)
+    check_preconditions(config)
     config, said = on_this_device(config)
     if said:
         error_console.print(said)
@@ -93,7 +93,7 @@ def _start(config: RunConfig) -> int:
         return INTERRUPTED if start(config, progress, _show).interrupted else 0
 
 
-def _show(ended: Ended) -> None:
+def _show(ended: RunOutcome) -> None:
     from mindllm.terminal.console import output
     from mindllm.terminal.tables import pairs
 

@@ -141,8 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: Device) -> int:
-    """The step of a program that is not mindllm's."""
-    from mindllm.timing.foreign_program import program_step
+    """Predict the step of another program."""
+    from mindllm.programs import time_program
 
     if overrides:
         raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
@@ -153,7 +153,7 @@ def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: De
         raise UserError("--must_fit: belongs to --config YAML; what a kept program needs says mindllm offline")
     with drawn() as progress:
         progress(f"reading the graphs of {options.simulated}", 0, 1)
-        step = program_step(options.simulated, device)
+        step = time_program(options.simulated, device)
     show(step, options.json)
     return 0
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from mindllm.errors import RunFailed
 from mindllm.outside import append_lines, read_kept_lines
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 
 TEXTS = "generate_until"  # the kind of request whose answer is a text
 
@@ -22,7 +22,7 @@ TEXTS = "generate_until"  # the kind of request whose answer is a text
 class Answers:
     """Answers in ``directory``, or nowhere; those of all ``ranks`` are complete when all have given theirs."""
 
-    def __init__(self, directory: Path | None = None, ranks: Ranks = ALONE) -> None:
+    def __init__(self, directory: Path | None = None, ranks: Ranks = SINGLE_RANK) -> None:
         if ranks.count > 1 and directory is None:
             raise ValueError("processes share their answers through a directory")
         self.directory = directory
@@ -33,7 +33,7 @@ class Answers:
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             self._read()
-            ranks.meet()  # nobody writes before all have read: who reads what decides which requests are whose
+            ranks.barrier()  # nobody writes before all have read: who reads what decides which requests are whose
 
     def of(self, kind: str, keys: Sequence[Any]) -> dict[Any, Any]:
         """The answers that are kept, by request."""
@@ -63,7 +63,7 @@ class Answers:
         """``known`` and what the other processes answered; waits for the last of them."""
         if self.ranks.count == 1:
             return dict(known)
-        self.ranks.meet()
+        self.ranks.barrier()
         self._read()
         found = {key: self._answer(kind, key) for key in keys}
         missing = sum(answer is None for answer in found.values())
@@ -71,7 +71,7 @@ class Answers:
             raise RunFailed(
                 f"{self.directory}: {missing} answers of other processes are not there: is it shared by all?"
             )
-        self.ranks.meet()
+        self.ranks.barrier()
         return found
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ class EvalTasks(Callback):
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
             trained = joined(tensors.weights for tensors in state.engine.local_state().values())
             outcome = self.tasks.evaluate(whole_weights(state, trained, "callbacks"), directory)
-            state.engine.ranks.meet()  # before the directory goes
+            state.engine.ranks.barrier()  # before the directory goes
         scores = {f"{task}/{name}": value for task, found in outcome.scores().items() for name, value in found.items()}
         state.scores.update(scores)
         if self.file is not None:

@@ -13,7 +13,7 @@ from mindllm.evaluate.load import evaluated_model
 from mindllm.evaluate.local_data import OFFLINE
 from mindllm.files import atomic_open
 from mindllm.terminal.progress import Progress, unwatched
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 
 if TYPE_CHECKING:
     from mindllm.evaluate.run import Outcome
@@ -23,7 +23,7 @@ def evaluate_on_tasks(
     config: RunConfig,
     tasks: Sequence[str],
     directory: Path,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_RANK,
     progress: Progress = unwatched,
 ) -> Outcome:
     """Evaluates the weights of ``load_checkpoint`` on ``tasks``, with results in ``directory``; the device is selected.

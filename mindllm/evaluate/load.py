@@ -15,7 +15,7 @@ from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights, values_follow
 from mindllm.terminal.progress import Progress, unwatched
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 from mindllm.weight_files.pretrained import Pretrained, find_pretrained
 
 ANSWERS = "answers"
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def evaluated_model(
-    config: RunConfig, directory: Path | None, ranks: Ranks = ALONE, progress: Progress = unwatched
+    config: RunConfig, directory: Path | None, ranks: Ranks = SINGLE_RANK, progress: Progress = unwatched
 ) -> EvaluatedModel:
     """Builds the model and loads its weights on the device that is selected; answers are kept below ``directory``.
 

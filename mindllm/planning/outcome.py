@@ -6,22 +6,20 @@ Every number of chunks per stage that is asked for is planned, and the fastest p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.planning.costs.configured import Configured
 from mindllm.planning.costs.formula import UNKNOWN, compared, tree
 from mindllm.planning.exports import megatron_options, torch_schedule
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
-from mindllm.planning.reports.costs import mindformers_keys, simulated_answer, validated_answer, validated_parts
-from mindllm.planning.reports.plan import answer, gap_text, solution_parts
+from mindllm.planning.reports.plan import answer, gap_text, solution_parts, validated_answer, validated_parts
 from mindllm.planning.solve import Infeasible, Solution, solve
 from mindllm.planning.subject import Solver, Subject
-from mindllm.planning.validate import OfFormula, Validated, planned_config, validate, write_run
+from mindllm.planning.validate import Validated, planned_config, validate, write_run
 from mindllm.planning.yaml_plan import KEYS, YamlPlan, write_plan
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures
@@ -38,30 +36,15 @@ class Interleave:
 
     Attributes:
         solution: None where no plan fits.
-        configured: the run that it is the problem of, if any.
     """
 
     problem: Problem
     solution: Solution | None
-    configured: Configured | None = None
 
     @property
     def chunks(self) -> int:
         """``pp_interleave_num``."""
         return self.problem.chunks
-
-
-def try_interleaves(
-    configured: Configured, numbers: Sequence[int], seconds: float, solver: Solver = solve
-) -> list[Interleave]:
-    """Plan every number of chunks of a run, each within about ``seconds``; raises as :func:`try_problems`.
-
-    Raises:
-        UserError: there are fewer layers than chunks.
-    """
-    runs = [configured.interleaved(chunks) for chunks in dict.fromkeys(numbers)]
-    tried = try_problems([run.problem for run in runs], seconds, solver)
-    return [replace(choice, configured=run) for choice, run in zip(tried, runs, strict=True)]
 
 
 def try_problems(problems: Sequence[Problem], seconds: float, solver: Solver = solve) -> list[Interleave]:
@@ -162,9 +145,7 @@ class PipelinePlan(Result):
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The lists as ``--yaml`` writes them: of a simulated program where they stand in a YAML of MindFormers."""
-        if self.subject.programs:
-            return mindformers_keys(self.best, self.written)
+        """The lists as ``--yaml`` writes them."""
         swap = {} if self.written.swap_config is None else {"swap_config": self.written.swap_config}
         return {**{key: getattr(self.written, key) for key in ("offset", *KEYS)}, **swap}
 
@@ -219,7 +200,6 @@ class PipelinePlan(Result):
             **(tree(self.best, subject.before) if subject.run else {}),
             **self._limit_tree(),
             **(validated_answer(self.validated) if self.validated else {}),
-            **(simulated_answer(subject.programs) if subject.programs else {}),
         }
 
     def _limit_tree(self) -> dict[str, Any]:
@@ -249,59 +229,27 @@ class PipelinePlan(Result):
         yield from solution_parts(self.solution, subject.before)
         if subject.run and not subject.before:
             yield UNKNOWN
-        if subject.run and subject.device and not subject.configured:
+        if subject.run and subject.device:
             yield f"memory by formula, {DEVICE_GB}: {limit_text(memory_limit(subject.run, subject.device))}"
 
 
-def make_plan(
-    subject: Subject, seconds: float = 60.0, interleave: Sequence[int] | None = None, confirm: bool = False
-) -> PipelinePlan:
-    """Plan a subject, each number of chunks within about ``seconds``.
+def make_plan(subject: Subject, seconds: float = 60.0, confirm: bool = False) -> PipelinePlan:
+    """Plan every problem of a subject within about ``seconds`` each, and return the fastest plan.
 
-    Args:
-        subject: what to plan.
-        seconds: for each plan.
-        interleave: numbers of chunks per stage to choose from, for a subject that has costs of small runs.
-        confirm: hold the plan to a dry run, and correct it until confirmed.
+    With ``confirm`` the plan of a run is validated by a dry run and corrected until confirmed.
 
     Raises:
         Infeasible: no plan fits the memory.
         CheckFailed: no plan fits in the dry run.
         UserError: no plan was found in that time.
     """
-    if subject.configured and subject.simulations:
-        try:
-            return _of_run(subject, seconds, interleave, confirm)
-        except Infeasible as error:
-            raise subject.configured.infeasible(error) from None
     try:
-        return _of_problems(subject, seconds, confirm)
+        tried = try_problems(subject.problems, seconds, subject.solve) if len(subject.problems) > 1 else []
+        chosen = fastest(tried) if tried else Interleave(subject.problems[0], None)
+        if not (confirm and subject.run and subject.device and subject.simulations):
+            return PipelinePlan(subject, chosen.solution or subject.solve(chosen.problem, seconds), tuple(tried))
+        limit_mb = memory_limit(subject.run, subject.device) / MIB
+        validated = validate(subject.run, chosen.problem, limit_mb, seconds, subject.simulations, subject.predict_step)
+        return PipelinePlan(subject, subject.predict_steps(validated.chosen.solution), tuple(tried), validated)
     except Infeasible as error:
-        raise subject.infeasible(error) from None
-
-
-def _of_problems(subject: Subject, seconds: float, confirm: bool) -> PipelinePlan:
-    """Plan problems whose costs are known, and take the fastest plan."""
-    tried = try_problems(subject.problems, seconds, subject.solve) if len(subject.problems) > 1 else []
-    chosen = fastest(tried) if tried else Interleave(subject.problems[0], None)
-    if confirm and subject.run and subject.device and subject.simulations:
-        found = OfFormula(subject.run, chosen.problem, memory_limit(subject.run, subject.device) / MIB)
-        validated = validate(found, seconds, subject.simulations, subject.with_step)
-        return PipelinePlan(subject, subject.timed(validated.chosen.solution), tuple(tried), validated)
-    return PipelinePlan(subject, chosen.solution or subject.solve(chosen.problem, seconds), tuple(tried))
-
-
-def _of_run(subject: Subject, seconds: float, interleave: Sequence[int] | None, confirm: bool) -> PipelinePlan:
-    """Plan a run, with the fastest number of chunks."""
-    configured, solution = subject.configured, None
-    assert configured is not None
-    assert subject.simulations is not None
-    tried: list[Interleave] = []
-    if interleave:
-        tried = try_interleaves(configured, interleave, seconds, subject.solve)
-        chosen = fastest(tried)
-        configured, solution = chosen.configured or configured, chosen.solution
-    if not confirm:
-        return PipelinePlan(subject, solution or subject.solve(configured.problem, seconds), tuple(tried))
-    validated = validate(configured, seconds, subject.simulations, subject.with_step)
-    return PipelinePlan(subject, subject.timed(validated.chosen.solution), tuple(tried), validated)
+        raise subject.suggest_memory(error) from None

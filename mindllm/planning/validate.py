@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from mindllm.config import RunConfig, override_config
 from mindllm.config.reading.shorten import own_bases, write_short
@@ -104,44 +103,31 @@ def check_fits(planned: RunConfig, simulations: Simulations) -> None:
         )
 
 
-class ToPlan(Protocol):
-    """A run, the problem that is made of it, and the memory of a stage in MB, gaps between blocks included."""
-
-    @property
-    def config(self) -> RunConfig: ...
-
-    @property
-    def problem(self) -> Problem: ...
-
-    @property
-    def limit_mb(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class OfFormula:
-    """The same of costs by formula."""
-
-    config: RunConfig
-    problem: Problem
-    limit_mb: float
-
-
 def validate(
-    configured: ToPlan,
+    config: RunConfig,
+    problem: Problem,
+    limit_mb: float,
     seconds: float,
     simulations: Simulations,
     with_step: Callable[[Evaluation], Evaluation] = lambda evaluation: evaluation,
 ) -> Validated:
     """Solve, dry-run, correct and solve again until the dry run agrees with the prediction, or ROUNDS times.
 
-    ``with_step`` gives plans the step that is reported. A stage's first correction goes either way; later ones only take
-    memory away, so that the rounds end.
+    The first correction of a stage goes either way. Later ones only take memory away, so that the rounds end.
+
+    Args:
+        config: the run.
+        problem: its problem.
+        limit_mb: memory of a device, workspace of kernels included.
+        seconds: for each plan.
+        simulations: the dry runs.
+        with_step: adds the reported step to a plan.
 
     Raises:
         Infeasible: no plan fits.
         CheckFailed: none of the plans fits in the dry run.
     """
-    problem, rounds, seen = configured.problem, list[Round](), dict[Plan, Round]()
+    rounds, seen = list[Round](), dict[Plan, Round]()
     while len(rounds) < ROUNDS:
         try:
             solution = solve(problem, seconds)
@@ -154,9 +140,9 @@ def validate(
         if known is not None:
             rounds.append(replace(known, solution=solution))
             break
-        config = planned_config(configured.config, problem, solution.best.plan)
-        memories = forecast_stages(config, stages_of(config), simulations)
-        rounds.append(Round(solution, memories, configured.limit_mb, attention_elements_of(config)))
+        planned = planned_config(config, problem, solution.best.plan)
+        memories = forecast_stages(planned, stages_of(planned), simulations)
+        rounds.append(Round(solution, memories, limit_mb, attention_elements_of(planned)))
         seen[solution.best.plan] = rounds[-1]
         if rounds[-1].confirmed:
             break

@@ -1,4 +1,4 @@
-"""Plain runs: layers spread evenly over the stages and nothing recomputed, as before anything is planned."""
+"""Unplanned runs: layers spread evenly over the stages, nothing recomputed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ from mindllm.reduced_runs.layers import unfolded
 
 
 def even_run(config: RunConfig) -> RunConfig:
-    """Return the run with one chunk per stage: what small runs are cut from."""
+    """Return the run with one chunk per stage, from which small runs are cut."""
     return override_config(config, even_keys(config, config.parallel_config.pipeline_stage, 1))
 
 
-def even_main_layers(config: RunConfig) -> RunConfig:
-    """Return the same run without layers that predict ahead."""
-    if not config.model.config.num_nextn_predict_layers:
-        return even_run(config)
-    layers = len(config.model.config.architecture.main_layers)
-    keys = even_keys(config, config.parallel_config.pipeline_stage, 1, layers)
-    return override_config(config, {**keys, "model.model_config.num_nextn_predict_layers": 0})
-
-
-def even_keys(config: RunConfig, stages: int, chunks: int, layers: int | None = None) -> dict[str, Any]:
-    """Return the keys that spread so many layers (None: the run's) evenly over stages and chunks, and recompute nothing."""
-    layers = layers or config.model.config.layer_count
+def even_keys(config: RunConfig, stages: int, chunks: int) -> dict[str, Any]:
+    """Return the keys that spread the layers evenly over stages and chunks, and recompute nothing."""
+    layers = config.model.config.layer_count
     average = layers // (stages * chunks)
     offset = [[count - average for count in row] for row in even_counts(layers, stages, chunks)]
     return {
@@ -39,7 +30,7 @@ def even_keys(config: RunConfig, stages: int, chunks: int, layers: int | None = 
 
 
 def even_counts(layers: int, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the layers per ``[chunk][stage]``; what is left over is on the first stages, for the last has the head."""
-    left = layers % (stages * chunks)
-    offset = tuple(tuple(int(chunk * stages + at < left) for at in range(stages)) for chunk in range(chunks))
+    """Return the layers per ``[chunk][stage]``; the first stages get the remainder, since the last has the head."""
+    remainder = layers % (stages * chunks)
+    offset = tuple(tuple(int(chunk * stages + stage < remainder) for stage in range(stages)) for chunk in range(chunks))
     return layer_counts(layers, stages, chunks, offset)

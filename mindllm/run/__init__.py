@@ -1,1 +1,1 @@
-"""From a configuration to a finished run: which engine executes it, and the run modes that train and evaluate."""
+"""From a configuration to a finished run: selection of the engine, and the run modes that train and evaluate."""

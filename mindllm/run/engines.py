@@ -1,4 +1,4 @@
-"""Which engine executes a run, and the device it needs."""
+"""Selection of the engine that executes a run, and setup of its device."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mindllm.train.job.execution import Execution, Executor
 from mindllm.train.job.ranks import FULL_BATCH, BatchShard
 
 
-def share_of(config: RunConfig, execution: Execution) -> BatchShard:
-    """The rows of every batch that this process reads."""
+def batch_shard(config: RunConfig, execution: Execution) -> BatchShard:
+    """Return the rows of every global batch that this process reads."""
     if execution.executor is Executor.LOCKSTEP:
         return FULL_BATCH
     if execution.executor is Executor.REPLICA:
         return FULL_BATCH if execution.ranks.simulated else BatchShard(execution.ranks.rank, execution.ranks.count)
     from mindllm.train.engine import cluster_rank
 
-    return cluster_rank.share_of(config, execution.ranks.rank)
+    return cluster_rank.batch_shard(config, execution.ranks.rank)
 
 
 def evaluation_rows(config: RunConfig, execution: Execution) -> int:
-    """Samples of a whole batch that is evaluated: where devices share the model, it goes through like one that is trained on."""
+    """Return the samples of a global evaluation batch. Devices that share the model evaluate batches as they train on them."""
     if execution.executor is Executor.REPLICA:
         samples = config.eval_dataset.batch_size or config.runner_config.batch_size
         return samples * (1 if execution.ranks.simulated else execution.ranks.count)
@@ -33,7 +33,7 @@ def evaluation_rows(config: RunConfig, execution: Execution) -> int:
 
 
 def set_up_execution(config: RunConfig, execution: Execution) -> None:
-    """Selects the device of this process and connects it with the other ranks."""
+    """Select the device of this process and connect it to the other ranks."""
     select_device(config, execution.ranks)
     if execution.ranks.simulated:
         from mindllm.compiled.simulation.simulated_process import prepare_simulation
@@ -49,9 +49,14 @@ def make_engine(
     progress: Progress = unwatched,
     loaded: Collection[str] = (),
 ) -> Engine:
-    """Builds what executes the run; graphs of sharded models are compiled now, others with the first step.
+    """Build the engine of a run. Graphs of sharded models are compiled here, other graphs in the first step.
 
-    ``progress`` is told of ranks that are compiled. ``loaded``: weights that are put into it at once, which need not be drawn.
+    Args:
+        config: the run.
+        execution: which engine, and which rank this process is.
+        training: also build the training step.
+        progress: called with the number of compiled ranks.
+        loaded: names of weights that are loaded immediately afterwards and need not be initialized.
     """
     if execution.executor is Executor.REPLICA:
         from mindllm.parallel.context import refuse_mean_gradients

@@ -1,4 +1,4 @@
-"""What a run that trained or evaluated comes to: its losses, its directory, its last checkpoint, or the loss of held-out text."""
+"""Results of runs that trained or evaluated: losses, output directory, last checkpoint, loss on held-out text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindllm.config import RunConfig, override_config, render_config
 from mindllm.config.callbacks import MetricsMonitorConfig
 from mindllm.jobs.process import run_yaml_in_child
 from mindllm.results import Result
-from mindllm.run.proved import find
+from mindllm.run.proof import summarize_proof
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.terminal.tables import Table, figures
 from mindllm.train.checkpoint import CheckpointStore
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from mindllm.results import Part
 
 HELD_OUT = "evaluation/held_out.json"
-SHOWN = 10  # steps of a table
+TABLE_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a run ended in this process.
+class RunOutcome:
+    """Outcome of a run in this process.
 
     Attributes:
-        results: names and values that are told when it is over.
-        scores: the tables of tasks.
-        failures: what went wrong and did not end the run.
-        interrupted: whether it was asked to stop, and did after a step.
+        results: names and values that are printed at the end.
+        scores: tables of task scores.
+        failures: errors that did not end the run.
+        interrupted: True if a signal stopped the run after a step.
     """
 
     results: Mapping[str, str] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class Training(Result):
 
     Attributes:
         config: the run.
-        records: of every step, those before a restart included, what ``metrics.jsonl`` has of it.
-        checkpoint: the last one; None where none was saved.
+        records: the entries of ``metrics.jsonl``, one per step, including steps before a restart.
+        checkpoint: the last checkpoint; None if none was saved.
     """
 
     config: RunConfig
@@ -59,12 +59,12 @@ class Training(Result):
 
     @property
     def output_dir(self) -> Path:
-        """The directory of the run."""
+        """The output directory of the run."""
         return Path(self.config.output_dir)
 
     @property
     def losses(self) -> tuple[float | None, ...]:
-        """The loss of every step, in nats per token; None where it was not finite."""
+        """The loss of every step in nats per token; None if not finite."""
         return tuple(record["loss"] for record in self.records)
 
     @property
@@ -73,11 +73,11 @@ class Training(Result):
         return self.records[-1]["step"] if self.records else 0
 
     def summary(self) -> str:
-        """Return steps and last loss."""
-        return f"{self.steps} steps, loss {_figure(self.losses[-1] if self.losses else None)}"
+        """Return the number of steps and the last loss."""
+        return f"{self.steps} steps, loss {_format_value(self.losses[-1] if self.losses else None)}"
 
     def tree(self) -> dict[str, Any]:
-        """Return losses and places."""
+        """Return the losses and paths as plain data."""
         return {
             "output_dir": str(self.output_dir),
             "checkpoint": str(self.checkpoint) if self.checkpoint else None,
@@ -86,10 +86,15 @@ class Training(Result):
         }
 
     def parts(self) -> Iterator[Part]:
-        """Yield some steps, the last one among them, and where the run and its last checkpoint are."""
+        """Yield a table of ten evenly spaced steps, then the paths of the checkpoint and the run."""
         last = len(self.records) - 1
-        chosen = sorted({round(last * part / (SHOWN - 1)) for part in range(SHOWN)}) if self.records else []
-        rows = [[str(self.records[at]["step"]), *map(_figure, _figures(self.records[at]))] for at in chosen]
+        indices = (
+            sorted({round(last * part / (TABLE_STEPS - 1)) for part in range(TABLE_STEPS)}) if self.records else []
+        )
+        rows = []
+        for record in (self.records[index] for index in indices):
+            values = (record["loss"], record["learning_rate"], record["tokens_per_s"])
+            rows.append([str(record["step"]), *map(_format_value, values)])
         yield Table(f"{self.steps} steps", figures("step", "loss", "learning rate", "tokens/s"), rows)
         yield f"checkpoint: {self.checkpoint or 'none'}"
         yield f"run: {self.output_dir}"
@@ -97,13 +102,13 @@ class Training(Result):
 
 @dataclass(frozen=True, repr=False)
 class HeldOutLoss(Result):
-    """The loss of a checkpoint on held-out text, or on pairs of answers; ``values`` has all that was computed."""
+    """The loss of a checkpoint on held-out text or preference pairs. ``values`` holds every computed figure."""
 
     values: Mapping[str, Any]
 
     @property
     def loss(self) -> float:
-        """Nats per token, or per pair."""
+        """Loss in nats per token, or per pair."""
         return self.values["loss"]
 
     def summary(self) -> str:
@@ -115,59 +120,52 @@ class HeldOutLoss(Result):
         return dict(self.values)
 
     def parts(self) -> Iterator[Part]:
-        """Yield the line that the log has."""
+        """Yield the line that is also logged."""
         yield f"{self.values['checkpoint']} on the {self.values['split']} split: {self.values['text']}"
 
 
 def train_in_child(config: RunConfig, progress: Progress = unwatched) -> Training:
-    """Train in a process of its own; ``progress`` is told of steps.
+    """Train in a subprocess. ``progress`` is called with the number of finished steps.
 
     Raises:
-        UserError: the configuration is wrong, or another run's results are in the output directory.
+        UserError: the configuration is wrong, or the output directory has results of another run.
         RunFailed: training failed.
-        CheckFailed: it requires a proof, and has none.
+        CheckFailed: the run requires a proof and does not have one.
     """
     if config.require_proof:
-        find(config)
-    config = _with_metrics(config)
+        summarize_proof(config)
+    # The losses are read from the metrics, so their callback is added if it is missing.
+    if not any(isinstance(item, MetricsMonitorConfig) for item in config.callbacks):
+        entries = [*config.model_dump(by_alias=True)["callbacks"], {"type": "MetricsMonitor"}]
+        config = override_config(config, {"callbacks": entries})
     directory = Path(config.output_dir)
+    metrics = directory / METRICS_NAME
     total = config.runner_config.stop_step or config.runner_config.train_steps
-    seen = 0
+    last_size = 0
 
-    def look() -> None:
-        nonlocal seen
-        size = (directory / METRICS_NAME).stat().st_size if (directory / METRICS_NAME).is_file() else 0
-        if size != seen and (records := read_metrics(directory / METRICS_NAME)):
+    def poll_metrics() -> None:
+        nonlocal last_size
+        size = metrics.stat().st_size if metrics.is_file() else 0
+        if size != last_size and (records := read_metrics(metrics)):
             progress("training", records[-1]["step"], total)
-        seen = size
+        last_size = size
 
-    run_yaml_in_child(render_config(config), config.run_mode, look if progress is not unwatched else lambda: None)
+    on_poll = poll_metrics if progress is not unwatched else lambda: None
+    run_yaml_in_child(render_config(config), config.run_mode, on_poll)
     newest = CheckpointStore(directory / CHECKPOINTS).newest()
-    return Training(config, tuple(read_metrics(directory / METRICS_NAME)), newest)
+    return Training(config, tuple(read_metrics(metrics)), newest)
 
 
 def evaluate_in_child(config: RunConfig) -> HeldOutLoss:
-    """Find the loss of ``load_checkpoint`` on held-out text in a process of its own.
+    """Compute the loss of ``load_checkpoint`` on held-out text in a subprocess.
 
     Raises:
-        UserError: the configuration is wrong, or names no checkpoint.
+        UserError: the configuration is wrong, or ``load_checkpoint`` is missing.
         RunFailed: the evaluation failed.
     """
     run_yaml_in_child(render_config(config), "eval")
     return HeldOutLoss(json.loads((Path(config.output_dir) / HELD_OUT).read_text(encoding="utf-8")))
 
 
-def _with_metrics(config: RunConfig) -> RunConfig:
-    """The run with the callback that writes the losses, which changes nothing else."""
-    if any(isinstance(item, MetricsMonitorConfig) for item in config.callbacks):
-        return config
-    entries = [*config.model_dump(by_alias=True)["callbacks"], {"type": "MetricsMonitor"}]
-    return override_config(config, {"callbacks": entries})
-
-
-def _figures(record: Mapping[str, Any]) -> tuple[float | None, ...]:
-    return record["loss"], record["learning_rate"], record["tokens_per_s"]
-
-
-def _figure(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "not finite" if value is None else f"{value:,.4g}"

@@ -1,4 +1,4 @@
-"""The beginning of a run that trains or evaluates: what executes it, and what its process needs before MindSpore is loaded."""
+"""Start of a run that trains or evaluates: choose what executes it and prepare the process before MindSpore is imported."""
 
 from __future__ import annotations
 
@@ -11,64 +11,68 @@ from mindllm.launch.heartbeat import heart, is_watched
 from mindllm.launch.meeting import RendezvousClient
 from mindllm.process.end_in_time import ending_in_time
 from mindllm.process.exit_hooks import skip_exit_functions
-from mindllm.run.outcome import Ended
-from mindllm.run.proved import NOTHING_FOUND, Found, find
+from mindllm.run.outcome import RunOutcome
+from mindllm.run.proof import NO_PROOF, ProofSummary, summarize_proof
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.device import prepare_environment
 from mindllm.train.job.execution import Execution, Executor, execution_of
 
 
 def start(
-    config: RunConfig, progress: Progress = unwatched, told: Callable[[Ended], None] = lambda ended: None
-) -> Ended:
-    """Runs ``run_mode`` on whatever executes it; ``told`` is given what it came to, also where something failed meanwhile.
+    config: RunConfig,
+    progress: Progress = unwatched,
+    on_outcome: Callable[[RunOutcome], None] = lambda outcome: None,
+) -> RunOutcome:
+    """Execute the ``run_mode`` of a configuration. ``on_outcome`` is called with the outcome, also if it contains failures.
 
     Raises:
-        RunFailed: something failed meanwhile.
-        UserError: the run cannot be executed by what was started, or is too large for this machine.
-        CheckFailed: it requires a proof, and has none.
+        RunFailed: part of the run failed.
+        UserError: the started processes cannot execute the run, or it is too large for this machine.
+        CheckFailed: the run requires a proof and does not have one.
     """
     if RendezvousClient.is_inherited():
-        # MindSpore's connections to other processes crash now and then (2.10) in its exit function, which clears its resources.
+        # MindSpore 2.10 sometimes crashes in its exit function, which closes connections to other processes.
         skip_exit_functions()
     with ending_in_time(told=heart.end) if is_watched() else nullcontext():
-        ended = _run(config, progress)
-        told(ended)
-        if ended.failures:
-            raise RunFailed("\n".join(ended.failures))
-        return ended
+        outcome = _execute(config, progress)
+        on_outcome(outcome)
+        if outcome.failures:
+            raise RunFailed("\n".join(outcome.failures))
+        return outcome
 
 
-def _run(config: RunConfig, progress: Progress) -> Ended:
+def _execute(config: RunConfig, progress: Progress) -> RunOutcome:
     execution = execution_of(config)
-    proved = proof_of(config, execution)
+    proof = first_rank_proof(config, execution)
     if execution.ranks.simulated:
         from mindllm.compiled.simulation.simulated_process import enter_simulation, import_quietly
-        from mindllm.run.simulated import with_own_files
 
         enter_simulation()
         import_quietly()
-        config = with_own_files(config, execution.ranks.rank)
+        # A simulated rank has its own output directory, so that files of a real run stay as they are.
+        directory = f"{config.output_dir}/simulated/rank_{execution.ranks.rank}"
+        config = override_config(config, {"output_dir": directory})
     elif execution.executor is Executor.LOCKSTEP:
         from mindllm.compiled.execute.estimate import refuse_too_large
 
         if config.profile:
-            raise config.error("profile", "ranks executed together are not profiled (value true); write false")
+            raise config.error("profile", "not supported when all ranks run in one process (value true); write false")
         refuse_too_large(config)
         config = override_config(config, {"context.enable_graph_kernel": False, "context.compile_cache": False})
     prepare_environment(config)
+    # These import MindSpore.
     from mindllm.run.training import evaluate, train
 
     if config.run_mode == "eval":
         return evaluate(config, execution, progress)
-    return train(config, execution, progress, proved)
+    return train(config, execution, progress, proof)
 
 
-def proof_of(config: RunConfig, execution: Execution) -> Found:
-    """Look for the proof of a run that trains, by its first rank alone: the others may not see the files that it sees.
+def first_rank_proof(config: RunConfig, execution: Execution) -> ProofSummary:
+    """Look up the proof of a training run on its first rank; other nodes may not see the same files.
 
     Raises:
-        CheckFailed: ``require_proof`` is true, and there is none that says ready.
+        CheckFailed: ``require_proof`` is true, and no proof has the verdict ready.
     """
     trains = config.run_mode in ("train", "finetune") and not execution.ranks.simulated
-    return find(config) if trains and execution.ranks.is_first else NOTHING_FOUND
+    return summarize_proof(config) if trains and execution.ranks.is_first else NO_PROOF

@@ -10,7 +10,7 @@ from pathlib import Path
 from mindllm.config import RunConfig
 from mindllm.process.exit_hooks import when_leaving
 from mindllm.process.temporary import make_temporary, remove_temporary
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 
 COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory
 NOTHING = ""
@@ -93,7 +93,7 @@ def missing_for_graph_kernels() -> str:
 
 def set_up_device(config: RunConfig) -> None:
     """Selects the device of a process that is alone."""
-    select_device(config, ALONE)
+    select_device(config, SINGLE_RANK)
 
 
 def select_device(config: RunConfig, ranks: Ranks) -> None:

@@ -1,7 +1,7 @@
-"""One optimizer step over several devices in one graph: micro batches, accumulated gradients, one update.
+"""One optimizer step over several devices in one graph: micro-batches, accumulated gradients, one update.
 
-The sibling of ``step.TrainStep`` with the same mathematics: the loss is a sum over tokens; gradients are divided once by
-the tokens of the whole global batch, clipped by the norm over all devices, and skipped when that is not finite.
+The mathematics is that of ``step.TrainStep``: the loss is a sum over tokens. Gradients are divided once by the tokens of the
+global batch, clipped by the norm over all devices, and not applied if that is not finite.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.build import OPTIMIZERS, make_optimizer, shares_weights
 from mindllm.train.optimizers.half_weights import clone_state
 from mindllm.train.optimizers.spikes import limits_of_step
-from mindllm.train.part_exchange import NormOfParts
+from mindllm.train.part_exchange import PartNorm
 from mindllm.train.step import ApplyGradients, GlobalNorm
 from mindllm.train.watched import make_watch
 
 accumulated = ops.MultitypeFuncGraph("accumulated")
 clear_accumulated = ops.MultitypeFuncGraph("clear_accumulated")
-# Other zeros are folded into constants of the size of every weight; multiplying by zero would keep an overflow for ever.
+# Other zeros are folded into constants of the size of every weight. Multiplying by zero would keep an infinity.
 zeros_like = ops.auto_generate.ZerosLikeExt()
 
 
 @accumulated.register("Tensor", "Tensor")
 def _accumulated(accumulator, gradient):
-    """The accumulator after the backward pass; ``gradient`` is a token the compiler returns in its place."""
+    """Return the accumulator after the backward pass. ``gradient`` is only a token that the compiler returns instead."""
     return ops.depend(accumulator, gradient)
 
 
@@ -49,10 +49,10 @@ def _clear_accumulated(after, accumulator):
 
 
 class SeededLoss(nn.Cell):
-    """The summed loss times ``seed``: the one value gradients are taken of.
+    """The summed loss times ``seed``, which is differentiated.
 
-    It must be the only output: the compiler looks for the loss there to divide gradients by the number of its copies. And
-    the seed must be an input: a constant would be reduced over a number of devices nobody has.
+    It must be the only output: the compiler divides gradients by the number of copies of the loss that it finds there. The seed
+    must be an input: a constant would be reduced over a wrong number of devices.
     """
 
     def __init__(self, network: nn.Cell) -> None:
@@ -64,11 +64,10 @@ class SeededLoss(nn.Cell):
 
 
 class ReusedOptimizer(nn.Cell):
-    """An optimizer that stays a graph of its own.
+    """An optimizer that is compiled as a separate graph.
 
-    Where gradients are accumulated without a pipeline, MindSpore's compiler follows every path from a gradient to the end
-    of the step, without remembering where it has been. Paths into the update, which is skipped on overflow, have no end,
-    and there are more of them than could ever be followed.
+    With gradient accumulation without a pipeline, MindSpore's compiler follows every path from a gradient to the end of the step
+    and does not mark visited nodes. The number of paths through the conditional update is exponential.
     """
 
     @lazy_inline
@@ -84,31 +83,31 @@ class ReusedOptimizer(nn.Cell):
 class DistributedStep(nn.Cell):
     """``(*columns, rate, scale, *limits, *group_rates) -> (mean loss, norm, applied, tokens)``, as ``step.TrainStep``.
 
-    Columns are those of
-    :func:`mindllm.parallel.context.input_columns`, ``[batch, seq]``; limits those of
-    :func:`mindllm.train.optimizers.spikes.limits_of_step`; group rates the learning rates of groups of weights.
+    Columns are those of :func:`mindllm.parallel.context.input_columns`, ``[batch, seq]``; limits are those of
+    :func:`mindllm.train.optimizers.spikes.limits_of_step`; group rates are the learning rates of weight groups.
 
-    In a pipeline the loss is real on the stage with the head only; the norm and its finiteness are the same everywhere.
+    In a pipeline the loss is valid on the stage with the head only. The norm and the overflow check are the same on all stages.
 
     Args:
         parallel: the model on its devices.
-        weights: those of all stages; the compiler drops what is not of this rank's.
-        optimizer: updates ``weights``, or all but the first one: a shared embedding belongs to the first stage. The last
-            stage sends its part of the gradient there, and must neither update it nor count it in the norm.
-        positions: tokens of a whole global batch, masked or not.
-        slices: parts the input arrays are given in; 1 where every rank holds the whole batch.
-        sharded_optimizer: with a parallel optimizer, gradients leave the backward pass as slices; otherwise they stay
-            in the accumulators.
-        norm: of all gradients.
-        limits: of norm and loss that the step is given: none, of the norm, or of both.
-        groups: of weights with a learning rate of their own.
-        loss_first: the update waits for the loss. Where that is computed again for the backward pass, gradients do not wait
-            for it, and nothing else would keep the update from changing the weights it reads.
-        watch: what the health figures are made of, an output behind the others.
-        wide_accumulators: gradients in half precision are added up in float32.
+        weights: the weights of all stages; the compiler drops those of other stages.
+        optimizer: updates ``weights``, or all but the first: a shared embedding belongs to the first stage. The last stage sends
+            its part of the gradient there, and must neither update the embedding nor count it in the norm.
+        max_grad_norm: clip gradients to this norm; None: do not clip.
+        positions: positions of a global batch, masked or not.
+        slices: parts that the input arrays are split into; 1 if every rank reads the whole batch.
+        sharded_optimizer: gradients leave the backward pass as slices (parallel optimizer). Otherwise they stay in the
+            accumulators.
+        norm: computes the norm of all gradients.
+        limits: number of limit inputs: 0, 1 (norm) or 2 (norm and loss).
+        groups: number of weight groups with their own learning rate.
+        loss_first: the update waits for the loss. If the loss is recomputed for the backward pass, gradients do not wait for it,
+            and the update could change weights that it still reads.
+        watch: computes the sums of the health figures, the last output.
+        wide_accumulators: accumulate half-precision gradients in float32.
 
     Attributes:
-        state_layouts: by name, of optimizer state that the compiler knows no layout of.
+        state_layouts: layouts of optimizer state that the compiler does not know, by name.
     """
 
     def __init__(
@@ -142,22 +141,22 @@ class DistributedStep(nn.Cell):
         self.loss_first = loss_first
         self.reads_accumulators = self.accumulates and not sharded_optimizer
         if self.accumulates:
-            # The compiler knows them by this name.
+            # The compiler recognizes accumulators by this name.
             if wide_accumulators:
                 self.accu_grads = clone_state(weights, "accu_grads")
             else:
                 self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")
         self.map = ops.HyperMap()
 
-    def forget_logits(self) -> None:
-        """Begins anew with the largest attention logits, when text was evaluated between two steps."""
+    def reset_logits(self) -> None:
+        """Reset the largest attention logits after text was evaluated between two steps."""
         if self.update.watch is not None and self.update.watch.logits is not None:
-            self.update.watch.logits.forget()
+            self.update.watch.logits.reset()
 
     def construct(self, *inputs):
         grouped = len(inputs) - self.groups
-        after = grouped - self.limits
-        columns, rate, scale, limits = inputs[: after - 2], inputs[after - 2], inputs[after - 1], inputs[after:grouped]
+        end = grouped - self.limits
+        columns, rate, scale, limits = inputs[: end - 2], inputs[end - 2], inputs[end - 1], inputs[end:grouped]
         seed = scale / self.positions
         loss, gradients = self.gradient(seed, *columns)
         tokens = self.tokens(columns[2])
@@ -172,26 +171,28 @@ class DistributedStep(nn.Cell):
         updated = self.update(gradients[self.first_updated :], unscale, rate, loss, *limits)
         norm = updated[0]
         if self.first_updated:
-            loss = ops.depend(loss, gradients[0])  # unused, it would not be computed, nor sent to where it is awaited
+            # Without a use, the gradient would be neither computed nor sent to the stage that waits for it.
+            loss = ops.depend(loss, gradients[0])
         if self.accumulates:
-            used = ops.depend(norm, updated[2:]) if len(updated) > 2 else norm  # what reads accumulators
-            used = ops.depend(used, gradients[0]) if self.first_updated else used
-            loss = ops.depend(loss, self.map(ops.partial(clear_accumulated, used), self.accu_grads))
+            # Accumulators are cleared after everything that reads them.
+            after = ops.depend(norm, updated[2:]) if len(updated) > 2 else norm
+            after = ops.depend(after, gradients[0]) if self.first_updated else after
+            loss = ops.depend(loss, self.map(ops.partial(clear_accumulated, after), self.accu_grads))
         return (loss, norm, updated[1], tokens, *updated[2:])
 
-    def rates(self, rate: Tensor, of_groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """That of weights without a group, then those of groups; all wait for what the first one waits for."""
-        found: tuple[Tensor, ...] = (rate,)
-        for one in of_groups:
-            found = (*found, ops.depend(one, rate))
-        return found
+    def rates(self, rate: Tensor, group_rates: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the default rate and the group rates, which wait for the same operators."""
+        rates: tuple[Tensor, ...] = (rate,)
+        for group_rate in group_rates:
+            rates = (*rates, ops.depend(group_rate, rate))
+        return rates
 
 
 class DistributedLoss(nn.Cell):
-    """Forward only: ``(*columns) -> summed loss`` of the whole global batch, nothing dropped; columns as those of a step.
+    """Forward only: ``(*columns) -> summed loss`` of the global batch without dropout; columns as in a training step.
 
-    In a pipeline it is real on the stage with the head only. Tokens are counted on the host: in a graph without gradients the
-    compiler takes a column that is used outside of the network for a slice, and would count the whole batch once per device.
+    In a pipeline it is valid on the stage with the head only. Tokens are counted on the host: in a graph without gradients the
+    compiler treats a column that is used outside of the network as a slice, and would count the batch once per device.
     """
 
     def __init__(self, parallel: ParallelModel) -> None:
@@ -205,10 +206,14 @@ class DistributedLoss(nn.Cell):
 def build_distributed_step(
     config: RunConfig, rank: int, tell_rank: bool = True, alone: bool = False, balanced: bool = False
 ) -> DistributedStep:
-    """Builds the training step of ``rank``; sets MindSpore's parallel context for it, the rank only where it is told.
+    """Build the training step of ``rank`` and set MindSpore's parallel context.
 
-    ``alone``: for its graph only, which does not tell whether other stages have whole layers. ``balanced``: tokens that are
-    sent to their experts have the lengths of a router that spreads them evenly, for what has no values to count.
+    Args:
+        config: the run.
+        rank: the rank.
+        tell_rank: also set the rank in the parallel context.
+        alone: build the layers of this rank's stage only.
+        balanced: assume evenly loaded experts, for simulations without values.
     """
     set_parallel_context(config, rank, tell_rank)
     stage = mesh_of(config).stage_of(rank) if alone else None
@@ -216,41 +221,44 @@ def build_distributed_step(
 
 
 def build_distributed_loss(config: RunConfig, rank: int, tell_rank: bool = True) -> DistributedLoss:
-    """Builds what evaluates on ``rank``; sets MindSpore's parallel context for it, the rank only where it is told."""
+    """Build the evaluation cell of ``rank`` and set MindSpore's parallel context, including the rank if ``tell_rank``."""
     set_parallel_context(config, rank, tell_rank)
     return distributed_loss(build_parallel_model(config))
 
 
-def built_alike(config: RunConfig, rank: int) -> Hashable:
-    """What the cells of ``rank`` depend on: ranks for which it is equal build the same ones, so that the compiler alone, which
-    asks for the rank when it needs it, tells them apart.
+def cell_key(config: RunConfig, rank: int) -> Hashable:
+    """Return a key of the cells that ``rank`` builds.
+
+    Ranks with equal keys build identical cells; the compiler, which reads the rank itself, may still compile them differently.
     """
     pet, architecture = config.model.config.pet_config, config.model.config.architecture
     has_own_groups = any(
         isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped for spec in architecture.layers
     )
-    of_ranks = config.optimizer.needs_cuts or (pet is not None and pet.tuner.name in OPTIMIZERS)
+    uses_rank = config.optimizer.needs_cuts or (pet is not None and pet.tuner.name in OPTIMIZERS)
     has_own_groups |= config.parallel_config.passes_keys
-    if of_ranks or has_own_groups or config.parallel.strategy_ckpt_save_file:
+    if uses_rank or has_own_groups or config.parallel.strategy_ckpt_save_file:
         return rank
     uses_embedding_twice = architecture.head.tied or any(spec.is_mtp for spec in architecture.layers)
     mesh = mesh_of(config)
-    return uses_embedding_twice and mesh.stage_of(rank) == config.last_stage  # see ``_embedding_is_elsewhere``
+    return uses_embedding_twice and mesh.stage_of(rank) == config.last_stage  # see _is_embedding_remote
 
 
 def distributed_loss(parallel: ParallelModel) -> DistributedLoss:
-    """What evaluates a model on its devices."""
+    """Return the evaluation cell of a model on its devices."""
     return DistributedLoss(parallel).set_train(False)
 
 
 def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> DistributedStep:
-    """The training step of ``rank`` for a model on its devices."""
+    """Return the training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.network.trainable_params())
-    owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
+    trained = weights[1:] if _is_embedding_remote(parallel, rank) else weights
     pet = config.model.config.pet_config
     exchanges = config.optimizer.needs_cuts or (pet is not None and pet.tuner.whole_gradients)
     cuts = weight_cuts(parallel.model, config) if exchanges else None
-    optimizer = make_optimizer(owned, config, cuts, rank, shares_of(parallel.network), largest_logits(parallel.network))
+    optimizer = make_optimizer(
+        trained, config, cuts, rank, shares_of(parallel.network), largest_logits(parallel.network)
+    )
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,
@@ -260,7 +268,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
         positions=config.global_batch_size * config.model.config.seq_length,
         slices=input_slices(config),
         sharded_optimizer=config.parallel.enable_parallel_optimizer,
-        norm=_norm(config, owned, cuts),
+        norm=_norm(config, trained, cuts),
         limits=len(limits_of_step(config)),
         groups=len(config.grouped_lr_schedule.grouped),
         loss_first=config.model.config.loss_chunks > 1 and parallel.plan.stages == 1,
@@ -271,21 +279,23 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
 
 
 def _norm(config: RunConfig, weights: Sequence[Parameter], cuts: Mapping[str, WeightCut] | None) -> nn.Cell:
-    """The compiler adds squares over the devices, and divides those of a gradient by the devices that have the same one where
-    it finds the way from weight to square. AdaLoRA's penalty, which is added to gradients, hides that way.
+    """Return the cell that computes the global norm.
+
+    The compiler sums squares over the devices and divides by the number of replicas if it finds the path from the weight to its
+    square. AdaLoRA's penalty, which is added to gradients, hides that path.
     """
     pet = config.model.config.pet_config
     if pet is None or not pet.tuner.changes_gradients or cuts is None:
         return GlobalNorm()
     if not shares_weights(config, cuts):
         return GlobalNorm(whole=True)
-    return NormOfParts([cuts[weight.name] for weight in weights if not is_probe(weight.name)])
+    return PartNorm([cuts[weight.name] for weight in weights if not is_probe(weight.name)])
 
 
-def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
-    """Whether the embedding of the first stage is used on this rank's, and the first one trains it: a head that is tied to it,
-    or layers that predict ahead and look up tokens in it. Both are on the last stage; of those between the compiler drops the
-    embedding like other weights that are not theirs, and would drop an output with what reads its gradient.
+def _is_embedding_remote(parallel: ParallelModel, rank: int) -> bool:
+    """Return True if this rank's stage uses an embedding that the first stage trains: a tied head, or MTP layers.
+
+    Both are on the last stage. On the stages between, the compiler drops the embedding like any other weight of another stage.
     """
     embedding, stage = parallel.model.model.tok_embeddings.embedding_weight, parallel.mesh.stage_of(rank)
     return (
@@ -296,9 +306,7 @@ def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
 
 
 def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:
-    """A batch of the shapes a rank is given; for training also the rate, the loss scale, the limits of a step and the rates of
-    groups of weights.
-    """
+    """Return inputs with the shapes of a rank's batch; for training also the rate, loss scale, limits and group rates."""
     shape = (config.global_batch_size // input_slices(config), config.model.config.seq_length)
     ids = Tensor(np.zeros(shape, np.int32))
     values = (1e-4, 1.0, *(1.0 for _ in limits_of_step(config)), *(1e-4 for _ in config.grouped_lr_schedule.grouped))
@@ -308,7 +316,11 @@ def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:
 
 
 def input_slices(config: RunConfig) -> int:
-    """Number of different parts of the batch that ranks are given."""
+    """Return the number of different parts that ranks read of a batch.
+
+    Raises:
+        UserError: ``dataset_strategy`` does not split all columns alike along the batch.
+    """
     if config.parallel.full_batch:
         return 1
     strategy = config.parallel.dataset_strategy
@@ -316,7 +328,9 @@ def input_slices(config: RunConfig) -> int:
         return config.parallel_config.data_parallel
     columns = len(input_columns(config))
     if len(strategy) != columns or len(set(strategy)) != 1 or len(strategy[0]) != 2 or strategy[0][1] != 1:
-        wanted = [[config.parallel_config.data_parallel, 1]] * columns
-        message = f"must split the batch of {columns} columns alike (value {list(map(list, strategy))}); write {wanted}"
+        strategies = [[config.parallel_config.data_parallel, 1]] * columns
+        message = (
+            f"must split the batch of {columns} columns alike (value {list(map(list, strategy))}); write {strategies}"
+        )
         raise config.error("parallel.dataset_strategy", message)
     return strategy[0][0]

@@ -18,7 +18,7 @@ from mindllm.architecture.optimizer_state import SHARES
 from mindllm.models.experts.expert_load import PROBE, ROUTER_BIAS, is_probe
 
 LOAD = "load."
-AS_GOOD_AS_THE_MEAN = 1e-3  # relative: closer loads differ by rounding, which must not decide a sign
+BALANCE_TOLERANCE = 1e-3  # relative: closer loads differ by rounding, which must not decide a sign
 NONE = 1e-30  # in place of a sum that is zero
 
 count = ops.MultitypeFuncGraph("count")
@@ -37,7 +37,7 @@ def _change(by, done, parameter, gradient):
     return by(parameter, first_of_all(ops.depend(gradient, done), (0,), parameter.shape, (1,)))
 
 
-class TowardsMean(nn.Cell):
+class BiasBalancing(nn.Cell):
     """Adds ``rate`` to the bias of each expert whose load is below the mean, and takes it from those above."""
 
     def __init__(self, rate: float) -> None:
@@ -46,18 +46,18 @@ class TowardsMean(nn.Cell):
 
     def construct(self, bias: Tensor, load: Tensor) -> Tensor:
         mean = load.mean()
-        missing = ops.round((mean - load) / (mean * AS_GOOD_AS_THE_MEAN))
+        missing = ops.round((mean - load) / (mean * BALANCE_TOLERANCE))
         return ops.assign_add(bias, self.rate * ops.sign(missing))
 
 
-class PartsOfAll(nn.Cell):
+class LoadShares(nn.Cell):
     """Sets the part of all choices that fell on each expert."""
 
     def construct(self, shares: Tensor, load: Tensor) -> Tensor:
         return ops.assign(shares, load / load.sum())
 
 
-class ChangedByLoad(nn.Cell):
+class LoadFeedback(nn.Cell):
     """Numbers per expert, fp32 ``[experts]``, which ``by`` changes after each step by what was counted beside them.
 
     ``counters``: the place of each one's counter among the gradients.
@@ -85,11 +85,11 @@ class ExpertLoads(nn.Cell):
         self.balances = bias_rate > 0 and bool(biases)
         if self.balances:
             counters = [found[item.name.replace(ROUTER_BIAS, PROBE)] for item in biases]
-            self.biases = ChangedByLoad(TowardsMean(bias_rate), biases, counters)
+            self.biases = LoadFeedback(BiasBalancing(bias_rate), biases, counters)
         self.remembers = bool(shares)
         if self.remembers:
             counters = [found[item.name.replace(SHARES, PROBE)] for item in shares]
-            self.shares = ChangedByLoad(PartsOfAll(), shares, counters)
+            self.shares = LoadFeedback(LoadShares(), shares, counters)
         self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, done: Tensor) -> tuple[Tensor, ...]:

@@ -1,8 +1,8 @@
-"""What ranks exchange of weights and gradients of which each has a part: sums over parts, and rows put together.
+"""Collectives of optimizers on sharded weights and gradients: sums over parts, and gathered rows.
 
-Operators of an optimizer run on a rank's parts as they are; the compiler exchanges nothing for them. It traces them with the
-shapes of whole tensors first, so they must fit these as well: rows are put together by an index of all rows and a sum, where an
-AllGather would fit the parts alone.
+Operators of an optimizer run on a rank's parts, and the compiler inserts no communication for them. It first traces them with the
+shapes of whole tensors, so they must support both: rows are gathered by an index over all rows and a sum, because an AllGather
+would fit the parts only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ ADDS = "adds"
 
 
 class SumOverParts(nn.Cell):
-    """What each rank found for its part of one dimension, added up; as it is where that is whole.
+    """Sums partial results over the parts of one dimension; identity if the dimension is whole.
 
     Args:
-        cut: of the weight.
-        rank: this one.
-        adds: what, as an attribute of the operator in compiled graphs, where cells that a map calls have no scope.
+        cut: how the weight is sharded.
+        dimension: the dimension.
+        rank: this rank.
+        adds: label of the operator in compiled graphs, because cells called by a map have no scope.
     """
 
     def __init__(self, cut: WeightCut, dimension: int, rank: int, adds: str = "") -> None:
@@ -42,7 +43,7 @@ class SumOverParts(nn.Cell):
 
 
 class WholeRows(nn.Cell):
-    """A rank's rows ``[part, …]`` at their places among zeros, ``[rows, …]``; with those of others where it ``gathers``."""
+    """Places a rank's rows ``[part, …]`` among zeros ``[rows, …]``; ``gathers``: and adds the rows of other ranks."""
 
     def __init__(self, cut: WeightCut, rank: int, gathers: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -50,9 +51,9 @@ class WholeRows(nn.Cell):
         self.gathers = gathers
         if not self.places:
             return
-        rows, own = cut.shape[0], cut.part_shape[0]
+        rows, part_rows = cut.shape[0], cut.part_shape[0]
         places = np.arange(rows) - cut.first(0, rank)
-        inside = (places >= 0) & (places < own)
+        inside = (places >= 0) & (places < part_rows)
         self.index = Tensor(np.where(inside, places, 0).astype(np.int32))
         self.inside = Tensor(inside.astype(np.float32))
         self.inside_rows = Tensor(inside.astype(np.float32).reshape(rows, 1))
@@ -68,9 +69,7 @@ class WholeRows(nn.Cell):
 
 
 class JoinedParts(nn.Cell):
-    """A matrix, or matrices of experts, with the parts of one dimension put together; in a cell that is opened when tensors are a
-    device's parts.
-    """
+    """All-gathers one dimension of a matrix, or of the matrices of experts. Used where tensors have the shapes of parts."""
 
     def __init__(self, cut: WeightCut, dimension: int, rank: int) -> None:
         super().__init__(auto_prefix=False)
@@ -91,9 +90,9 @@ class JoinedParts(nn.Cell):
 
 
 class SumOverDevices(nn.Cell):
-    """The sum of parts ``[…]`` over all devices of all stages, behind ``after``.
+    """Sums tensors over all devices of all stages.
 
-    Parts of weights of other stages are taken out of the tuple by the compiler; ``zeros`` stay.
+    The compiler drops tensors of other stages from the tuple; ``zeros`` remain.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -114,11 +113,11 @@ def _share_of_squares(share, gradient):
     return share * ms.ops.reduce_sum(ms.ops.square(ms.ops.cast(gradient, ms.float32)), ())
 
 
-class NormOfParts(nn.Cell):
-    """Euclidean norm of all gradients together, fp32 scalar, of which each rank has parts.
+class PartNorm(nn.Cell):
+    """Euclidean norm of all gradients, fp32 scalar, from the parts on each rank.
 
     Args:
-        cuts: of the gradients, in their order.
+        cuts: how each gradient is sharded, in order.
     """
 
     def __init__(self, cuts: Sequence[WeightCut]) -> None:

@@ -1,4 +1,4 @@
-"""What the training loop and its callbacks share: the state of the run, and the record of one step."""
+"""State that the training loop shares with its callbacks, and the record of one step."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 
 
 def last_step(config: RunConfig, total_steps: int) -> int:
-    """The step a process ends with: ``runner_config.stop_step`` if that comes before the end of the run."""
+    """Return the last step of a process: ``runner_config.stop_step`` if it comes before the end of the run."""
     stop = config.runner_config.stop_step
     return min(stop, total_steps) if stop else total_steps
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step, as it is written to ``metrics.jsonl``. Times in seconds, loss in nats per token.
+    """One optimizer step, as written to ``metrics.jsonl``. Times are in seconds, the loss in nats per token.
 
-    ``tflops`` is the model's floating-point work per second and device in 10¹², ``mfu`` its ratio to the device's peak.
-    ``tokens`` are those that the loss is the mean of; of pairs of answers they are the pairs. ``slowest_rank`` worked longest
-    on the step, ``slowest_rank_time_s``; of one rank this is the step. ``skipped``: the guard against spikes left it out.
-    ``overflow_share``: the part of the run's steps so far that overflowed. ``data_wait_s``: how long this rank waited for the
-    batch, before the step and no part of ``step_time_s``.
+    Attributes:
+        tflops: floating-point operations of the model, in 10¹² per second and device.
+        mfu: ``tflops`` over the peak of the device.
+        tokens: tokens over which the loss is the mean; preference pairs count as one each.
+        slowest_rank: the rank that worked longest, for ``slowest_rank_time_s``.
+        skipped: whether the spike guard skipped the step.
+        overflow_share: share of the run's steps so far that overflowed.
+        data_wait_s: time this rank waited for the batch; not part of ``step_time_s``.
     """
 
     step: int
@@ -57,24 +60,29 @@ class StepRecord:
 
     @property
     def applied(self) -> bool:
-        """Whether the step changed the weights."""
+        """True if the step changed the weights."""
         return not (self.overflow or self.skipped)
 
 
 @dataclass
 class RunState:
-    """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on.
+    """A run between two steps.
 
-    ``scores``: figures that a callback found after the newest step, by name; those that write metrics write them, too.
-    ``expert_loads``: by layer what the newest step counted of experts, if the model has any. ``preference``: what it counted of
-    pairs of answers, by name, if it learns from such. ``mtp_loss``: the mean loss of what layers predict ahead, if the model has
-    such and this rank knows it. ``against_proof``: the newest step beside what the run's proof predicts, by name, if it has one.
-    ``health``: figures of the newest step by ``figure/group``, where ``monitor_config`` asks for them. ``counted_steps``, of
-    which ``overflows``: steps of the whole run, as far as its checkpoints say how many overflowed.
-    ``base``: the frozen weights as checkpoints name them, which leave them out; None if checkpoints hold all weights.
-    ``base_weights``: the weights the run was given, None if it drew them from the seed.
-    ``sample_offset``: samples consumed beyond ``step`` global batches; not 0 after a resume with another batch size.
-    ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
+    Attributes:
+        step: number of finished optimizer steps.
+        batch: the batch of the last step.
+        base: record of the frozen weights, which checkpoints leave out; None if checkpoints have all weights.
+        base_weights: the weights that the run was started with; None if they were initialized from the seed.
+        results: names and values printed at the end.
+        scores: figures that a callback computed after the last step; metrics include them.
+        failures: errors that did not end training; the process exits with code 1.
+        expert_loads: loads of experts in the last step, by layer.
+        preference: figures of preference pairs in the last step.
+        mtp_loss: mean loss of the MTP layers in the last step, if this rank has it.
+        against_proof: the last step relative to the run's proof.
+        health: health figures of the last step by ``figure/group``.
+        counted_steps: steps of the whole run whose overflow is known; ``overflows`` of them overflowed.
+        sample_offset: samples consumed beyond ``step`` global batches, after a resume with another batch size.
     """
 
     config: RunConfig
@@ -109,15 +117,15 @@ class RunState:
 
     @property
     def last_step(self) -> int:
-        """The step this process ends with."""
+        """The last step of this process."""
         return last_step(self.config, self.total_steps)
 
     def place_in_epoch(self, step: int) -> tuple[int, int]:
         """Return the epoch and the step within it, both counted from 1."""
         size = self.config.global_batch_size
         last = self.consumed_samples(step) - 1
-        of_epoch = self.steps_per_epoch * size
-        return last // of_epoch + 1, last % of_epoch // size + 1
+        epoch_samples = self.steps_per_epoch * size
+        return last // epoch_samples + 1, last % epoch_samples // size + 1
 
     def consumed_samples(self, step: int) -> int:
         """Return the number of samples that the run has consumed after ``step``."""

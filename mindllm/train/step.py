@@ -1,9 +1,8 @@
-"""One optimizer step as compiled cells: forward, backward, global-norm clipping, skip of overflowed steps, update.
+"""One optimizer step as compiled cells: forward, backward, global-norm clipping, overflow check, update.
 
-Loss and gradients are sums over tokens, divided once by the number of tokens of the whole global batch, so a token
-weighs the same whatever micro-batch, accumulation step or device it falls on.
-
-What the processes of a job have gathered is added up in the compiled step.
+The loss and gradients are sums over tokens, divided once by the number of tokens of the global batch. So every token has
+the same weight, regardless of its micro-batch, accumulation step or device. Sums over the processes of a job are part of the
+compiled step.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from mindspore import ops as P
 
 from mindllm.train.optimizers.half_weights import clone_state, value_rounding
 
-CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ and Megatron-LM
+CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_ and Megatron-LM
 
 square_sum = ops.MultitypeFuncGraph("square_sum")
-# The parallel compiler recognises this operator and sums the slices of a sharded gradient over its devices
-# (the same pattern as mindspore.ops.clip_by_global_norm).
+# The parallel compiler recognizes this operator and sums the slices of a sharded gradient over its devices
+# (as in mindspore.ops.clip_by_global_norm).
 expand_slice_sum = P.ExpandDims().add_prim_attr("grad_scale", True)
 
 
 class SumOverRanks(nn.Cell):
-    """Loss, tokens and gradients (all fp32) of all processes added up, in one message; every rank gets the same bits.
+    """All-reduces loss, tokens and gradients (all fp32) in one message. Every rank gets the same bits.
 
-    One, because MindSpore 2.10 can add fp32 over all processes of a CPU job and nothing else, and each message waits for the
-    slowest rank.
+    One message, because each waits for the slowest rank. MindSpore 2.10 can only sum fp32 over the processes of a CPU job.
     """
 
     def __init__(self, weights: ParameterTuple) -> None:
@@ -78,9 +76,9 @@ def _of_squares(gradient, axis):
 
 
 class GlobalNorm(nn.Cell):
-    """Euclidean norm of all gradients together, fp32 scalar, wherever slices of them are.
+    """Euclidean norm of all gradients, fp32 scalar; slices of sharded gradients are summed over devices.
 
-    ``whole``: they are whole on this device, and the compiler adds nothing over devices.
+    ``whole``: gradients are not sharded, and the compiler sums nothing over devices.
     """
 
     def __init__(self, whole: bool = False) -> None:
@@ -96,9 +94,9 @@ class GlobalNorm(nn.Cell):
 
 
 class LocalNorm(nn.Cell):
-    """The same where every gradient is whole on this device: summed by rows first, four times as fast on a CPU.
+    """Euclidean norm of gradients that are whole on this device. Sums rows first, which is four times as fast on a CPU.
 
-    (``L2Loss`` is as fast, but adds in fp32 from first to last: the norm of a million elements is off by a thousandth.)
+    ``L2Loss`` is as fast, but accumulates in fp32 from first to last: the norm of a million elements is off by 0.1%.
     """
 
     def __init__(self) -> None:
@@ -113,7 +111,7 @@ class LocalNorm(nn.Cell):
 
 
 class ScaledLoss(nn.Cell):
-    """The summed loss times ``seed``, the value gradients are taken of, with the unscaled loss beside it."""
+    """The summed loss times ``seed``, which is differentiated, and the unscaled loss."""
 
     def __init__(self, model: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -136,14 +134,14 @@ class ScaledLoss(nn.Cell):
 class ForwardBackward(nn.Cell):
     """Inputs ``[batch, seq]`` and the loss scale -> summed loss, number of tokens, scaled gradients of every weight.
 
-    Gradients are scaled by ``scale / positions``: the magnitude of a mean loss, which loss scales are tuned for. ``positions``
-    are those of the global batch, of which the inputs may be a part (None: they are all of it). Whether a step overflows so
-    does not depend on how its batch is cut.
+    Gradients are scaled by ``scale / positions``, the magnitude of a mean loss, for which loss scales are tuned. ``positions`` is
+    the number of positions in the global batch; None if the inputs are the global batch. So whether a step overflows does not
+    depend on the number of micro-batches.
     """
 
     def __init__(self, model: nn.Cell, weights: ParameterTuple, positions: int | None = None) -> None:
         super().__init__(auto_prefix=False)
-        self.network = ScaledLoss(model)  # an attribute, so that operators keep the path of their cell as scope
+        self.network = ScaledLoss(model)  # an attribute: operators keep the path of their cell as scope
         self.gradient = ops.value_and_grad(self.network, None, weights, has_aux=True)
         self.positions = positions
         self.rounding = value_rounding(weights)
@@ -160,11 +158,12 @@ class ForwardBackward(nn.Cell):
 
 
 class ApplyGradients(nn.Cell):
-    """Unscales, clips and applies gradients; a norm that is not finite leaves weights and optimizer state as they are.
+    """Unscales, clips and applies gradients.
 
-    So does a norm or a loss past its limit, where one is given (:mod:`mindllm.train.optimizers.spikes`).
+    Weights and optimizer state stay unchanged if the norm is not finite, or if the norm or loss exceeds its limit
+    (:mod:`mindllm.train.optimizers.spikes`).
 
-    ``watch``: what the health figures are made of (:mod:`mindllm.train.watched`), the last output where it is given.
+    ``watch``: computes the sums of the health figures (:mod:`mindllm.train.watched`), which become the last output.
     """
 
     def __init__(
@@ -178,13 +177,20 @@ class ApplyGradients(nn.Cell):
         self.max_grad_norm = max_grad_norm
 
     def construct(self, gradients, unscale, rate, loss=None, norm_limit=None, loss_limit=None):
-        """``unscale`` turns a gradient into that of the mean loss per token; ``rate``: one, or first that of weights without a
-        group, then those of the groups. Returns (norm, whether it was applied, …).
+        """Return (norm, whether gradients were applied, health sums if any).
+
+        Args:
+            gradients: scaled gradients of all weights.
+            unscale: factor from a gradient to the gradient of the mean loss per token.
+            rate: the learning rate, or a tuple: the default rate, then the rates of the weight groups.
+            loss: mean loss, compared with ``loss_limit``.
+            norm_limit: skip the update if the norm exceeds it.
+            loss_limit: skip the update if the loss exceeds it.
         """
         if self.prepare is not None:
             gradients = self.prepare(gradients, unscale)
-        of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
-        norm = self.global_norm(of_weights) * unscale
+        weight_gradients = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
+        norm = self.global_norm(weight_gradients) * unscale
         coefficient = unscale
         if self.max_grad_norm is not None:
             coefficient = unscale * ops.minimum(self.max_grad_norm / (norm + CLIP_EPSILON), Tensor(1.0, ms.float32))
@@ -197,16 +203,15 @@ class ApplyGradients(nn.Cell):
             norm = ops.depend(norm, self.optimizer(gradients, coefficient, rate))
         if self.watch is None:
             return norm, applied
-        watched = self.watch(of_weights, rate, norm)
+        watched = self.watch(weight_gradients, rate, norm)
         return (watched[0], applied, *watched[1:])
 
 
 class TrainStep(nn.Cell):
     """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, applied, tokens)``.
 
-    Like the cells it is made of, it passes on to the model what keeps documents apart and what dropout is drawn by, where the
-    batch has it. A step with limits is given them behind those, and last the learning rates of groups of weights. ``watch`` adds
-    an output, that of :class:`ApplyGradients`.
+    Optional inputs follow: document columns and dropout keys, the limits of norm and loss, the learning rates of weight groups.
+    ``watch`` adds the last output, as in :class:`ApplyGradients`.
     """
 
     def __init__(
@@ -241,10 +246,9 @@ class TrainStep(nn.Cell):
 
 
 class AccumulateStep(nn.Cell):
-    """Adds gradients, loss and tokens of one part of a global batch to accumulators; ``ApplyAccumulated`` uses them.
+    """Adds gradients, loss and tokens of one micro-batch to accumulators, which ``ApplyAccumulated`` applies.
 
-    ``positions``: of the global batch, ``[rows · seq]``, masked or not. ``wide``: gradients in half precision are added up in
-    float32.
+    ``positions``: rows times sequence length of the global batch. ``wide``: accumulate half-precision gradients in float32.
     """
 
     def __init__(self, model: nn.Cell, weights: ParameterTuple, positions: int, wide: bool = False) -> None:
@@ -274,9 +278,9 @@ class AccumulateStep(nn.Cell):
 
 
 class ApplyAccumulated(nn.Cell):
-    """Ends a global batch: one update from what ``accumulate`` gathered, then cleared. Outputs as ``TrainStep``.
+    """Ends a global batch: applies the accumulated gradients and clears them. Outputs as ``TrainStep``.
 
-    With ``several`` processes what they gathered is added first.
+    ``several``: sum over the processes of the job first.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What a compiled step computes for the health figures: sums of squares of gradients, weights and updates, one for each weight.
+"""Cells that compute the health figures in a step: sums of squares of gradients, weights and updates, one per weight.
 
-A rank gives the sums of its own parts, and exchanges nothing for them: who has which part is known when graphs are compiled, and
-the host adds up the parts of the whole (:mod:`mindllm.train.health`).
+A rank returns the sums over its parts without communication. The host, which knows the layout, adds the parts up
+(:mod:`mindllm.train.health`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mindllm.config.monitor import GRADIENT, LOGIT, UPDATE, WEIGHT
 from mindllm.models.attention.largest_logit import LOWEST, largest_logits
 from mindllm.train.optimizers.adamw import AdamW, LastUpdate
 
-OF_WEIGHTS = (GRADIENT, WEIGHT, UPDATE)
-OF_STEP = "step."  # before the names of what a step has kept of the layers
+SUMMED_KINDS = (GRADIENT, WEIGHT, UPDATE)
+STEP_PREFIX = "step."  # of the names of parameters that keep the logits of a step
 
-zeros_like = ops.auto_generate.ZerosLikeExt()  # other zeros are folded into constants, of which no device has its part
+zeros_like = ops.auto_generate.ZerosLikeExt()  # other zeros are folded into constants, which are not sharded
 sum_by_rows = ops.MultitypeFuncGraph("sum_by_rows")
 sum_in_place = ops.MultitypeFuncGraph("sum_in_place")
 
@@ -36,8 +36,8 @@ def _sum_in_place(place, x):
     return place * ops.reduce_sum(ops.square(ops.cast(x, ms.float32)), ())
 
 
-class SquaresOfWhole(nn.Cell):
-    """A tuple of whole tensors -> their sums of squares, fp32 ``[tensors]``."""
+class WholeSquareSums(nn.Cell):
+    """Sums of squares of whole tensors, fp32 ``[tensors]``."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -48,12 +48,12 @@ class SquaresOfWhole(nn.Cell):
         return self.stack(self.map(sum_by_rows, tensors))
 
 
-class SquaresOfParts(nn.Cell):
-    """The same of a rank's parts of tensors: 0 for those of other stages, which the compiler takes out of the tuple.
+class PartSquareSums(nn.Cell):
+    """Sums of squares of a rank's parts, fp32 ``[columns]``; 0 for tensors of other stages, which the compiler drops.
 
     Args:
-        places: of the tensors among the columns.
-        columns: their number.
+        places: column of each tensor.
+        columns: number of columns.
     """
 
     def __init__(self, places: Sequence[int], columns: int) -> None:
@@ -67,42 +67,42 @@ class SquaresOfParts(nn.Cell):
         return self.sum((self.none, *self.map(sum_in_place, self.places, tensors)))
 
 
-class WatchedSums(nn.Cell):
-    """``(gradients of the weights, rate) -> fp32 [kinds, weights]``, called when the weights have been updated.
+class HealthSums(nn.Cell):
+    """``(gradients, rate) -> fp32 [kinds, weights]``, called after the update.
 
-    Gradients are as they left the backward pass: scaled by the loss scale, and not clipped.
+    Gradients are those of the backward pass: scaled by the loss scale, not clipped.
 
     Args:
-        kinds: what is summed, of :data:`OF_WEIGHTS`, in its order.
-        optimizer: has updated the weights.
-        columns: names of the weights of the whole model, of which this rank has parts; None: its weights are whole.
+        kinds: the tensors that are summed, from :data:`SUMMED_KINDS`, in its order.
+        optimizer: the optimizer, which has updated the weights.
+        columns: names of all weights of the model, of which this rank has parts; None if this rank has them whole.
 
     Attributes:
-        kinds: what the rows are.
-        names: of the weights that the columns are.
+        kinds: kind of each row.
+        names: weight of each column.
     """
 
     def __init__(self, kinds: Sequence[str], optimizer: nn.Cell, columns: Sequence[str] | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.weights = ParameterTuple([optimizer.parameters[index] for index in optimizer.updated])
-        own = tuple(weight.name for weight in self.weights)
-        self.kinds, self.names = tuple(kinds), own if columns is None else tuple(columns)
-        self.squares = SquaresOfWhole()
+        local_names = tuple(weight.name for weight in self.weights)
+        self.kinds, self.names = tuple(kinds), local_names if columns is None else tuple(columns)
+        self.squares = WholeSquareSums()
         if columns is not None:
-            self.squares = SquaresOfParts([self.names.index(name) for name in own], len(columns))
-        self.of_gradients, self.of_weights, self.of_updates = (kind in kinds for kind in OF_WEIGHTS)
-        if self.of_updates:
-            assert isinstance(optimizer, AdamW)  # or loading had refused it
+            self.squares = PartSquareSums([self.names.index(name) for name in local_names], len(columns))
+        self.sums_gradients, self.sums_weights, self.sums_updates = (kind in kinds for kind in SUMMED_KINDS)
+        if self.sums_updates:
+            assert isinstance(optimizer, AdamW)  # checked when the configuration is loaded
             self.last_update = LastUpdate(optimizer)
         self.stack = P.Stack()
 
     def construct(self, gradients: tuple[Tensor, ...], rate: Tensor) -> Tensor:
         rows: tuple[Tensor, ...] = ()
-        if self.of_gradients:
+        if self.sums_gradients:
             rows = (*rows, self.squares(gradients))
-        if self.of_weights:
+        if self.sums_weights:
             rows = (*rows, self.squares(self.weights))
-        if self.of_updates:
+        if self.sums_updates:
             rows = (*rows, self.squares(self.last_update(rate)))
         return self.stack(rows)
 
@@ -111,24 +111,24 @@ keep_and_clear = ops.MultitypeFuncGraph("keep_and_clear")
 
 
 @keep_and_clear.register("Tensor", "Tensor")
-def _keep_and_clear(kept, largest):
-    done = ops.assign(kept, largest)
+def _keep_and_clear(copy, largest):
+    done = ops.assign(copy, largest)
     return ops.assign(largest, zeros_like(ops.depend(largest, done)) + LOWEST)
 
 
-class LogitsOfStep(nn.Cell):
-    """Keeps what the layers found in a step as ``step.*``, and begins anew for the next one, behind ``after``."""
+class StepLogits(nn.Cell):
+    """Copies the largest logits of a step to ``step.*`` and resets them for the next step, after ``after``."""
 
     def __init__(self, model: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.largest = ParameterTuple(largest_logits(model))
-        self.kept = self.largest.clone(prefix=OF_STEP[:-1])
+        self.kept = self.largest.clone(prefix=STEP_PREFIX[:-1])
         for item in self.kept:
             item.is_constant = True
         self.map = ops.HyperMap()
 
-    def forget(self) -> None:
-        """Begins anew, between two steps."""
+    def reset(self) -> None:
+        """Reset the logits between two steps."""
         for item in self.largest:
             item.copy_(Tensor(np.full(item.shape, LOWEST, np.float32)))
 
@@ -136,31 +136,31 @@ class LogitsOfStep(nn.Cell):
         return ops.depend(after, self.map(keep_and_clear, self.kept, self.largest))
 
 
-def logits_of(values: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The largest logits among a rank's parameters, by the number of their layer; a layer of another stage has none."""
+def max_logits_by_layer(values: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the largest logit of each layer on this rank, by layer number. Layers of other stages are left out."""
     return {
         layer: largest
-        for layer, value in logits_of_heads(values).items()
+        for layer, value in head_logits_by_layer(values).items()
         if (largest := float(np.max(value))) > LOWEST / 2
     }
 
 
-def logits_of_heads(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same of each head, ``[heads]``; of a layer of another stage as they begin."""
+def head_logits_by_layer(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the largest logits of each layer, ``[heads]``, by layer number; initial values for layers of other stages."""
     return {
-        name.split(".layers.")[1].split(".")[0]: value for name, value in values.items() if name.startswith(OF_STEP)
+        name.split(".layers.")[1].split(".")[0]: value for name, value in values.items() if name.startswith(STEP_PREFIX)
     }
 
 
 class Watch(nn.Cell):
-    """``(gradients, rate, norm) -> (norm, sums…)`` behind the update; the sums are an output where they are asked for.
+    """``(gradients, rate, norm) -> (norm, sums)`` after the update; without ``sums`` only the norm.
 
     Args:
-        sums: of squares, or None.
-        logits: or None.
+        sums: computes sums of squares, or None.
+        logits: keeps the largest logits, or None.
     """
 
-    def __init__(self, sums: WatchedSums | None, logits: LogitsOfStep | None) -> None:
+    def __init__(self, sums: HealthSums | None, logits: StepLogits | None) -> None:
         super().__init__(auto_prefix=False)
         self.sums, self.logits = sums, logits
         self.outputs = int(sums is not None)
@@ -174,24 +174,24 @@ class Watch(nn.Cell):
 
 
 def make_watch(config: RunConfig, model: nn.Cell, optimizer: nn.Cell, whole: bool) -> Watch | None:
-    """What the figures of the run need of a step of ``model``, and qk-clip of the logits; None where nothing is watched.
+    """Return the cell that computes the requested health figures, and keeps logits for qk-clip; None if neither is used.
 
-    ``whole``: its weights are on this device; else the columns of the sums are the weights of all devices.
+    ``whole``: this device has the whole weights. Otherwise the sums have a column for every weight of the model.
     """
     figures = config.monitor_config.watched()
-    kinds = sums_of(figures)
+    kinds = summed_kinds(figures)
     keeps_logits = LOGIT in figures or config.optimizer.qk_clip_threshold is not None
     if not figures and not keeps_logits:
         return None
-    sums = WatchedSums(kinds, optimizer, None if whole else column_names(config)) if kinds else None
-    return Watch(sums, LogitsOfStep(model) if keeps_logits else None)
+    sums = HealthSums(kinds, optimizer, None if whole else column_names(config)) if kinds else None
+    return Watch(sums, StepLogits(model) if keeps_logits else None)
 
 
-def sums_of(figures: Sequence[str]) -> tuple[str, ...]:
-    """What is summed for these figures: an update is relative to the weights."""
-    return tuple(kind for kind in OF_WEIGHTS if kind in figures or (kind == WEIGHT and UPDATE in figures))
+def summed_kinds(figures: Sequence[str]) -> tuple[str, ...]:
+    """Return the kinds of tensors that are summed for these figures. An update is relative to the weights."""
+    return tuple(kind for kind in SUMMED_KINDS if kind in figures or (kind == WEIGHT and UPDATE in figures))
 
 
 def column_names(config: RunConfig) -> tuple[str, ...]:
-    """The trained weights of the whole model, the same on all ranks, in the order of their names."""
+    """Return the names of the trained weights of the whole model, sorted."""
     return tuple(sorted(config.model.config.architecture.trained_shapes()))

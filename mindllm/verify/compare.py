@@ -1,9 +1,13 @@
-"""Both sides of a step held together: losses, norms, tokens, every weight and every moment on every rank."""
+"""Compare a training step of the ranks with the same step of a single device.
+
+Losses, norms and token counts are compared, and every weight and moment of every rank with its part of the whole tensor.
+:func:`tensor_errors` is the comparison of tensors; :mod:`mindllm.programs` uses it for other people's programs.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,15 +20,15 @@ from mindllm.compiled.execute.state import state_parts
 from mindllm.config import OptimizerConfig, RunConfig
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
-from mindllm.verify.recomputed.coded_state import in_numbers, parts_in_numbers, room_of_codes
 
 Arrays = Mapping[str, np.ndarray]
-Explained = Callable[[str], np.ndarray | None]
+RankParts = Mapping[int, Mapping[str, Part]]
+AllowedErrors = Callable[[str], np.ndarray | None]
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest errors that are rounding. Those of tensors are relative to the largest magnitude of the whole tensor."""
+    """Largest errors that are due to rounding. Those of tensors are relative to the largest element of the whole tensor."""
 
     loss: float
     norm: float
@@ -37,12 +41,11 @@ TOLERANCES = {
     "bfloat16": Tolerance(loss=2e-3, norm=2e-2, weights=2e-1, moments=1e-1),
     "float16": Tolerance(loss=5e-4, norm=5e-3, weights=4e-2, moments=4e-2),
 }
-"""By the type of products, or of the parameters where that rounds more."""
-OF_PAIRS = 4.0
-"""Times the tolerance of a loss in short types: that of a pair is made of sums over the tokens of answers, not of means."""
-ROUNDING = (
-    1e-8  # of the largest moment of all: what zero gradients leave, as those of key biases without rotary positions
-)
+"""By the dtype of products or parameters, whichever rounds more."""
+PREFERENCE_FACTOR = 4.0
+"""Factor on the tolerance of a preference loss in half precision, which is made of sums over tokens instead of means."""
+ROUNDING = 1e-8
+"""Of the largest moment of a kind: moments of zero gradients, such as those of key biases without rotary positions."""
 LOSS, FP32 = "loss", "float32"
 HALVES = ("float16", "bfloat16")
 SQUARES = ("adam_v", "moment2")
@@ -50,9 +53,9 @@ SQUARES = ("adam_v", "moment2")
 
 @dataclass(frozen=True)
 class TensorError:
-    """The largest error of one tensor on one rank: absolute, and relative to the tensor's largest magnitude.
+    """Largest error of a tensor on a rank: absolute, and relative to the largest element of the whole tensor.
 
-    What errors of its moments explain is no part of the relative one.
+    The relative error leaves out what rounding of the moments explains.
     """
 
     name: str
@@ -67,8 +70,14 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One step on both sides. ``errors`` holds the worst rank of every tensor, the largest relative error first; ``further``
-    describes what else differs: decays, counts, and an update that is not the one asked for on either side.
+    """A step on both sides.
+
+    Attributes:
+        single: result on the single device.
+        cluster: results on the ranks.
+        errors: the worst rank of every tensor, the largest relative error first.
+        tolerance: of the comparison.
+        further: other differences, such as decays, counts, and updates that do not follow the YAML on either side.
     """
 
     single: StepResult
@@ -78,143 +87,174 @@ class Comparison:
     further: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
-        """What differs by more than rounding; empty where nothing does."""
-        return [*self._scalars(), *self._tensors(), *self.further]
+        """Return the differences that exceed rounding."""
+        return [*self._scalar_problems(), *(self._describe(error) for error in self.wrong_tensors()), *self.further]
 
-    def worst(self, moments: bool) -> TensorError | None:
-        """The largest absolute error of all weights, or of all optimizer state."""
-        return max((error for error in self.errors if error.is_moment == moments), key=_absolute, default=None)
-
-    def _scalars(self) -> Iterable[str]:
-        if set(self.cluster.overflows) != {self.single.overflow}:
-            alone = f" ({self.cluster.spoiled} alone was made infinite)" if self.cluster.spoiled else ""
-            overflows = list(self.cluster.overflows)
-            yield f"overflow: {self.single.overflow} on a single device, {overflows} on the ranks{alone}"
-        if set(self.cluster.tokens) != {self.single.tokens}:
-            yield f"tokens: {self.single.tokens} on a single device, {sorted(set(self.cluster.tokens))} on the ranks"
-        if self.single.overflow and not self.cluster.spoiled:
-            return  # what is infinite has no loss
-        compared = [(LOSS, self.single.loss, self.cluster.losses, self.tolerance.loss)]
-        if not self.single.overflow:
-            compared.append(("global norm", self.single.global_norm, self.cluster.norms, self.tolerance.norm))
-        for name, wanted, found, tolerance in compared:
-            distances = [_ordered(abs(value - wanted)) for value in found]
-            worst = found[distances.index(max(distances))]
-            if not max(distances) <= tolerance * abs(wanted):
-                yield f"{name}: {wanted:.7g} on a single device, {worst:.7g} on the cluster"
-
-    def _tensors(self) -> Iterable[str]:
+    def wrong_tensors(self) -> Iterator[TensorError]:
+        """Yield the errors that exceed the tolerance; NaN does."""
         for error in self.errors:
             if not error.relative <= (self.tolerance.moments if error.is_moment else self.tolerance.weights):
-                yield f"{error.name} on rank {error.rank}: off by {error.absolute:.2e}, {error.relative:.2e} of its largest"
+                yield error
+
+    def worst(self, moments: bool) -> TensorError | None:
+        """Return the largest absolute error of all weights, or of all optimizer state."""
+        errors = (error for error in self.errors if error.is_moment == moments)
+        return max(errors, key=lambda error: _nan_last(error.absolute), default=None)
+
+    @staticmethod
+    def _describe(error: TensorError) -> str:
+        return f"{error.name} on rank {error.rank}: off by {error.absolute:.2e}, {error.relative:.2e} of its largest"
+
+    def _scalar_problems(self) -> Iterator[str]:
+        single, cluster = self.single, self.cluster
+        if set(cluster.overflows) != {single.overflow}:
+            cause = f" ({cluster.spoiled} alone was made infinite)" if cluster.spoiled else ""
+            yield f"overflow: {single.overflow} on a single device, {list(cluster.overflows)} on the ranks{cause}"
+        if set(cluster.tokens) != {single.tokens}:
+            yield f"tokens: {single.tokens} on a single device, {sorted(set(cluster.tokens))} on the ranks"
+        if single.overflow and not cluster.spoiled:
+            return  # the loss is infinite
+        scalars = [(LOSS, single.loss, cluster.losses, self.tolerance.loss)]
+        if not single.overflow:
+            scalars.append(("global norm", single.global_norm, cluster.norms, self.tolerance.norm))
+        for name, expected, values, tolerance in scalars:
+            distances = [_nan_last(abs(value - expected)) for value in values]
+            worst = values[distances.index(max(distances))]
+            if not max(distances) <= tolerance * abs(expected):
+                yield f"{name}: {expected:.7g} on a single device, {worst:.7g} on the cluster"
 
 
-def tolerance_of(config: RunConfig) -> Tolerance:
-    """The largest errors of a run that are rounding."""
+def tolerance_for(config: RunConfig) -> Tolerance:
+    """Return the largest errors of a run that are due to rounding."""
     model = config.model.config
-    dtypes = (model.compute_dtype, model.param_init_type)
-    dtype = max(dtypes, key=lambda one: TOLERANCES[one].weights)  # the one that rounds most
-    found = TOLERANCES[dtype]
-    return replace(found, loss=OF_PAIRS * found.loss) if config.is_preference_tuning and dtype != FP32 else found
+    dtype = max((model.compute_dtype, model.param_init_type), key=lambda name: TOLERANCES[name].weights)
+    tolerance = TOLERANCES[dtype]
+    if config.is_preference_tuning and dtype != FP32:
+        return replace(tolerance, loss=PREFERENCE_FACTOR * tolerance.loss)
+    return tolerance
 
 
-def is_of_loss(problem: str) -> bool:
-    """Whether one of the problems of a comparison is that losses differ."""
+def is_loss_problem(problem: str) -> bool:
+    """Return True if a problem of a comparison is that losses differ."""
     return problem.startswith(f"{LOSS}: ")
 
 
-def held_by(cluster: Cluster) -> dict[int, Mapping[str, Part]]:
-    """What each rank of a cluster has of weights that are updated and of optimizer state."""
+def cluster_parts(cluster: Cluster) -> dict[int, Mapping[str, Part]]:
+    """Return each rank's parts of updated weights and optimizer state."""
     return {machine.rank: state_parts(machine) for machine in cluster.machines}
 
 
 def compare(
     single: StepResult,
-    state: Mapping[str, np.ndarray],
+    state: Arrays,
     step: ClusterStep,
-    ranks: Mapping[int, Mapping[str, Part]],
+    ranks: RankParts,
     tolerance: Tolerance,
-    explained: Explained = lambda name: None,
+    allowed: AllowedErrors = lambda name: None,
 ) -> Comparison:
-    """Holds a step's results together, and the state both sides have after it: ``ranks`` have what :func:`held_by` says.
+    """Compare the results of a step, and the state of both sides after it. Moments in codes are compared as numbers.
 
-    Moments in codes are compared as numbers, with room for the code beside.
-
-    ``explained``: of a whole weight how large an error may be, element by element, beside what is allowed anyway.
+    Args:
+        single: result on the single device.
+        state: its weights and optimizer state after the step.
+        step: results on the ranks.
+        ranks: their parts, from :func:`cluster_parts`.
+        tolerance: of the comparison.
+        allowed: returns, for a whole weight, the error of each element that does not count.
     """
+    from mindllm.verify.recomputed.coded_state import decode_parts, decode_state, distances_to_next_code
+
+    next_code, state = distances_to_next_code(state), decode_state(state)
+    negligible = _negligible_errors(state)
     worst: dict[str, TensorError] = {}
-    state, room = in_numbers(state), room_of_codes(state)
-    negligible = _negligible(state)
-    for rank, parts in ranks.items():
-        for name, part in parts_in_numbers(parts).items():
-            whole = _wide(state[name])
-            beside = room.get(name, explained(name))
-            beside = None if beside is None else beside[part.slices]
-            error = _error(name, rank, _wide(part.value), whole[part.slices], whole, beside)
-            if error.absolute <= negligible.get(kind_of_state(name), 0.0):
-                error = replace(error, relative=0.0)
-            known = worst.get(name)
-            if known is None or not error.relative <= known.relative:
-                worst[name] = error
-    missing = [name for name in state if name not in worst]
-    unseen = [TensorError(name, -1, math.inf, math.inf) for name in missing]
-    ranked = sorted([*worst.values(), *unseen], key=lambda error: -_ordered(error.relative))
+    decoded = {rank: decode_parts(parts) for rank, parts in ranks.items()}
+    for error in tensor_errors(state, decoded, lambda name: next_code.get(name, allowed(name))):
+        if error.absolute <= negligible.get(kind_of_state(error.name), 0.0):
+            error = replace(error, relative=0.0)
+        if error.name not in worst or not error.relative <= worst[error.name].relative:
+            worst[error.name] = error
+    missing = [TensorError(name, -1, math.inf, math.inf) for name in state if name not in worst]
+    ranked = sorted([*worst.values(), *missing], key=lambda error: -_nan_last(error.relative))
     return Comparison(single, step, tuple(ranked), tolerance)
 
 
-def _negligible(state: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """By kind of moment the absolute error that is rounding of gradients which are zero."""
-    largest: dict[str, float] = {}
-    for name, array in state.items():
-        if is_state(name):
-            largest[kind_of_state(name)] = max(
-                largest.get(kind_of_state(name), 0.0), float(np.max(np.abs(array), initial=0.0))
-            )
-    return {kind: size * (ROUNDING**2 if kind in SQUARES else ROUNDING) for kind, size in largest.items()}
+def tensor_errors(
+    state: Arrays,
+    ranks: RankParts,
+    allowed: AllowedErrors = lambda name: None,
+    zero_scale: float = 1.0,
+    equal_nan: bool = False,
+) -> Iterator[TensorError]:
+    """Yield the error of every part of every rank against the same part of a whole tensor.
 
-
-def explained_by_moments(
-    optimizer: OptimizerConfig, tolerance: Tolerance, rate_of: Callable[[str], float], updates: int, state: Arrays
-) -> Explained:
-    """How large errors of weights may be because errors of their moments may be as large as the tolerance.
-
-    Adam divides by the root of the second moment: where that is small, next to zero gradients that are large elsewhere, rounding
-    of a gradient is a visible part of an update. ``state``: after the update, number ``updates``, counted from 1.
+    Args:
+        state: whole tensors by name.
+        ranks: parts of these tensors by rank.
+        allowed: returns, for a whole tensor, the error of each element that does not count; None: all errors count.
+        zero_scale: largest element to assume for a tensor of zeros.
+        equal_nan: NaN equals NaN, and differs infinitely from a number; else every NaN is a NaN error.
     """
-    left1, left2 = (1 - beta**updates if optimizer.bias_correction else 1.0 for beta in optimizer.betas)
+    for rank, parts in ranks.items():
+        for name, part in parts.items():
+            whole, value = _as_float32(state[name]), _as_float32(part.value)
+            distance = np.abs(value - whole[part.slices])
+            if equal_nan:
+                both = np.isnan(value) & np.isnan(whole[part.slices])
+                distance = np.where(both, 0.0, np.where(np.isnan(distance), np.inf, distance))
+                whole = np.where(np.isnan(whole), 0.0, whole)
+            absolute = counted = float(np.max(distance, initial=0.0))
+            if (not_counted := allowed(name)) is not None:
+                # np.maximum keeps NaN
+                counted = float(np.max(np.maximum(distance - not_counted[part.slices], 0.0), initial=0.0))
+            largest = float(np.max(np.abs(whole), initial=0.0))
+            relative = counted / (largest or zero_scale) if math.isfinite(counted) else counted
+            yield TensorError(name, rank, absolute, relative)
 
-    @cache
-    def explained(name: str) -> np.ndarray | None:
-        first, second = (state.get(f"{prefix}{name}") for prefix in MOMENT_PREFIXES)
-        if first is None or second is None or first.shape != state[name].shape:
-            return None
-        error = tolerance.moments * float(np.max(np.abs(first), initial=0.0)) / left1
-        return rate_of(name) * error / (np.sqrt(second / left2) + optimizer.eps)
 
-    return explained
-
-
-def _wide(value: Any) -> np.ndarray:
-    """Return a tensor whose values can be subtracted: float32 in place of half precision."""
+def _as_float32(value: Any) -> np.ndarray:
+    """Return a tensor that supports subtraction: float32 instead of half precision."""
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.name in HALVES else array
 
 
-def _error(
-    name: str, rank: int, found: np.ndarray, wanted: np.ndarray, whole: np.ndarray, explained: np.ndarray | None
-) -> TensorError:
-    distance = np.abs(found - wanted)
-    absolute = counted = float(np.max(distance, initial=0.0))
-    if explained is not None:
-        counted = float(np.max(np.maximum(distance - explained, 0.0), initial=0.0))  # a NaN stays one
-    largest = float(np.max(np.abs(whole), initial=0.0))
-    return TensorError(name, rank, absolute, counted / largest if largest else counted)
+def _negligible_errors(state: Arrays) -> dict[str, float]:
+    """Return, by kind of moment, the absolute error that is due to rounding of zero gradients."""
+    largest: dict[str, float] = {}
+    for name, array in state.items():
+        if is_state(name):
+            kind = kind_of_state(name)
+            largest[kind] = max(largest.get(kind, 0.0), float(np.max(np.abs(array), initial=0.0)))
+    return {kind: size * (ROUNDING**2 if kind in SQUARES else ROUNDING) for kind, size in largest.items()}
 
 
-def _absolute(error: TensorError) -> float:
-    return _ordered(error.absolute)
+def errors_from_moments(
+    optimizer: OptimizerConfig, tolerance: Tolerance, rate_of: Callable[[str], float], updates: int, state: Arrays
+) -> AllowedErrors:
+    """Return a function for the errors of weights that follow from errors of moments within the tolerance.
+
+    Adam divides by the root of the second moment. Where it is small, next to zero gradients of a tensor with large ones,
+    rounding of a gradient is a visible part of an update.
+
+    Args:
+        optimizer: of the run.
+        tolerance: of the comparison.
+        rate_of: returns the learning rate of a weight.
+        updates: number of updates, including this one.
+        state: after the update.
+    """
+    correction1, correction2 = (1 - beta**updates if optimizer.bias_correction else 1.0 for beta in optimizer.betas)
+
+    @cache
+    def allowed(name: str) -> np.ndarray | None:
+        first, second = (state.get(f"{prefix}{name}") for prefix in MOMENT_PREFIXES)
+        if first is None or second is None or first.shape != state[name].shape:
+            return None
+        error = tolerance.moments * float(np.max(np.abs(first), initial=0.0)) / correction1
+        return rate_of(name) * error / (np.sqrt(second / correction2) + optimizer.eps)
+
+    return allowed
 
 
-def _ordered(number: float) -> float:
-    """NaN as the largest number."""
+def _nan_last(number: float) -> float:
+    """Return a key that sorts NaN as the largest number."""
     return math.inf if math.isnan(number) else number

@@ -12,7 +12,7 @@ from mindllm.config import RunConfig
 from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.beginning import beginning_problems
-from mindllm.verify.compare import Comparison, is_of_loss
+from mindllm.verify.compare import Comparison, is_loss_problem
 from mindllm.verify.locate import locate
 from mindllm.verify.outcome import Outcome
 from mindllm.verify.scope import recorded_bytes
@@ -49,7 +49,7 @@ def judge(
     for step, comparison in enumerate(comparisons):
         if problems := comparison.problems():
             progress("looking for the first operator that differs")
-            of_loss = reference.tasks[step].spoiled is not None and all(map(is_of_loss, problems))
+            of_loss = reference.tasks[step].spoiled is not None and all(map(is_loss_problem, problems))
             if all(problem.endswith(ON_BOTH) for problem in problems):
                 where = IN_BOTH
             else:

@@ -24,7 +24,7 @@ from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
-from mindllm.verify.compare import TOLERANCES, Comparison, Tolerance, held_by
+from mindllm.verify.compare import TOLERANCES, Comparison, Tolerance, cluster_parts
 from mindllm.verify.side import Reference, build_cluster, compared, done_by
 
 TOLERANCES_OF_VALUES = {"float32": (1e-5, 1e-6), "bfloat16": (5e-2,), "float16": (1e-2,)}
@@ -111,7 +111,7 @@ def _executed(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Ref
     task, recorder = reference.tasks[step], Recorder()
     cluster = build_cluster(config, list(graphs), reference.given(step), observer=recorder)
     done = done_by(cluster, config, task)
-    return _Side(cluster, recorder, done, compared(config, reference, step, done, held_by(cluster)))
+    return _Side(cluster, recorder, done, compared(config, reference, step, done, cluster_parts(cluster)))
 
 
 def _among_ranks(config: RunConfig, graphs: Sequence[CompiledGraph], ranks: _Side, device: _Side) -> str:
@@ -131,7 +131,7 @@ def _among_ranks(config: RunConfig, graphs: Sequence[CompiledGraph], ranks: _Sid
 def _idle_accumulators(side: _Side) -> list[str]:
     """Accumulators of weights that come out wrong to which no operator of the step adds."""
     added = {(record.rank, record.parameter) for record in side.recorder.records if record.node.op == ADDS}
-    wrong = {name for name, _ in _wrong_tensors(side.comparison)}
+    wrong = {error.name for error in side.comparison.wrong_tensors()}
     names = [f"{ACCUMULATORS}{weight}" for weight in sorted({*wrong, *updated_weights(wrong)})]
     return [
         f"{name} on rank {machine.rank}"
@@ -144,21 +144,14 @@ def _idle_accumulators(side: _Side) -> list[str]:
 def _wrong_results(side: _Side) -> tuple[list[Record], list[str]]:
     """The operators that yield what is wrong behind the step, and what is wrong though no operator yields it."""
     records, untouched = [], []
-    for name, rank in _wrong_tensors(side.comparison):
-        record = side.recorder.changer(rank, name)
+    for error in side.comparison.wrong_tensors():
+        record = side.recorder.changer(error.rank, error.name)
         if record is None:
-            untouched.append(f"{name} on rank {rank}")
+            untouched.append(f"{error.name} on rank {error.rank}")
         else:
             records.append(record)
     found = (side.recorder.maker(rank, value) for rank, value in _wrong_outputs(side))
     return [*records, *filter(None, found)], untouched
-
-
-def _wrong_tensors(comparison: Comparison) -> Iterator[tuple[str, int]]:
-    allowed = comparison.tolerance
-    for error in comparison.errors:
-        if not error.relative <= (allowed.moments if error.is_moment else allowed.weights):
-            yield error.name, error.rank
 
 
 def _wrong_outputs(side: _Side) -> Iterator[tuple[int, Any]]:

@@ -17,7 +17,7 @@ from mindllm.config import RunConfig
 from mindllm.process.temporary import temporary_directory
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.checkpoint.parts import Part
-from mindllm.verify.compare import held_by, is_of_loss
+from mindllm.verify.compare import cluster_parts, is_loss_problem
 from mindllm.verify.side import Reference, build_cluster, compared, done_by
 from mindllm.verify.single import SingleDevice, Task
 
@@ -49,7 +49,7 @@ def _problems(config: RunConfig, graphs: list[CompiledGraph], reference: Referen
         del trained
         checkpoint = load_checkpoint(path)
         cluster = build_cluster(config, graphs, {**reference.frozen, **checkpoint.weights, **checkpoint.optimizer})
-        resumed: dict[str, Resumed] = {"its own layout": (done_by(cluster, config, others[-1]), held_by(cluster))}
+        resumed: dict[str, Resumed] = {"its own layout": (done_by(cluster, config, others[-1]), cluster_parts(cluster))}
         del cluster
         reference.device.engine.load(checkpoint)  # over the weights and the state of a later step
         resumed["a single device"] = _done_by_one(reference.device, others[-1])
@@ -57,7 +57,7 @@ def _problems(config: RunConfig, graphs: list[CompiledGraph], reference: Referen
         comparison = compared(config, reference, len(others), step, ranks)
         problems = comparison.problems()
         if config.optimizer.block:  # a rounding in one step is another code of a moment, and another weight in the next
-            problems = [problem for problem in problems if is_of_loss(problem)]
+            problems = [problem for problem in problems if is_loss_problem(problem)]
         for problem in problems[:SHOWN]:
             yield f"resumed on {who}, the next step differs from one without the resume: {problem}"
 

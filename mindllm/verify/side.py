@@ -26,10 +26,10 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.engine import StepResult
-from mindllm.train.engine.columns import completed
-from mindllm.verify.compare import HALVES, Comparison, compare, explained_by_moments, held_by, tolerance_of
+from mindllm.train.engine.columns import with_document_columns
+from mindllm.verify.compare import HALVES, Comparison, cluster_parts, compare, errors_from_moments, tolerance_for
 from mindllm.verify.recomputed.balance import balance_problems, bias_problems, share_problems
-from mindllm.verify.recomputed.coded_state import AppliedGradients, in_numbers
+from mindllm.verify.recomputed.coded_state import AppliedGradients, decode_state
 from mindllm.verify.recomputed.kept_values import StepValues
 from mindllm.verify.recomputed.loss import last_gradients, loss_problems
 from mindllm.verify.recomputed.slope import slope_problems
@@ -167,7 +167,7 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     largest: list[Arrays] = []
     for task in work:
         results.append(device.step(task))
-        applied.append(gradients.of(task, states[-1]) if gradients is not None and not task.overflows else {})
+        applied.append(gradients.compute(task, states[-1]) if gradients is not None and not task.overflows else {})
         states.append(device.state())
         counts.append(device.counts())
         largest.append(device.largest_logits())
@@ -219,14 +219,14 @@ def train_cluster(
 ) -> tuple[Comparison, ...]:
     """Trains the cluster from the same weights on the same batches, and compares after every step."""
     cluster = build_cluster(config, graphs, reference.given(0), mindspore_kernels)
-    tolerance = tolerance_of(config)
+    tolerance = tolerance_for(config)
     comparisons = []
     for number, task in enumerate(reference.tasks):
         if number and config.optimizer.block:
             cluster.load_state(reference.before(number))
         weights = [machine.values() for machine in cluster.machines]
         found = done_by(cluster, config, task)
-        comparison = compared(config, reference, number, found, held_by(cluster))
+        comparison = compared(config, reference, number, found, cluster_parts(cluster))
         comparison = replace(comparison, further=tuple(loss_on_both(reference, number)))
         if not task.overflows:
             rate_of = partial(task.rate_of, config)
@@ -251,11 +251,11 @@ def compared(
     Gradients that are not clipped are large beside Adam's epsilon.
     """
     task, state = reference.tasks[number], reference.states[number]
-    tolerance = tolerance_of(config)
+    tolerance = tolerance_for(config)
     if task.clips and config.runner_wrapper.use_clip_grad:
         return compare(reference.results[number], state, found, ranks, tolerance)
-    explained = explained_by_moments(
-        config.optimizer, tolerance, partial(task.rate_of, config), reference.updates(number), in_numbers(state)
+    explained = errors_from_moments(
+        config.optimizer, tolerance, partial(task.rate_of, config), reference.updates(number), decode_state(state)
     )
     return compare(reference.results[number], state, found, ranks, tolerance, explained)
 
@@ -352,7 +352,7 @@ def loss_on_both(reference: Reference, step: int) -> Iterator[str]:
 
 def columns_read(config: RunConfig, batch: Mapping[str, np.ndarray]) -> Arrays:
     """The columns of a batch that the graphs of a configuration are given; where it has none, every row is one document."""
-    return dict(completed(batch, input_columns(config)))
+    return dict(with_document_columns(batch, input_columns(config)))
 
 
 def build_cluster(
@@ -368,10 +368,10 @@ def build_cluster(
     """
     from mindllm.train.distributed_step import input_slices
     from mindllm.train.optimizers.spikes import limits_of_step
-    from mindllm.train.watched import sums_of
+    from mindllm.train.watched import summed_kinds
 
     stages, limits = mesh_of(config).pipeline_stage, len(limits_of_step(config))
-    watches = bool(sums_of(config.monitor_config.watched()))
+    watches = bool(summed_kinds(config.monitor_config.watched()))
     groups = len(config.grouped_lr_schedule.grouped)
     return Cluster(
         graphs,

@@ -38,8 +38,8 @@ def through_json(result):
 def test_a_plan_is_that_of_the_command(capsys, tmp_path):
     from mindllm.cli.plan import main
 
-    planned = mindllm.plan(PIPELINE, formula=True, max_memory="50GB", seconds=20)
-    told = said(main, capsys, "--config", PIPELINE, "--formula", "--max_memory", "50GB", "--seconds", "20")
+    planned = mindllm.plan(PIPELINE, validate=False, max_memory="50GB", seconds=20)
+    told = said(main, capsys, "--config", PIPELINE, "--no-validate", "--max_memory", "50GB", "--seconds", "20")
     assert through_json(planned) | {"solve_seconds": 0} == told | {"solve_seconds": 0}
     assert planned.lower_bound <= planned.objective
     assert planned.keys["recompute"] == told["recompute"]
@@ -50,18 +50,16 @@ def test_a_plan_is_that_of_the_command(capsys, tmp_path):
 
 def test_a_plan_that_cannot_be_is_an_error():
     with pytest.raises(mindllm.CheckFailed, match="no recomputation fits the memory"):
-        mindllm.plan(PIPELINE, formula=True, max_memory="1GB", seconds=5)
-    with pytest.raises(mindllm.UserError, match="small runs have no costs of it"):
-        mindllm.plan(PIPELINE, swap=True, validate=True)
+        mindllm.plan(PIPELINE, max_memory="1GB", seconds=5)
     with pytest.raises(mindllm.UserError) as refused:
-        mindllm.plan("configs/llama2/pretrain_llama2_7b.yaml", formula=True)
+        mindllm.plan("configs/llama2/pretrain_llama2_7b.yaml")
     assert refused.value.key == "parallel_config.pipeline_stage"
 
 
 @pytest.mark.parametrize("size", [54, "54", "54 GB", "lots"])
 def test_a_size_of_memory_has_a_unit(size):
     with pytest.raises(mindllm.UserError) as refused:
-        mindllm.plan(SMALL, formula=True, max_memory=size, seconds=1)
+        mindllm.plan(SMALL, max_memory=size, seconds=1)
     assert (refused.value.key, refused.value.value) == ("max_memory", size)
     assert refused.value.advice == "write it as '58GB' or '58000MB'"
 

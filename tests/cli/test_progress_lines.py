@@ -25,27 +25,27 @@ def slow(*_, **__):
 @pytest.mark.parametrize(
     ("place", "command", "options", "line"),
     [
-        ("mindllm.planning.outcome.make_plan", plan, (RUN, "--formula"), "planning 0/1"),
+        ("mindllm.planning.outcome.make_plan", plan, (RUN, "--no-validate"), "planning 0/1"),
         (
             "mindllm.planning.outcome.PipelinePlan.explain",
             plan,
-            (RUN, "--formula", "--seconds", "1", "--explain"),
+            (RUN, "--no-validate", "--seconds", "1", "--explain"),
             "planning again with more memory 0/1",
         ),
         (
             "mindllm.planning.outcome.PipelinePlan.draw",
             plan,
-            (RUN, "--formula", "--seconds", "1", "--picture", "a.png"),
+            (RUN, "--no-validate", "--seconds", "1", "--picture", "a.png"),
             "drawing a.png 0/1",
         ),
         ("mindllm.timing.prediction.predict", step, (RUN, "--explain"), "predicting the step 0/1"),
         (
-            "mindllm.timing.foreign_program.program_step",
+            "mindllm.programs.step_time.predict_step",
             step,
             ("--simulated", "kept"),
             "reading the graphs of kept 0/1",
         ),
-        ("mindllm.verify.program.check_program", check, ("--program", "kept"), "executing the ranks of kept 0/1"),
+        ("mindllm.programs.verify.check_program", check, ("--program", "kept"), "executing the ranks of kept 0/1"),
     ],
     ids=["plan", "plan --explain", "plan --picture", "time", "time --simulated", "check --program"],
 )

@@ -17,7 +17,7 @@ from mindllm.compiled.rank import server_process
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.compiled.rank.rank_server import LOG, _note, compile_each
 from mindllm.errors import UserError
-from mindllm.train.distributed_step import built_alike
+from mindllm.train.distributed_step import cell_key
 
 
 def test_a_compiled_step_is_not_compiled_again(graph_cache, monkeypatch):
@@ -47,7 +47,7 @@ def test_a_fork_that_finds_sources_parsed_compiles_what_a_process_of_its_own_doe
 def test_ranks_are_built_alike_but_for_groups_of_their_own_and_an_embedding_used_twice():
     def groups(**model):
         config = cluster_run(dp=2, pp=2, micro=2, model=model)
-        return len({built_alike(config, rank) for rank in range(4)})
+        return len({cell_key(config, rank) for rank in range(4)})
 
     assert groups() == 1
     assert groups(tie_word_embeddings=True) == 2

@@ -6,7 +6,7 @@ import pytest
 from mindllm.config.dataset import IndexedDataConfig, IndexedDataLoader, InstructionDataLoader, RowsDataLoader
 from mindllm.files import unexpanded
 from mindllm.parallel.context import input_columns
-from mindllm.train.engine.columns import completed
+from mindllm.train.engine.columns import with_document_columns
 
 LOADER = "train_dataset.data_loader"
 PATH = f"--{LOADER}.config.data_path"
@@ -92,9 +92,9 @@ def test_several_devices_may_pack(load, target):
     columns = input_columns(config)
     assert columns == ("input_ids", "labels", "loss_mask", "segment_starts", "position_ids")
     batch = {name: np.full((2, 4), number, np.int32) for number, name in enumerate(columns[:3])}
-    assert list(completed(batch, columns)) == list(columns)
-    assert completed(batch, columns)["segment_starts"].tolist() == [[0] * 4] * 2
-    assert completed(batch, columns)["position_ids"].tolist() == [[0, 1, 2, 3]] * 2
+    assert list(with_document_columns(batch, columns)) == list(columns)
+    assert with_document_columns(batch, columns)["segment_starts"].tolist() == [[0] * 4] * 2
+    assert with_document_columns(batch, columns)["position_ids"].tolist() == [[0, 1, 2, 3]] * 2
 
 
 BOTH = ("segment_starts", "position_ids")

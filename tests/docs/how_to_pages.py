@@ -71,13 +71,13 @@ HOW_TO = {
     "mindformers_yaml": Page(files.mindformers_yaml, slow=("pretrain_llama2_7b",), codes={"--model.": 2}),
     "any_program": Page(
         files.any_program,
-        slow=("mindllm offline", "mindllm check --program cluster", "mindllm plan"),
+        slow=("mindllm offline", "mindllm check --program cluster"),
         not_here={".venv-mindformers": MINDFORMERS, "eval": MINDFORMERS, "train.py": MINDFORMERS},
         codes={"loss_over_devices": 3},
-        others=("inspect comm", "mindllm plan", "mindllm time"),
+        others=("inspect comm", "mindllm time"),
     ),
     "planning_a_run": Page(files.planning, slow=("mindllm plan",)),
-    "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --formula", "--simulated", "--apply run.yaml")),
+    "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --no-validate", "--apply run.yaml")),
     "step_time": Page(
         files.step_time,
         slow=("mindllm search", "replay.py", "mindllm dry-run"),

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from offline_programs import CUDA, FAILS, JIT, NEEDS_CANN, NEVER_TRAINS, PYNATIVE, TRAINS, program
 
-from mindllm.cli.offline import keep_config, main
+from mindllm.cli.offline import main
 from mindllm.compiled.device.stand_in import HOMES
 from mindllm.compiled.device.stand_in_names import MACHINES
-from mindllm.compiled.foreign.kept_program import KeptRank, kept_config
-from mindllm.compiled.foreign.lockstep import read_rank
 from mindllm.compiled.inspect.comm import exchanges
 from mindllm.compiled.inspect.diff import compare
 from mindllm.compiled.inspect.page import write_page
@@ -22,8 +20,11 @@ from mindllm.compiled.inspect.redundant import layout_changes
 from mindllm.compiled.inspect.source import read_graph
 from mindllm.compiled.inspect.summary import summarise
 from mindllm.compiled.simulation.simulation import load_simulation
-from mindllm.dry_run.program.subject import devices_of, python_of
 from mindllm.errors import UserError
+from mindllm.programs.command_line import devices_of, python_of
+from mindllm.programs.kept import KeptRank, kept_config
+from mindllm.programs.lockstep import read_rank
+from mindllm.programs.simulate import keep_config
 from mindllm.units import MIB
 from tests.compiled.simulations import needs_compiler
 
@@ -124,7 +125,7 @@ def test_a_step_under_jit_on_one_device(tmp_path, capsys):
     [
         (PYNATIVE, "ran in PyNative mode"),
         (NEVER_TRAINS, "never trained: it ran no graph with a backward pass"),
-        (CUDA, "asks for device_target CPU"),
+        (CUDA, "sets device_target CPU"),
         (NEEDS_CANN, "needs acl, a Python package of CANN"),
         (FAILS, "failed with ValueError: no corpus at /data before it imported MindSpore"),
     ],
@@ -150,7 +151,7 @@ def test_ranks_of_a_run_over_more_devices_do_not_stay(tmp_path):
 
 
 def test_no_program_is_one_line(capsys):
-    with pytest.raises(UserError, match="no program is given; write it behind --"):
+    with pytest.raises(UserError, match="no program is given; write it after --"):
         main([])
 
 
@@ -158,7 +159,7 @@ def test_no_program_is_one_line(capsys):
     ("command", "said"),
     [
         (["msrun", "--worker_num=8", "train.py"], "msrun starts a process for each device; give the command of one"),
-        (["./no_such_program"], "no_such_program: there is no such program"),
+        (["./no_such_program"], "no_such_program: command not found"),
     ],
 )
 def test_what_is_not_one_process(tmp_path, command, said):

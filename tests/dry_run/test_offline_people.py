@@ -80,6 +80,6 @@ REFUSES = """
 def test_a_program_that_refuses_one_device_is_checked_without_one_and_says_why(tmp_path, capsys):
     code, found, said = kept_and_checked(tmp_path, REFUSES, capsys)
     why = "the program failed with ValueError: at least 2 devices"
-    assert f"the program on one device is not kept: rank 0: {why}" in said.replace("\n", " ")
+    assert f"the program did not run on one device: rank 0: {why}" in said.replace("\n", " ")
     assert (code, found["compared"]) == (0, False)
     assert why in found["not_alone"]

@@ -56,7 +56,7 @@ def test_sigterm_and_sighup_save_and_end_with_0(finished, config_file, tmp_path,
     assert process.returncode == 0, printed
     step = trajectory(output)[-1]["step"]
     assert announced(printed)[-1].endswith(f"llm-{step}")
-    assert "written beside it in" in printed
+    assert "written in the background in" in printed
     run(config_file, output, "--resume_training")
     assert trajectory(output) == trajectory(finished[0])
 

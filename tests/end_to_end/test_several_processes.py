@@ -203,14 +203,14 @@ def held_out(printed):
 LATE = """
 import time
 from mindllm.config import load_config
-from mindllm.run.engines import make_engine, set_up_execution, share_of
+from mindllm.run.engines import make_engine, set_up_execution, batch_shard
 from mindllm.train.job.execution import execution_of
 from mindllm.train.batches.datasets import RunData
 
 config = load_config("run.yaml", ["--use_parallel=true", "--parallel_config.data_parallel=2"])
 execution = execution_of(config)
 set_up_execution(config, execution)
-engine, stream = make_engine(config, execution), RunData(config, share_of(config, execution)).train_stream()
+engine, stream = make_engine(config, execution), RunData(config, batch_shard(config, execution)).train_stream()
 for step in range(2):
     time.sleep(40 if execution.ranks.is_first and step else 0)
     print(engine.step(stream.batch(step), 1e-3, 1.0).loss)
@@ -279,7 +279,7 @@ def test_a_fault_of_one_rank_ends_all_and_loses_no_checkpoint(phase, config_file
     assert process.returncode == 1, printed
     saved = {path.name for path in (output / "checkpoint").glob("[!.]*")}
     if phase == "data":
-        assert "rank 1 could not make the next batch; the log of that rank says why" in printed
+        assert "rank 1 could not make the next batch; see the log of that rank" in printed
         assert "planted" in (tmp_path / "out_log" / "worker_1.log").read_text()
     else:
         assert "planted" in printed

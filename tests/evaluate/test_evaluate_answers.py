@@ -6,7 +6,7 @@ import pytest
 
 from mindllm.errors import RunFailed
 from mindllm.evaluate.answers import Answers
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 
 KEYS = [((1, 2), (3,)), ((1, 2), (4,)), ((5,), (6, 7))]
 
@@ -89,7 +89,7 @@ def test_answers_of_others_that_are_missing_are_an_error(tmp_path):
 
 
 def test_nothing_is_written_without_a_directory(tmp_path):
-    answers = Answers(None, ALONE)
+    answers = Answers(None, SINGLE_RANK)
     answers.put("loglikelihood", KEYS[0], (0.0, True))
     assert answers.of("loglikelihood", KEYS) == {KEYS[0]: (0.0, True)}
     with pytest.raises(ValueError, match="directory"):

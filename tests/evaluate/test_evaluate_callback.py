@@ -11,7 +11,7 @@ from mindllm.config.callbacks import EvalTasksConfig
 from mindllm.evaluate import callback
 from mindllm.evaluate.run import Outcome
 from mindllm.train.callbacks.metrics import scalar_event, scalars_of
-from mindllm.train.job.ranks import ALONE
+from mindllm.train.job.ranks import SINGLE_RANK
 from mindllm.train.state import StepRecord
 
 
@@ -27,7 +27,7 @@ class Tasks:
 
 @pytest.fixture
 def state(tmp_path):
-    engine = SimpleNamespace(holds_all=True, local_state=dict, ranks=ALONE)
+    engine = SimpleNamespace(holds_all=True, local_state=dict, ranks=SINGLE_RANK)
     return SimpleNamespace(
         engine=engine,
         base=None,

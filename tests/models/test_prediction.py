@@ -26,7 +26,7 @@ from mindllm.models.causal_lm import for_evaluation  # noqa: E402
 from mindllm.models.experts.expert_load import LOSS_PROBE  # noqa: E402
 from mindllm.models.mtp import Ahead  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, model_weights, trained_weights  # noqa: E402
-from mindllm.train.callbacks.figures import prediction_loss  # noqa: E402
+from mindllm.train.callbacks.figures import mean_mtp_loss  # noqa: E402
 from mindllm.train.step import ForwardBackward  # noqa: E402
 from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
 from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
@@ -158,8 +158,8 @@ def test_loss_and_gradients_are_those_of_the_report(pair, ours):
     plain = float(for_evaluation(model)(*columns()).asnumpy())
     assert plain + FACTOR / DEPTHS * sum(summed for summed, _ in by_depth) == pytest.approx(wanted, rel=1e-5)
     counted = {f"load.{item.name}": values for item, values in zip(counters, by_depth, strict=True)}
-    assert prediction_loss(counted) == pytest.approx(np.mean([summed / tokens for summed, tokens in by_depth]))
-    assert prediction_loss({name: np.zeros(2) for name in counted}) is None
+    assert mean_mtp_loss(counted) == pytest.approx(np.mean([summed / tokens for summed, tokens in by_depth]))
+    assert mean_mtp_loss({name: np.zeros(2) for name in counted}) is None
     alike = [f"model.layers.{2 + n}.{name}.weight" for n in range(DEPTHS) for name in ("enorm", "hnorm", "eh_proj")]
     compared = {name: name for name in alike}
     for depth in range(DEPTHS):

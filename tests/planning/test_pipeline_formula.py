@@ -36,7 +36,7 @@ ALONE = ["--parallel_config={pipeline_stage: 1, micro_batch_num: 1}", "--model.m
 
 
 def planned(capsys, *arguments):
-    main([*map(str, arguments), "--formula", "--seconds", "20", "--json"])
+    main([*map(str, arguments), "--no-validate", "--seconds", "20", "--json"])
     return json.loads(capsys.readouterr().out)
 
 
@@ -45,7 +45,7 @@ def test_deepseek_v3_is_planned_with_the_layer_that_predicts_ahead_on_the_last_s
     source = CONFIGS / "deepseek/pretrain_deepseek_v3_671b.yaml"
     layout = tmp_path / "megatron.txt"
     files = ("--no-validate", "--apply", "--output", str(output), "--megatron", str(layout))
-    main(["--config", str(source), "--formula", "--seconds", "20", *files])
+    main(["--config", str(source), "--seconds", "20", *files])
     assert layout.read_text().endswith(',m,L"\n')
     assert "lower bound of all plans" in capsys.readouterr().out
     config = load_config(output)
@@ -111,9 +111,9 @@ def test_a_plan_by_formula_is_held_to_the_dry_run_and_corrected(monkeypatch, cap
         return [Told(stage, int(sizes[stage.number]) + 6 * GB * (stage.number == 1)) for stage in stages]
 
     monkeypatch.setattr(validation, "forecast_stages", forecast)
-    monkeypatch.setattr(simulations, "simulations_here", lambda progress: Simulations(progress=progress))
+    monkeypatch.setattr(simulations, "simulations_here", Simulations)
     source = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
-    main(["--config", str(source), "--formula", "--validate", "--seconds", "2", "--json", *options])
+    main(["--config", str(source), "--seconds", "2", "--json", *options])
     found = json.loads(capsys.readouterr().out)
     assert len(asked) >= 2  # what was planned first did not fit
     assert found["confirmed"] or "seqpipe" in options[0]  # of pieces the formula counts a little too much
@@ -135,7 +135,7 @@ def test_a_v_is_planned_written_and_takes_what_the_model_of_time_says(tmp_path, 
     source, output = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", tmp_path / "planned.yaml"
     order = tmp_path / "order.csv"
     files = ("--no-validate", "--apply", "--output", str(output), "--torch_csv", str(order))
-    main(["--config", str(source), *V, "--formula", "--seconds", "3", "--json", *files])
+    main(["--config", str(source), *V, "--seconds", "3", "--json", *files])
     told = json.loads(capsys.readouterr().out)
     config = load_config(output)
     workload = workload_of(config)
@@ -143,7 +143,7 @@ def test_a_v_is_planned_written_and_takes_what_the_model_of_time_says(tmp_path, 
     assert told["lower_bound"] <= told["step_time"] <= told["even_split_step_time"]
     assert told["yaml_step_time"] > 0
     line = step_time(workload, DEVICE).line
-    as_it_is = formula.formula_as_it_is(config, DEVICE)
+    as_it_is = formula.evaluate_run(config, DEVICE)
     assert as_it_is.step_time == pytest.approx(told["objective"])
     assert told["step_time"] == 1000 * step_time(workload_of(config), DEVICE).seconds
     assert as_it_is.line.makespan == pytest.approx(1000 * line.makespan)
@@ -166,10 +166,10 @@ def test_sequences_in_pieces_are_planned_in_their_order(scheduler, pieces, chunk
         "--recompute_config={recompute: false, select_recompute: true}",
     ]
     written = ["--no-validate", "--apply", "--output", str(output)]
-    main(["--config", str(source), *keys, "--formula", "--seconds", "2", "--json", *written])
+    main(["--config", str(source), *keys, "--seconds", "2", "--json", *written])
     told = json.loads(capsys.readouterr().out)
     config = load_config(output)
-    as_it_is, line = formula.formula_as_it_is(config, DEVICE), step_time(workload_of(config), DEVICE).line
+    as_it_is, line = formula.evaluate_run(config, DEVICE), step_time(workload_of(config), DEVICE).line
     assert (config.parallel_config.seq_split_num, as_it_is.problem.pieces) == (pieces, pieces)
     assert as_it_is.step_time == pytest.approx(told["objective"])
     assert told["step_time"] == 1000 * step_time(workload_of(config), DEVICE).seconds
@@ -200,7 +200,7 @@ def test_what_waits_on_the_host_is_chosen_beside_recomputation(tmp_path, capsys)
     assert told["peak_memory_mb"] == pytest.approx([size / MIB for size in stage_bytes(workload)])
     bare = load_config(output, ["--swap_config={swap: false, op_swap: null, layer_swap: null}"])
     assert max(stage_bytes(workload_of(bare))) > max(stage_bytes(workload))
-    makespan = told["objective"] - formula.formula_as_it_is(bare, DEVICE).problem.exposed_communication
+    makespan = told["objective"] - formula.evaluate_run(bare, DEVICE).problem.exposed_communication
     assert makespan == pytest.approx(1000 * step_time(workload, DEVICE).line.makespan, rel=2e-5)
     assert told["step_time"] == 1000 * step_time(workload, DEVICE).seconds
     roomy = planned(capsys, "--config", source, "--max_memory", "90GB", "--swap")
@@ -223,9 +223,9 @@ def test_a_slow_link_is_waited_for():
 def test_a_v_that_is_all_recomputed_computes_it_twice():
     again = "--recompute_config={recompute: true, select_recompute: false}"
     config = load_config(CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml", [*V[:2], again])
-    line, workload = formula.formula_as_it_is(config, DEVICE).line, workload_of(config)
+    line, workload = formula.evaluate_run(config, DEVICE).line, workload_of(config)
     assert line.makespan == pytest.approx(1000 * step_time(workload, DEVICE).line.makespan)
-    peaks = formula.formula_as_it_is(config, DEVICE).peak_mb
+    peaks = formula.evaluate_run(config, DEVICE).peak_mb
     assert peaks == pytest.approx([size / MIB for size in stage_bytes(workload)])
 
 
@@ -258,7 +258,7 @@ def test_a_plan_is_held_to_the_yaml_as_it_is(capsys, tmp_path):
     assert (told["yaml_fits"], len(told["yaml_peak_memory_mb"])) == (True, 4)
     assert told["yaml_peak_memory_mb"] == pytest.approx([size / MIB for size in stage_bytes(workload_of(config))])
     files = ["--no-validate", "--apply", "--output", str(output), "--picture", str(page)]
-    main(["--config", str(source), "--formula", *files, *WRITTEN])
+    main(["--config", str(source), *files, *WRITTEN])
     text = capsys.readouterr().out
     gain = f"{100 * told['less_time_than_yaml']:.2f}% less time than the YAML as it is"
     assert "before: the YAML as it is, step" in text
@@ -277,7 +277,7 @@ def test_a_yaml_that_cannot_be_judged_is_said_to_be_unknown(capsys, monkeypatch)
 
     monkeypatch.setattr(formula, "evaluate", unsteady)
     source = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
-    main(["--config", str(source), "--formula"])
+    main(["--config", str(source), "--no-validate"])
     text = capsys.readouterr().out
     assert "the YAML as it is cannot be judged" in text
     assert "before: even split" in text
@@ -287,7 +287,7 @@ def test_a_yaml_that_cannot_be_judged_is_said_to_be_unknown(capsys, monkeypatch)
 def test_a_yaml_that_does_not_fit_is_said_to(capsys):
     source = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
     none = [f"--recompute_config.{key}=false" for key in ("recompute", "select_recompute")]
-    options = ["--config", str(source), "--formula", "--max_memory", "40GB", *none]
+    options = ["--config", str(source), "--no-validate", "--max_memory", "40GB", *none]
     main(options)
     assert "more time than the YAML as it is, which does not fit: " in capsys.readouterr().out
     main([*options, "--json"])
@@ -297,35 +297,30 @@ def test_a_yaml_that_does_not_fit_is_said_to(capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--problem", "problem.json", "--formula"], "--formula: belongs to --config"),
+        (["--problem", "problem.json", "--swap"], "--swap requires --config RUN.yaml"),
         (
-            ["--config", "CONFIG", "--formula", "--model.model_config.num_nextn_predict_layers=2", OFFSET],
-            "num_nextn_predict_layers: all of them have to be on the last stage",
+            ["--config", "CONFIG", "--model.model_config.num_nextn_predict_layers=2", OFFSET],
+            "num_nextn_predict_layers: all of them must be on the last stage",
         ),
         (
-            ["--config", "CONFIG", "--formula", *ALONE],
+            ["--config", "CONFIG", *ALONE],
             "pipeline_stage: is 1: there is no pipeline to plan",
         ),
         (
-            ["--config", "CONFIG", "--formula", "--swap_config.swap=true"],
+            ["--config", "CONFIG", "--swap_config.swap=true"],
             "swap_config.swap: a plan chooses recomputation, not what waits on the host (value true); write false, or",
         ),
         (
-            ["--config", "CONFIG", "--formula", "--swap", "--interleave", "1", "2"],
+            ["--config", "CONFIG", "--swap", "--interleave", "1", "2"],
             "pp_interleave_num: what waits on the host is planned with one chunk (value 2)",
         ),
         (
-            ["--config", "CONFIG", "--formula", "--swap", "--parallel.pipeline_config.pipeline_scheduler=gpipe"],
+            ["--config", "CONFIG", "--swap", "--parallel.pipeline_config.pipeline_scheduler=gpipe"],
             "pipeline_scheduler: what waits on the host is planned in 1f1b (value gpipe)",
         ),
-        (["--config", "CONFIG", "--swap"], "--swap: small runs have no costs of it"),
         (
-            ["--config", "CONFIG", "--formula", "--swap", "--device", "atlas_900_a3"],
+            ["--config", "CONFIG", "--swap", "--device", "atlas_900_a3"],
             "has no host_bandwidth, which the copies of swap_config need",
-        ),
-        (
-            ["--config", "CONFIG", "--parallel.pipeline_config.pipeline_scheduler=seqpipe"],
-            "pipeline_scheduler: small runs have no costs of it (value seqpipe); add --formula",
         ),
     ],
 )
@@ -335,6 +330,16 @@ def test_what_cannot_be_planned_is_refused(arguments, expected, capsys):
         run_command(main, [source if argument == "CONFIG" else argument for argument in arguments])
     assert ended.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+def test_the_former_option_has_no_effect_and_says_so(capsys):
+    config = ["--config", str(CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"), "--no-validate", "--seconds", "5"]
+    main(config)
+    text = capsys.readouterr().out
+    main([*config, "--formula"])
+    printed = capsys.readouterr()
+    assert "--formula is deprecated" in printed.err
+    assert re.sub(r"solved in .*", "", printed.out) == re.sub(r"solved in .*", "", text)
 
 
 SOURCE = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
@@ -349,7 +354,7 @@ def test_steps_are_those_of_time_and_gains_those_of_the_steps_shown(tmp_path, ca
     assert (told["yaml_step_time"], told["step_time"]) == (1000 * before, 1000 * after)
     assert told["less_time_than_yaml"] == 1 - after / before
     assert told["gap"] == pytest.approx(told["objective"] / told["lower_bound"] - 1)
-    main(["--config", str(SOURCE), *UNEVEN, "--formula", "--seconds", "20", "--interleave", "1"])
+    main(["--config", str(SOURCE), *UNEVEN, "--no-validate", "--seconds", "20", "--interleave", "1"])
     text = capsys.readouterr().out
     shown = re.search(r"step ([\d,.]+) -> ([\d,.]+) ms: ([\d.]+)% less time than the YAML as it is", text)
     then, now, less = (float(number.replace(",", "")) for number in shown.groups())
@@ -369,13 +374,13 @@ def test_one_margin_decides_in_all_commands(share, fits, tmp_path, capsys):
     assert predict(config, DEVICE).fits == fits
     assert prove_run(config, Options(), quick=True).answer("memory").figures["fits"] == fits
     assert own(config, DEVICE).room(memory_limit(config, DEVICE)).fits == fits
-    assert main(["--config", str(SOURCE), "--formula", limit]) == 0
+    assert main(["--config", str(SOURCE), "--no-validate", limit]) == 0
     assert f"limit {needed / share:.2f} GB, 5% reserved: {0.95 * needed / share:.2f} GB" in capsys.readouterr().out
 
 
 def test_what_would_fit_is_said_with_the_margin(capsys):
     with pytest.raises(CheckFailed) as failed:
-        main(["--config", str(SOURCE), "--formula", "--max_memory", "15GB"])
+        main(["--config", str(SOURCE), "--max_memory", "15GB"])
     size = re.search(r"with 5% reserved that is --max_memory ([\d.]+GB)", str(failed.value))[1]
     assert max(planned(capsys, "--config", SOURCE, "--max_memory", size)["peak_memory_mb"]) > 15 * 1024 * 0.95
 
@@ -394,7 +399,7 @@ def test_a_plan_that_is_applied_is_validated_or_said_not_to_be(options, said, tm
 
     monkeypatch.setattr(validation, "forecast_stages", forecast)
     output = tmp_path / "planned.yaml"
-    main(["--config", str(SOURCE), "--formula", "--apply", "--output", str(output), *options])
+    main(["--config", str(SOURCE), "--apply", "--output", str(output), *options])
     assert capsys.readouterr().out.splitlines()[-1].endswith(said)
     assert bool(simulated) == (options == ())
     assert output.is_file()

@@ -20,8 +20,8 @@ from mindllm.prove.found import hash_of, remember, versions_here
 from mindllm.prove.questions import DATA, MEMORY, STEP_TIME
 from mindllm.run import proof_monitor
 from mindllm.run.outcome import train_in_child
+from mindllm.run.proof import Prediction, summarize_proof
 from mindllm.run.proof_monitor import COLUMN, ProofMonitor
-from mindllm.run.proved import Predicted, find
 from mindllm.units import GIB
 from tests.prove.made_proofs import figures, proof
 
@@ -48,14 +48,16 @@ def proved(config, *changed, target="CPU", error=0.13, versions=None, **options)
 
 def test_a_run_that_requires_a_proof_has_none(config, tmp_path):
     with pytest.raises(CheckFailed) as refused:
-        find(config)
+        summarize_proof(config)
     assert refused.value.exit_code == 3
     assert str(refused.value) == (
         f"{tmp_path}/run.yaml:1: require_proof: not proved (value true); run mindllm prove {tmp_path}/run.yaml, or write false"
     )
     with pytest.raises(CheckFailed, match="require_proof: not proved"):
         train_in_child(config)
-    assert find(override_config(config, {"require_proof": False})).line.startswith("not proved; mindllm prove ")
+    assert summarize_proof(override_config(config, {"require_proof": False})).line.startswith(
+        "not proved; mindllm prove "
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,23 +72,23 @@ def test_a_run_that_requires_a_proof_has_none(config, tmp_path):
 def test_a_proof_that_is_not_ready_is_not_enough(config, changed, options, said):
     proved(config, changed, **options)
     with pytest.raises(CheckFailed) as refused:
-        find(config)
+        summarize_proof(config)
     assert said in str(refused.value)
     assert "run mindllm prove " in str(refused.value)
 
 
 def test_a_run_with_a_proof_says_so_and_knows_what_it_predicts(config):
     proved(config, {DATA: Standing.NOT_PROVED}, allowed=(DATA,))
-    at_start = find(config)
+    at_start = summarize_proof(config)
     assert at_start.line == "proved 2026-11-20: fits 41.4 of 58 GB, 30.4 s a step expected, without a proof of data"
-    assert at_start.predicted == Predicted(30.4, 0.13, 41.4 * GIB)
+    assert at_start.prediction == Prediction(30.4, 0.13, 41.4 * GIB)
 
 
 def test_a_prediction_of_other_devices_is_not_held_against_these(config):
     proved(config, target="Ascend")
-    assert find(config).predicted is None
+    assert summarize_proof(config).prediction is None
     proved(override_config(config, {"context.device_target": "Ascend"}), target="Ascend", error=None)
-    assert find(override_config(config, {"context.device_target": "Ascend"})).predicted == Predicted(
+    assert summarize_proof(override_config(config, {"context.device_target": "Ascend"})).prediction == Prediction(
         30.4, None, 41.4 * GIB
     )
 
@@ -95,7 +97,7 @@ def test_a_prediction_of_other_devices_is_not_held_against_these(config):
 def test_figures_that_are_none_predict_nothing(config, wrong):
     made = proof(known=figures(step=wrong), config_hash=hash_of(config), complete=True)
     remember(replace(made, run=replace(made.run, versions=versions_here())))
-    assert find(override_config(config, {"require_proof": False})).predicted is None
+    assert summarize_proof(override_config(config, {"require_proof": False})).prediction is None
 
 
 def test_whatever_is_wrong_a_run_begins(config, monkeypatch):
@@ -103,9 +105,12 @@ def test_whatever_is_wrong_a_run_begins(config, monkeypatch):
         raise RuntimeError("no home")
 
     monkeypatch.setattr(found, "find_proof", fail)
-    assert find(override_config(config, {"require_proof": False})).line == "not proved; its proof cannot be read"
+    assert (
+        summarize_proof(override_config(config, {"require_proof": False})).line
+        == "not proved; its proof cannot be read"
+    )
     with pytest.raises(CheckFailed, match="its proof cannot be read"):
-        find(config)
+        summarize_proof(config)
 
 
 def test_looking_for_a_proof_imports_nothing_heavy():
@@ -126,28 +131,28 @@ def watched(config, monitor, *seconds):
 
 def test_steps_within_the_range_are_told_once(config, caplog):
     caplog.set_level(logging.INFO)
-    columns = watched(config, ProofMonitor(Predicted(2.0, 0.1)), 60.0, *[2.1] * 29)
+    columns = watched(config, ProofMonitor(Prediction(2.0, 0.1)), 60.0, *[2.1] * 29)
     assert columns == [None, *[1.05] * 29]
-    assert [record.getMessage() for record in caplog.records] == ["a step takes 2.100 s; proved: 2.000 s ± 10% (+5.0%)"]
+    assert [record.getMessage() for record in caplog.records] == ["step time 2.100 s; proved 2.000 s ± 10% (+5.0%)"]
 
 
 @pytest.mark.parametrize(("taken", "said"), [(2.3, "15.0% more"), (1.6, "20.0% less")])
 def test_steps_past_the_range_are_warned_of_once(config, caplog, taken, said):
-    watched(config, ProofMonitor(Predicted(2.0, 0.1)), 60.0, *[taken] * 29)
+    watched(config, ProofMonitor(Prediction(2.0, 0.1)), 60.0, *[taken] * 29)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert f"steps up to 10 take {taken:.3f} s, {said} than proved and past the range of ±10%; " in warning
+    assert f"steps up to 10 take {taken:.3f} s, {said} than proved and outside ±10%; " in warning
 
 
 def test_steps_that_become_slow_are_warned_of_when_they_do(config, caplog):
-    watched(config, ProofMonitor(Predicted(2.0, 0.1)), 60.0, *[2.0] * 9, *[3.0] * 10, *[2.0] * 10, *[3.0] * 10)
+    watched(config, ProofMonitor(Prediction(2.0, 0.1)), 60.0, *[2.0] * 9, *[3.0] * 10, *[2.0] * 10, *[3.0] * 10)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [text.partition(" take")[0] for text in warnings] == ["steps up to 20", "steps up to 40"]
 
 
 def test_a_range_that_is_not_known_is_never_left(config, caplog):
     caplog.set_level(logging.INFO)
-    watched(config, ProofMonitor(Predicted(2.0)), 60.0, *[9.0] * 19)
-    assert [record.getMessage() for record in caplog.records] == ["a step takes 9.000 s; proved: 2.000 s (+350.0%)"]
+    watched(config, ProofMonitor(Prediction(2.0)), 60.0, *[9.0] * 19)
+    assert [record.getMessage() for record in caplog.records] == ["step time 9.000 s; proved 2.000 s (+350.0%)"]
 
 
 @pytest.mark.parametrize(("peak", "warned"), [(40.0, False), (41.5, False), (43.0, True)])
@@ -155,7 +160,7 @@ def test_memory_of_a_device_is_held_against_the_dry_run(config, caplog, monkeypa
     """The device is a stand-in: none was at hand."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(proof_monitor, "peak_memory", lambda config: int(peak * GIB))
-    watched(config, ProofMonitor(Predicted(2.0, 0.1, 41.4 * GIB)), 60.0, *[2.0] * 9)
+    watched(config, ProofMonitor(Prediction(2.0, 0.1, 41.4 * GIB)), 60.0, *[2.0] * 9)
     said = [record.getMessage() for record in caplog.records]
-    assert said[1] == f"peak memory of this rank is {peak:.1f} GB; proved: 41.4 GB"
-    assert ("peak memory is 1.6 GB more than proved" in said) is warned
+    assert said[1] == f"peak memory of this rank {peak:.1f} GB; proved 41.4 GB"
+    assert ("peak memory is 1.6 GB above the proof" in said) is warned

@@ -79,7 +79,7 @@ def test_another_run_at_the_same_place_ends_the_book(tmp_path, capsys):
     [
         pytest.param(
             plan_main,
-            ("--config", "{run}", "--formula", "--apply", "--output", "{run}", *TWO_STAGES),
+            ("--config", "{run}", "--apply", "--output", "{run}", *TWO_STAGES),
             marks=pytest.mark.slow,
         ),
         pytest.param(

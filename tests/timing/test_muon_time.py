@@ -13,7 +13,7 @@ from mindllm.compiled.graph.operators import UPDATE, Operators
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.compiled.simulation.simulate_rank import simulate_rank
 from mindllm.config import load_config
-from mindllm.planning.costs.formula import plan_of, plan_problem
+from mindllm.planning.costs.formula import KINDS, plan_problem, run_plan
 from mindllm.planning.plan import evaluate
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.exchanges import Group
@@ -224,7 +224,7 @@ def test_the_planner_and_the_formula_say_the_same_where_the_update_is_the_peak()
     config = cluster_run(**SHARED)
     workload = workload_of(config)
     problem = plan_problem(workload, DEVICE, 1024 * MIB, "run")
-    peaks = evaluate(problem, plan_of(config, problem)).peak_mb
+    peaks = evaluate(problem, run_plan(config, dict(KINDS))).peak_mb
     assert peaks.tolist() == pytest.approx([size / MIB for size in stage_bytes(workload)])
     table = embedding_parameters(workload)
     working, gone = update_working_bytes(workload) / MIB, more_at_update(table, workload) / MIB

@@ -333,7 +333,7 @@ def test_a_program_of_somebody_is_timed_from_its_kept_graphs(tmp_path, capsys):
     assert found["schema"] == 2
     assert first["waits"] > last["waits"]
     assert main(["--simulated", directory]) == 0
-    assert "passes follow each other as 1F1B has them" in capsys.readouterr().out
+    assert "passes in the order of 1F1B" in capsys.readouterr().out
     with pytest.raises(UserError, match="--explain: belongs to --config"):
         main(["--simulated", directory, "--explain"])
     with pytest.raises(UserError, match="keys of a run go with --config"):

@@ -11,7 +11,7 @@ from small_cluster import cluster_run
 from mindllm.architecture.optimizer_state import ADAMW, MUON
 from mindllm.compiled.simulation.simulate_rank import simulate_rank
 from mindllm.parallel.layout import mesh_of
-from mindllm.planning.costs.formula import plan_of, plan_problem
+from mindllm.planning.costs.formula import KINDS, plan_problem, run_plan
 from mindllm.planning.plan import evaluate
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
@@ -314,7 +314,7 @@ def test_the_planner_and_the_formula_say_the_same(keys, optimizer):
     config = cluster_run(model=WIDE, pp=2, micro=4, optimizer={"type": optimizer}, **keys)
     workload = workload_of(config)
     problem = plan_problem(workload, DEVICE, 1 << 40, "run")
-    found = evaluate(problem, plan_of(config, problem)).peak_mb
+    found = evaluate(problem, run_plan(config, dict(KINDS))).peak_mb
     expected = [size / MIB for size in stage_bytes(workload)]
     assert found.tolist() == pytest.approx(expected)
 

@@ -10,7 +10,7 @@ import pytest
 from mindllm.config import load_config, override_config
 from mindllm.launch.job import JOB
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
-from mindllm.train.job.restart import begin, checkpoint_to_resume, has_begun
+from mindllm.train.job.restart import checkpoint_to_resume, has_started, mark_started
 
 TINY = Path(__file__).parents[2] / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
 
@@ -45,8 +45,8 @@ def test_a_job_that_has_not_begun_does_what_its_options_say(store):
 
 def test_a_job_that_has_begun_anew_goes_on_from_what_it_has_saved_itself(store):
     save(store, 100)  # of an earlier run
-    begin(config(store, overwrite=True), store, 0)
-    assert has_begun(config(store))
+    mark_started(config(store, overwrite=True), store, 0)
+    assert has_started(config(store))
     assert resumed_step(store, overwrite=True) is None
     save(store, 4)
     assert resumed_step(store, overwrite=True) == 4
@@ -55,23 +55,23 @@ def test_a_job_that_has_begun_anew_goes_on_from_what_it_has_saved_itself(store):
 def test_a_job_that_has_gone_back_to_an_older_checkpoint_is_not_taken_to_a_newer_one(store):
     path = save(store, 4)
     save(store, 8)
-    begin(config(store), store, 4)
+    mark_started(config(store), store, 4)
     assert resumed_step(store, resume_training=str(path)) == 4
     save(store, 5)
     assert resumed_step(store, resume_training=str(path)) == 5
 
 
 def test_another_job_has_not_begun(store, monkeypatch):
-    begin(config(store), store, 0)
+    mark_started(config(store), store, 0)
     monkeypatch.setenv(JOB, "another job")
-    assert not has_begun(config(store))
+    assert not has_started(config(store))
     monkeypatch.delenv(JOB)
-    assert not has_begun(config(store))
+    assert not has_started(config(store))
     save(store, 4)
     assert resumed_step(store) is None
 
 
 def test_without_a_launcher_nothing_is_written(store, monkeypatch):
     monkeypatch.delenv(JOB)
-    begin(config(store), store, 0)
+    mark_started(config(store), store, 0)
     assert not store.directory.parent.exists()

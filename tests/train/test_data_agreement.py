@@ -18,7 +18,8 @@ from mindllm.data import Corpus, CorpusWriter, GPTDataset, load_tokenizer
 from mindllm.data.gpt import DocumentOptions
 from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import RunFailed
-from mindllm.train.job.data_agreement import refuse_different_data
+from mindllm.train.job.data_agreement import require_same_data
+from mindllm.train.job.ranks import Ranks
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"def function_{number}(argument):\n    return argument * {number}\n" * 3 for number in range(120)]
@@ -58,9 +59,7 @@ class Party:
     def rank(self, number):
         party = self
 
-        class Member:
-            rank, count = number, party.count
-
+        class Rendezvous:
             def sum(self, values):
                 party.values[number] = values
                 party.barrier.wait(30)
@@ -68,7 +67,7 @@ class Party:
                 party.barrier.wait(30)
                 return result
 
-        return Member()
+        return Ranks(number, self.count, Rendezvous())
 
 
 def check(directories):
@@ -77,7 +76,7 @@ def check(directories):
 
     def one(number):
         try:
-            refuse_different_data(datasets[number], party.rank(number))
+            require_same_data(datasets[number], party.rank(number))
         except RunFailed as error:
             return str(error)
         return ""
@@ -102,7 +101,7 @@ def test_a_rank_with_fewer_documents_is_named_on_all_ranks(corpus, tmp_path):
     write(directories[1], TEXTS[:-20])
     messages = check(directories)
     assert len(set(messages)) == 1
-    assert "rank 1 read other data than rank 0" in messages[0]
+    assert "rank 1 read different data than rank 0" in messages[0]
 
 
 def test_a_rank_with_other_words_and_the_same_length_is_named(corpus, tmp_path):
@@ -110,7 +109,7 @@ def test_a_rank_with_other_words_and_the_same_length_is_named(corpus, tmp_path):
     path = directories[1] / "corpus.bin"
     tokens = np.fromfile(path, np.uint16)
     np.roll(tokens, 1).tofile(path)
-    assert "rank 1 read other data" in check(directories)[0]
+    assert "rank 1 read different data" in check(directories)[0]
 
 
 READER = """

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindllm.train.callbacks.evaluation import EvaluationMonitor
+from mindllm.train.callbacks.monitors import EvaluationMonitor
 from mindllm.train.evaluation import EvaluationResult
 
 

@@ -85,7 +85,7 @@ def test_shared_optimizer_state_is_sharded_too():
 def test_the_log_says_who_executes():
     config = cluster_run(dp=2, tp=2, context=CPU)
     assert describe(config, execution_of(config, {})) == (
-        "dp 2 x tp 2 x pp 1: the 4 ranks are executed together, in lock-step in this process"
+        "dp 2 x tp 2 x pp 1: all 4 ranks run in lockstep in this process"
     )
     config = cluster_run(dp=2)
     assert "rank 1 of 2, in MindSpore's dry run" in describe(config, execution_of(config, simulated(2, 1)))

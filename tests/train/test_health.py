@@ -8,7 +8,7 @@ from mindllm.compiled.execute.engine import LockstepEngine
 from mindllm.config import load_config
 from mindllm.config.monitor import GRADIENT, LOGIT, UPDATE, WEIGHT
 from mindllm.errors import UserError
-from mindllm.train.callbacks.health import health_line
+from mindllm.train.callbacks.figures import health_line
 from mindllm.train.engine import ReplicaEngine
 from mindllm.train.health import group_of, health_figures
 

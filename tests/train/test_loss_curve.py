@@ -9,7 +9,7 @@ from PIL import Image
 
 from mindllm.cli.loss_curve import main
 from mindllm.errors import UserError
-from mindllm.train.curves.draw import draw_scores, expert_shares, read_run
+from mindllm.train.curves import draw_scores, expert_shares, read_run
 from mindllm.train.metrics_file import MetricsFile
 
 

@@ -17,8 +17,8 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.process.exit_hooks import tidy_up
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
 from mindllm.train.job import output_directory
-from mindllm.train.job.output_directory import LOCK_NAME, RunLock, call_roll, claim_output_directory
-from mindllm.train.job.ranks import ALONE
+from mindllm.train.job.output_directory import LOCK_NAME, RunLock, claim_output_directory, meet_ranks
+from mindllm.train.job.ranks import SINGLE_RANK
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
@@ -36,7 +36,7 @@ def earlier_run(directory):
 
 
 def test_an_empty_directory_is_claimed(config):
-    assert claim_output_directory(config, ALONE).count == 1
+    assert claim_output_directory(config, SINGLE_RANK).count == 1
 
 
 def test_an_earlier_run_is_not_begun_anew_by_accident(config, tmp_path):
@@ -44,19 +44,19 @@ def test_an_earlier_run_is_not_begun_anew_by_accident(config, tmp_path):
     with pytest.raises(
         UserError, match=r"42 steps in metrics\.jsonl and checkpoint llm-40.*--resume_training.*--overwrite"
     ):
-        claim_output_directory(config, ALONE)
+        claim_output_directory(config, SINGLE_RANK)
 
 
 @pytest.mark.parametrize("change", [{"overwrite": True}, {"resume_training": True}, {"resume_training": "auto"}])
 def test_it_is_gone_on_with_or_begun_anew_when_that_is_meant(config, tmp_path, change):
     earlier_run(tmp_path / "out")
-    claim_output_directory(override_config(config, change), ALONE)
+    claim_output_directory(override_config(config, change), SINGLE_RANK)
 
 
 def test_metrics_without_a_step_are_no_run(config, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "metrics.jsonl").write_text('{"step"')
-    claim_output_directory(config, ALONE)
+    claim_output_directory(config, SINGLE_RANK)
 
 
 HOLDER = """
@@ -101,7 +101,7 @@ def roll(directories, timeout=20.0):
 
     def call(rank):
         try:
-            return call_roll(directories[rank], rank, len(directories), timeout)
+            return meet_ranks(directories[rank], rank, len(directories), timeout)
         except RunFailed as error:
             return str(error)
 
@@ -131,7 +131,7 @@ def test_ranks_of_a_run_that_died_are_not_taken_for_this_one(tmp_path):
 
 
 def test_only_the_first_rank_locks(config, monkeypatch):
-    monkeypatch.setattr(output_directory, "call_roll", lambda *_: "name")
+    monkeypatch.setattr(output_directory, "meet_ranks", lambda *_: "name")
 
     class Second:
         rank, count, is_first = 1, 2, False

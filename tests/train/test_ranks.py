@@ -4,7 +4,7 @@ import socket
 import threading
 
 from mindllm.launch.meeting import RendezvousClient, Table
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 
 CHOICES = ["SIGTERM", "SIGINT"]
 
@@ -35,7 +35,7 @@ def test_all_ranks_stop_when_one_was_asked_to():
 
 
 def test_alone_nothing_is_waited_for():
-    assert ALONE.agree("SIGINT", CHOICES) == "SIGINT"
-    assert ALONE.sum([1.5]) == [1.5]
-    assert ALONE.is_first
-    ALONE.meet()
+    assert SINGLE_RANK.agree("SIGINT", CHOICES) == "SIGINT"
+    assert SINGLE_RANK.sum([1.5]) == [1.5]
+    assert SINGLE_RANK.is_first
+    SINGLE_RANK.barrier()

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindllm.train.callbacks import simulation
-from mindllm.train.callbacks.simulation import SimulatedCheckpoints
+from mindllm.train.callbacks import checkpoint
+from mindllm.train.callbacks.checkpoint import SimulatedCheckpointMonitor
 from mindllm.train.checkpoint import CheckpointStore, Part, RankTensors
 
 
@@ -22,9 +22,9 @@ def state(monkeypatch):
 
 @pytest.mark.parametrize(("most", "saved"), [(1 << 20, True), (127, False)])
 def test_a_large_part_is_told_and_not_written(most, saved, state, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(simulation, "MOST_BYTES", most)
+    monkeypatch.setattr(checkpoint, "MAX_CHECKPOINT_BYTES", most)
     store = CheckpointStore(tmp_path / "checkpoint", remove_redundancy=False)
-    monitor = SimulatedCheckpoints(store, 1)
+    monitor = SimulatedCheckpointMonitor(store, 1)
     with caplog.at_level(logging.INFO):
         monitor.end(state)
     assert (store.newest() is not None) == saved

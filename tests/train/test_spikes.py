@@ -84,12 +84,12 @@ def test_as_many_spikes_in_a_row_as_are_borne_end_the_run(tmp_path, monkeypatch)
     a_guard = guard()
     told(a_guard, [1.0, 1.1, 1.2, 1.1])
     for _ in range(2):
-        a_guard.refuse_to_go_on(5)
+        a_guard.check_consecutive(5)
         a_guard.update(1.0, 50.0, overflow=False, skipped=True)
     with pytest.raises(
         RunFailed, match=r"step 6: 2 steps in a row were skipped as spikes .*weights are those of step 4"
     ):
-        a_guard.refuse_to_go_on(6)
+        a_guard.check_consecutive(6)
 
 
 @pytest.mark.parametrize(("overflow", "in_a_row"), [(True, 2), (False, 1)])

@@ -1,27 +1,27 @@
 """A rank that is slow several times in a row is named; one late step is not."""
 
+from dataclasses import dataclass, field
+
 import pytest
 
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.trainer import StepTimes
 
 
-class Four:
-    """The first of four ranks; the others' times are given."""
+@dataclass(frozen=True)
+class OtherTimes:
+    """The times of the other three of four ranks."""
 
-    rank, count, is_first, simulated = 0, 4, True, False
-
-    def __init__(self):
-        self.others = [1.0, 1.0, 1.0]
+    others: list[float] = field(default_factory=lambda: [1.0, 1.0, 1.0])
 
     def sum(self, values):
-        assert values[1:] == [0.0, 0.0, 0.0]
+        assert values[1:] == [0.0] * len(self.others)
         return [values[0], *self.others]
 
 
 @pytest.fixture
 def ranks():
-    return Four()
+    return Ranks(0, 4, OtherTimes())
 
 
 def warnings(caplog):
@@ -29,7 +29,7 @@ def warnings(caplog):
 
 
 def test_the_slowest_is_found_each_step(ranks):
-    ranks.others = [1.0, 1.4, 1.0]
+    ranks.rendezvous.others[:] = [1.0, 1.4, 1.0]
     found = StepTimes(ranks, 1.5).compare(1, 1.0)
     assert (found.rank, found.seconds, found.median) == (2, 1.4, 1.0)
 
@@ -37,16 +37,16 @@ def test_the_slowest_is_found_each_step(ranks):
 def test_a_rank_is_named_at_its_third_slow_step_in_a_row(ranks, caplog):
     times = StepTimes(ranks, 1.5)
     for step in range(1, 6):
-        ranks.others = [1.0, 1.0, 1.6]
+        ranks.rendezvous.others[:] = [1.0, 1.0, 1.6]
         times.compare(step, 1.0)
         assert len(warnings(caplog)) == (step >= 3)
-    assert "rank 3 is slow: step 3 took it 1.600 s, the median of all ranks is 1.000 s" in warnings(caplog)[0]
+    assert "rank 3 is slow: step 3 took 1.600 s, median of all ranks 1.000 s" in warnings(caplog)[0]
 
 
 def test_late_steps_between_others_are_not_named(ranks, caplog):
     times = StepTimes(ranks, 1.5)
     for step in range(12):
-        ranks.others = [1.0, 1.0, 1.0 if step % 3 == 2 else 9.0]
+        ranks.rendezvous.others[:] = [1.0, 1.0, 1.0 if step % 3 == 2 else 9.0]
         times.compare(step, 1.0)
     assert not warnings(caplog)
 
@@ -59,9 +59,7 @@ def test_a_simulated_rank_is_not_compared_with_ranks_that_do_not_exist(caplog):
 
 
 def test_of_two_ranks_the_slow_one_is_found(caplog):
-    ranks = Four()
-    ranks.count, ranks.others = 2, [2.0]
-    ranks.sum = lambda values: [values[0], 2.0]
+    ranks = Ranks(0, 2, OtherTimes([2.0]))
     times = StepTimes(ranks, 1.5)
     for step in range(3):
         times.compare(step, 1.0)

@@ -13,7 +13,7 @@ import pytest
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.config.callbacks import MlflowConfig, TensorBoardConfig, WandbConfig
-from mindllm.train.callbacks.trackers import IDENTITIES, TrackerMonitor
+from mindllm.train.callbacks.trackers import RUN_IDS, TrackerMonitor
 from mindllm.train.state import StepRecord
 
 TINY = "configs/llama2/pretrain_llama2_tiny.yaml"
@@ -99,7 +99,7 @@ def test_wandb_stays_offline_under_a_name_that_is_kept(state, tmp_path):
 
     for losses in ([3.0, 2.0], [1.0]):
         watch(WandbConfig(type="Wandb"), state, losses)
-    identity = json.loads((tmp_path / IDENTITIES).read_text())["Wandb"]
+    identity = json.loads((tmp_path / RUN_IDS).read_text())["Wandb"]
     steps = {}
     for path in sorted((tmp_path / "wandb").glob(f"offline-run-*-{identity}*/*.wandb")):
         for content in records_of(path):
@@ -136,7 +136,7 @@ def test_a_tracker_that_fails_is_told_once_and_costs_no_step(state, monkeypatch,
         monitor.close()
     assert full.steps == [1]
     assert [record.message for record in caplog.records] == [
-        "callbacks: TensorBoard shows no more steps of this run: [Errno 28] No space left on device"
+        "callbacks: TensorBoard is disabled for the rest of this run: [Errno 28] No space left on device"
     ]
 
 

@@ -16,12 +16,12 @@ from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.engine import StepResult
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 from mindllm.train.metrics_file import read_metrics
 from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.state import RunState
 from mindllm.train.trainer import StopSignals, Trainer
-from mindllm.train.utilisation import Peak
+from mindllm.train.utilization import Peak
 
 TINY = Path(__file__).parents[2] / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
 
@@ -65,7 +65,7 @@ class Failing(Callback):
             raise OSError(28, "No space left on device")
 
 
-def train(tmp_path, engine=None, stream=None, callbacks=(), ranks=ALONE, every=100):
+def train(tmp_path, engine=None, stream=None, callbacks=(), ranks=SINGLE_RANK, every=100):
     config = override_config(load_config(TINY), {"runner_config.train_steps": 6, "output_dir": str(tmp_path)})
     state = RunState(config, engine or Counting(), LossScaler(config.runner_wrapper.scale_sense), 6, 6)
     store = CheckpointStore(tmp_path / "checkpoint")
@@ -155,11 +155,11 @@ def test_data_that_fails_on_another_rank_stops_this_one_with_a_checkpoint(tmp_pa
         def agree(self, choice, choices):
             return next(agreements)
 
-        def which(self, answer):
-            assert not answer
+        def ranks_where(self, condition):
+            assert not condition
             return [5]
 
-    with pytest.raises(RunFailed, match="rank 5 could not make the next batch; the log of that rank says why"):
+    with pytest.raises(RunFailed, match="rank 5 could not make the next batch; see the log of that rank"):
         train(tmp_path, ranks=Other())
     assert saved_step() == 2
 
@@ -169,9 +169,9 @@ def test_under_nohup_a_hangup_is_left_ignored(monkeypatch):
     try:
         with StopSignals() as signals:
             signal.raise_signal(signal.SIGHUP)
-            assert not signals.asked
+            assert not signals.received
             signal.raise_signal(signal.SIGTERM)
-            assert signals.asked == "SIGTERM"
+            assert signals.received == "SIGTERM"
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, previous)

@@ -208,7 +208,7 @@ def test_a_whole_step_whose_z_loss_has_no_square(monkeypatch):
 
 @pytest.mark.slow
 def test_a_whole_step_that_tells_the_next_one_other_choices(monkeypatch):
-    monkeypatch.setattr(expert_loads.PartsOfAll, "construct", others_choices)
+    monkeypatch.setattr(expert_loads.LoadShares, "construct", others_choices)
     found = problems_of_single_device(aux_loss_types=["global"], aux_loss_factors=[0.5])
     assert any("balance.shares (aux_loss_types global): off by " in problem for problem in found)
 
@@ -228,7 +228,7 @@ def test_what_the_tokens_of_experts_make_of_their_bias(rate, loads, said):
     config = load_config(FORMS / "biases_over_stages.yaml", {"model.model_config.topk_bias_update_rate": 1e-3})
     name, before = f"{LAYER}bias", np.array([0.01, -0.02, 0.0, 0.005], np.float32)
     bias = Parameter(Tensor(before), name=name)
-    expert_loads.TowardsMean(rate)(bias, Tensor(loads, ms.float32))
+    expert_loads.BiasBalancing(rate)(bias, Tensor(loads, ms.float32))
     counted = {"load.model.layers.1.feed_forward.load.probe": np.array([*loads, 0.0], np.float32)}
     after = {f"{LAYER}weight": before, name: bias.asnumpy()}
     found = list(bias_problems(config, counted, {name: before}, after))

@@ -11,11 +11,11 @@ from kept_programs_here import unpacked
 import mindllm
 from mindllm.cli.check import main
 from mindllm.compiled.execute.rank_interpreter import RankInterpreter
-from mindllm.compiled.foreign import lockstep as execution
-from mindllm.compiled.foreign.kept_program import kept_ranks
 from mindllm.compiled.graph.compiled_graph import CONSTANT, Node, OtherType, TupleType
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from mindllm.verify.program import _error, begun_alike, check_program
+from mindllm.programs import lockstep as execution
+from mindllm.programs.kept import kept_ranks
+from mindllm.programs.verify import check_program, relative_error, with_initial_values
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_all_ranks_compute_what_a_single_device_does(kept, capsys):
 def test_without_a_single_device_the_verdict_says_what_it_does_not_say(kept, capsys):
     assert main(["--program", str(kept["cluster"])]) == 0
     text = capsys.readouterr().out
-    assert "replicas are equal and all is finite. That the ranks compute what one device would was not asked" in text
+    assert "replicas are equal and all values are finite. No comparison with one device; use --single DIR" in text
 
 
 def faulty(monkeypatch, rank, change):
@@ -53,7 +53,7 @@ def faulty(monkeypatch, rank, change):
 
 
 def test_a_replica_that_goes_its_own_way_is_found(kept, monkeypatch, capsys):
-    made = execution.Program.step
+    made = execution.ProgramCluster.step
 
     def step(self, number):
         outputs = made(self, number)
@@ -61,10 +61,10 @@ def test_a_replica_that_goes_its_own_way_is_found(kept, monkeypatch, capsys):
         held.value = held.value * np.float32(1.001)
         return outputs
 
-    monkeypatch.setattr(execution.Program, "step", step)
+    monkeypatch.setattr(execution.ProgramCluster, "step", step)
     assert main(["--program", str(kept["cluster"])]) == CheckFailed.exit_code
     said = capsys.readouterr().out
-    assert "step 1: layers.1.second is not the same on ranks 0 and 2, which keep the same part of it" in said
+    assert "step 1: layers.1.second differs between ranks 0 and 2, which have the same part of it" in said
 
 
 def test_a_gradient_that_is_wrong_on_one_rank_differs_from_the_single_device(kept, monkeypatch, capsys):
@@ -85,16 +85,16 @@ def test_a_single_device_begins_with_what_ranks_are_known_to_begin_with(kept):
     (alone,) = (execution.read_rank(rank) for rank in kept_ranks(kept["single"]))
     ranks = [execution.read_rank(rank) for rank in kept_ranks(kept["cluster"])]
     known = [replace(rank, initial={**rank.initial, "layers.0.first": 1.0, "own": 2.0}) for rank in ranks]
-    (begun,) = begun_alike([replace(alone, initial={"own": 3.0})], known)
+    (begun,) = with_initial_values([replace(alone, initial={"own": 3.0})], known)
     assert (begun.initial["layers.0.first"], begun.initial["own"]) == (1.0, 3.0)
     assert check_program(kept["cluster"], kept["single"], 1).ok
-    one = execution.Program([begun], 1).machines[0].values()["layers.0.first"]
+    one = execution.ProgramCluster([begun], 1).machines[0].values()["layers.0.first"]
     assert (one == 1.0).all()
 
 
 def test_what_the_single_device_has_as_well_is_no_problem_of_the_ranks(kept, monkeypatch, capsys):
     """MindFormers' dense network divides zero by zero for a counter of experts."""
-    step = execution.Program.step
+    step = execution.ProgramCluster.step
 
     def spoiled(self, number):
         outputs = step(self, number)
@@ -103,22 +103,22 @@ def test_what_the_single_device_has_as_well_is_no_problem_of_the_ranks(kept, mon
             held.value = np.full_like(held.value, np.nan)
         return outputs
 
-    monkeypatch.setattr(execution.Program, "step", spoiled)
+    monkeypatch.setattr(execution.ProgramCluster, "step", spoiled)
     assert main(["--program", str(kept["cluster"]), "--single", str(kept["single"]), "--steps", "1"]) == 0
     assert "not finite on the single device either: layers.1.second" in capsys.readouterr().out
     assert main(["--program", str(kept["cluster"]), "--steps", "1"]) == CheckFailed.exit_code
 
 
-def test_a_number_that_only_one_side_has_is_an_infinite_error():
+def test_a_number_that_only_one_side_has_is_an_infiniterelative_error():
     ones, gap = np.ones(2, np.float32), np.array([1.0, np.nan], np.float32)
-    assert _error(ones, gap) == _error(gap, ones) == np.inf
-    assert _error(gap, 2 * gap) == 0.5
+    assert relative_error(ones, gap) == relative_error(gap, ones) == np.inf
+    assert relative_error(gap, 2 * gap) == 0.5
 
 
 def test_operators_without_a_kernel_are_named_with_their_number(kept, monkeypatch):
-    monkeypatch.setattr(execution, "EXECUTED", execution.EXECUTED - {"ReLU", "Square"})
-    monkeypatch.setattr(execution, "_computes", lambda graph, node: False)
-    message = r"nothing here computes .*ReLU \(8\).*, .*Square \(4\)"
+    monkeypatch.setattr(execution, "WITH_KERNEL", execution.WITH_KERNEL - {"ReLU", "Square"})
+    monkeypatch.setattr(execution, "_has_cpu_kernel", lambda graph, node: False)
+    message = r"no CPU kernel for .*ReLU \(8\).*, .*Square \(4\)"
     with pytest.raises(RunFailed, match=message):
         main(["--program", str(kept["cluster"])])
 
@@ -126,14 +126,14 @@ def test_operators_without_a_kernel_are_named_with_their_number(kept, monkeypatc
 def test_ranks_that_were_not_kept(kept, tmp_path):
     shutil.copytree(kept["cluster"], tmp_path / "part")
     shutil.rmtree(tmp_path / "part" / "rank_3")
-    with pytest.raises(UserError, match="holds no rank 3; run mindllm offline"):
+    with pytest.raises(UserError, match="no rank 3; run mindllm offline"):
         main(["--program", str(tmp_path / "part")])
     shutil.rmtree(tmp_path / "part" / "rank_1")
-    with pytest.raises(UserError, match="holds no rank 1, 3; run mindllm offline"):
+    with pytest.raises(UserError, match="no rank 1, 3; run mindllm offline"):
         main(["--program", str(tmp_path / "part")])
     (tmp_path / "part" / "rank_0" / "training.mindir").unlink()
     shutil.rmtree(tmp_path / "part" / "rank_2")
-    with pytest.raises(UserError, match=r"holds no graph that can be executed \(training\.mindir and parameters\.json"):
+    with pytest.raises(UserError, match=r"contains no executable graph \(training\.mindir and parameters\.json"):
         main(["--program", str(tmp_path / "part")])
 
 
@@ -142,7 +142,7 @@ def test_options_that_do_not_go_together(kept):
         main(["--config", "run.yaml", "--single", str(kept["single"])])
     with pytest.raises(UserError, match="keys of a run go with --config"):
         main(["--program", str(kept["cluster"]), "--parallel_config.data_parallel=2"])
-    with pytest.raises(UserError, match="holds 4 ranks; name what was kept of the program on one device"):
+    with pytest.raises(UserError, match="contains 4 ranks; pass the directory of the program on one device"):
         main(["--program", str(kept["cluster"]), "--single", str(kept["cluster"])])
 
 
@@ -155,7 +155,7 @@ def test_a_graph_that_reads_its_batch_itself_is_given_it(kept):
     taken = Node("TupleGetItem", step.inputs[0].name, ("batch", first.name), column, "Default/TupleGetItem-op0", {})
     sunk = replace(step, nodes=(first, reads, taken, *step.nodes), inputs=())
     graph = replace(rank.graph, functions=(sunk, *rank.graph.functions[1:]))
-    outputs = [execution.Program([replace(rank, graph=one)], 1).step(1)[0] for one in (rank.graph, graph)]
+    outputs = [execution.ProgramCluster([replace(rank, graph=one)], 1).step(1)[0] for one in (rank.graph, graph)]
     assert outputs[0] == outputs[1]
 
 
@@ -188,7 +188,7 @@ def test_why_there_is_no_single_device_is_said(kept, tmp_path, capsys):
     (tmp_path / "kept" / "single" / "why_not.txt").write_text("rank 0: the program failed with ValueError: 4 devices")
     assert main(["--program", str(tmp_path / "kept")]) == 0
     said = capsys.readouterr().out
-    assert "Nothing was compared with one device: rank 0: the program failed with ValueError: 4 devices" in said
+    assert "No comparison with one device: rank 0: the program failed with ValueError: 4 devices" in said
 
 
 def test_ranks_that_average_over_their_own_rows_return_means_of_what_one_device_does(faulty_programs):

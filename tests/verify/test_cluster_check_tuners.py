@@ -15,7 +15,7 @@ from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.optimizers.adalora import OVERLAP_OF_FIRST, OVERLAP_OF_SECOND
 from mindllm.train.part_exchange import ADDS
 from mindllm.verify import resume
-from mindllm.verify.compare import TOLERANCES, compare, held_by
+from mindllm.verify.compare import TOLERANCES, cluster_parts, compare
 from mindllm.verify.side import build_cluster, done_by
 from mindllm.verify.single import SingleDevice
 
@@ -49,7 +49,7 @@ MISTAKES = {
     "a budget for each stage": ("ranks of stages", at("ScoresOfAll"), "kept_ranks"),
     "overlaps of parts of B": ("ranks of neighbours", adding(OVERLAP_OF_SECOND), "lora_b"),
     "overlaps of parts of A": ("ranks of neighbours", adding(OVERLAP_OF_FIRST), "lora_a"),
-    "the norm of a part": ("ranks of neighbours", at("NormOfParts"), "no rank can go on"),  # one alone skips
+    "the norm of a part": ("ranks of neighbours", at("PartNorm"), "no rank can go on"),  # one alone skips
     "products of parts": ("projections of neighbours", at("over_longer"), "projection."),
     "parts of projected gradients": ("projections of neighbours", at("over_shorter"), "adam_m."),
 }
@@ -106,7 +106,7 @@ def test_a_checkpoint_goes_on_under_another_layout(kind, graph_cache, tmp_path):
             resumed = build_cluster(other.config, other.graphs, {**reference.frozen, **kept})
             found = done_by(resumed, other.config, last)
             tolerance = TOLERANCES["float32"]
-            compared = compare(reference.results[-1], reference.states[-1], found, held_by(resumed), tolerance)
+            compared = compare(reference.results[-1], reference.states[-1], found, cluster_parts(resumed), tolerance)
             assert compared.problems() == [], (name, other.config.parallel_config)
         device = SingleDevice(single_device(compiled.config))
         device.engine.load_state({**reference.frozen, **kept})

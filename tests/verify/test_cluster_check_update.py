@@ -10,7 +10,7 @@ from small_cluster import cluster_run
 
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
 from mindllm.config.optimizer import OptimizerConfig
-from mindllm.verify.compare import TOLERANCES, explained_by_moments
+from mindllm.verify.compare import TOLERANCES, errors_from_moments
 from mindllm.verify.recomputed.update import update_problems
 from mindllm.verify.side import count_errors
 
@@ -127,12 +127,12 @@ def test_errors_of_weights_that_errors_of_moments_explain():
         NORM: np.ones(2, np.float32),
         **dict(zip((f"{one}{NORM}" for one in MOMENT_PREFIXES), (first, second), strict=True)),
     }
-    explained = explained_by_moments(optimizer, TOLERANCES["float32"], lambda name: RATE, UPDATES, state)
+    explained = errors_from_moments(optimizer, TOLERANCES["float32"], lambda name: RATE, UPDATES, state)
     large, small = explained(NORM)
     beta1, beta2 = optimizer.betas
     error = 1e-4 * 1e-2 / (1 - beta1**UPDATES)
     assert large == pytest.approx(RATE * error / (np.sqrt(1e-4 / (1 - beta2**UPDATES)) + optimizer.eps), rel=1e-5)
     assert small == pytest.approx(RATE * error / optimizer.eps, rel=1e-5)
     assert (
-        explained_by_moments(optimizer, TOLERANCES["float32"], lambda name: RATE, UPDATES, {NORM: first})(NORM) is None
+        errors_from_moments(optimizer, TOLERANCES["float32"], lambda name: RATE, UPDATES, {NORM: first})(NORM) is None
     )

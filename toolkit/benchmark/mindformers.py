@@ -21,9 +21,9 @@ from typing import Any
 import yaml
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.compiled.foreign.kept_program import kept_stages
 from mindllm.compiled.graph.operators import Operators
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.programs.kept import kept_stages
 from mindllm.terminal.console import error_console
 from mindllm.timing.stage_graph import list_of_layers, seen_layers
 from toolkit.benchmark.report import Tables, keep_rows, kept_rows, write_markdown

@@ -20,7 +20,7 @@ from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import RankTensors
 from mindllm.train.expert_loads import LOAD
-from mindllm.train.watched import logits_of
+from mindllm.train.watched import max_logits_by_layer
 
 PRODUCTS = ("MatMul", "BatchMatMul")
 TRANSPOSED = 2  # operand of a product that says whether its first factor is transposed
@@ -199,7 +199,7 @@ class Cluster:
         largest: dict[str, float] = {}
         for machine in self.machines:
             values = {name: parameter.value for name, parameter in machine.parameters.items()}
-            for layer, value in logits_of(values).items():
+            for layer, value in max_logits_by_layer(values).items():
                 largest[layer] = max(value, largest.get(layer, value))
         return largest
 

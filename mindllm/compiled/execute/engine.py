@@ -35,12 +35,12 @@ from mindllm.train.checkpoint import Part, RankTensors
 from mindllm.train.checkpoint.tensors import Converted, numpy_dtype
 from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
-from mindllm.train.engine.columns import completed
+from mindllm.train.engine.columns import with_document_columns
 from mindllm.train.engine.engine import evaluation_config, weight_signatures
-from mindllm.train.health import Watched, by_weight
-from mindllm.train.job.ranks import ALONE
+from mindllm.train.health import Watched, sums_by_weight
+from mindllm.train.job.ranks import SINGLE_RANK
 from mindllm.train.optimizers.spikes import limits_of_step
-from mindllm.train.watched import column_names, sums_of
+from mindllm.train.watched import column_names, summed_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class LockstepEngine(Engine):
         progress: Progress = unwatched,
         cache: Path | None = None,
     ) -> None:
-        super().__init__(config, ALONE)
+        super().__init__(config, SINGLE_RANK)
         self.parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
         self._progress = progress
         self._cache = cache or cache_directory()
@@ -169,7 +169,7 @@ class LockstepEngine(Engine):
             graphs = self._compile(config, training=True)
             limits = len(limits_of_step(config))
             slices, weights = input_slices(config), initial_weights(config)
-            watches = bool(sums_of(config.monitor_config.watched()))
+            watches = bool(summed_kinds(config.monitor_config.watched()))
             groups = len(config.grouped_lr_schedule.grouped)
             self._cluster = Cluster(
                 graphs,
@@ -207,8 +207,8 @@ class LockstepEngine(Engine):
         self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = (), group_rates: Sequence[float] = ()
     ) -> StepResult:
         assert self._cluster is not None
-        columns, group_rates = completed(batch, self._columns), self.rates_of_groups(rate, group_rates)
-        step = self._cluster.step(columns, rate, scale, limits=self.limits_or_none(limits), group_rates=group_rates)
+        columns, group_rates = with_document_columns(batch, self._columns), self.complete_group_rates(rate, group_rates)
+        step = self._cluster.step(columns, rate, scale, limits=self.complete_limits(limits), group_rates=group_rates)
         return StepResult.of(step.loss, step.norms[0], not step.overflows[0], step.tokens[0])
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
@@ -216,7 +216,7 @@ class LockstepEngine(Engine):
             self._evaluation = self._loss_cluster()
         if self._cluster is not None:
             self._evaluation.take_weights(self._cluster)
-        return self._evaluation.evaluate(completed(batch, self._columns))
+        return self._evaluation.evaluate(with_document_columns(batch, self._columns))
 
     def not_finite(self, batch: Batch) -> list[str]:
         assert self._cluster is not None
@@ -224,7 +224,7 @@ class LockstepEngine(Engine):
         return (
             [f"weight {name}" for name in bad]
             if bad
-            else first_not_finite(self._cluster, completed(batch, self._columns))
+            else first_not_finite(self._cluster, with_document_columns(batch, self._columns))
         )
 
     def local_state(self) -> Mapping[int, RankTensors]:
@@ -249,7 +249,7 @@ class LockstepEngine(Engine):
         found: dict[str, Mapping[str, float]] = {}
         if self._cluster.watches:
             names = column_names(self.config)
-            found |= by_weight(sums_of(figures), names, self._cluster.watched(names))
+            found |= sums_by_weight(summed_kinds(figures), names, self._cluster.watched(names))
         if LOGIT in figures:
             found[LOGIT] = self._cluster.largest_logits()
         return found

@@ -65,11 +65,11 @@ class Job:
 
 def compile_all(job: Job, ranks: Sequence[int]) -> None:
     """Compiles ``ranks``, those that are built alike out of one process that goes as far as all of them go together."""
-    from mindllm.train.distributed_step import built_alike
+    from mindllm.train.distributed_step import cell_key
 
     alike: dict[Hashable, list[int]] = {}
     for rank in ranks:
-        alike.setdefault(built_alike(job.config, rank), []).append(rank)
+        alike.setdefault(cell_key(job.config, rank), []).append(rank)
     for group in alike.values():
         if len(group) > 1 and not compile_each([group[0]], 1, partial(_start, job, group), partial(_learn, job.output)):
             return

@@ -80,7 +80,7 @@ def _part_by_part(config: RunConfig) -> list[tuple[Any, Sequence[Any]]]:
     from mindllm.parallel import build_replica
     from mindllm.parallel.context import input_columns
     from mindllm.train.distributed_step import example_inputs
-    from mindllm.train.engine.columns import further_inputs, inputs
+    from mindllm.train.engine.columns import inputs, optional_inputs
     from mindllm.train.engine.replica import accumulating_cells
     from mindllm.train.optimizers.build import make_optimizer
 
@@ -92,7 +92,7 @@ def _part_by_part(config: RunConfig) -> list[tuple[Any, Sequence[Any]]]:
     parts = config.runner_config.gradient_accumulation_steps
     batch = {name: values.asnumpy()[: len(values) // parts] for name, values in zip(columns, given, strict=False)}
     rate, scale, *last = given[len(columns) :]
-    return [(end, (rate, scale, *last)), (accumulate, (*inputs(batch), scale, *further_inputs(batch)))]
+    return [(end, (rate, scale, *last)), (accumulate, (*inputs(batch), scale, *optional_inputs(batch)))]
 
 
 def leave_uninitialised(parameters: Iterable[Any]) -> None:

@@ -1,1 +1,1 @@
-"""What layers, stages and ends cost a planner: by dry run, by formula, from measurements."""
+"""Costs of layers, stages and ends: by formula, or fitted to measurements."""

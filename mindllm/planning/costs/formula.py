@@ -15,7 +15,6 @@ from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, make_plan
-from mindllm.planning.costs.layer_kinds import check_planned, recomputed
 from mindllm.planning.costs.on_the_host import Way, check_swapped, copies_waited_for, hosted
 from mindllm.planning.plan import Evaluation, Plan, comparable_steps, evaluate
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
@@ -240,6 +239,24 @@ def _layer(
     }
 
 
+def check_planned(config: RunConfig, swap: bool = False) -> None:
+    """Raise UserError, naming the key, if the run has no pipeline, moves results to the host or predicts several tokens ahead.
+
+    With ``swap`` plans choose which results move to the host.
+    """
+    stages = config.parallel_config.pipeline_stage
+    if stages < 2:
+        message = f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on"
+        raise config.error("parallel_config.pipeline_stage", message)
+    if config.swap_config.swap and not swap:
+        message = "a plan chooses recomputation, not what waits on the host (value true); write false, or --swap"
+        raise config.error("swap_config.swap", message)
+    ahead = config.model.config.num_nextn_predict_layers
+    if ahead > 1:
+        message = f"all of them must be on the last stage, and plans place one there (value {ahead}); write 1 or 0"
+        raise config.error("model.model_config.num_nextn_predict_layers", message)
+
+
 def formula_problems(
     config: RunConfig, device: Device, numbers: Sequence[int] | None, swap: bool = False
 ) -> list[Problem]:
@@ -252,6 +269,10 @@ def formula_problems(
     check_planned(config, swap)
     if swap:
         check_swapped(config, numbers)
+    layers, stages = config.model.config.layer_count, config.parallel_config.pipeline_stage
+    if layers < stages * max(numbers or [1]):
+        message = f"{layers} layers cannot fill {stages} stages x {max(numbers or [1])} chunks: each needs one"
+        raise config.error("model.model_config.pp_interleave_num", message)
     limit = memory_limit(config, device)
     name = config.trainer.model_name or "run"
     return [
@@ -269,7 +290,7 @@ def _bare(config: RunConfig, chunks: int) -> RunConfig:
     return override_config(config, {**plain, **schedule})
 
 
-def formula_as_it_is(config: RunConfig, device: Device) -> Evaluation | None:
+def evaluate_run(config: RunConfig, device: Device) -> Evaluation | None:
     """The run of the YAML as it is, with the same costs and the same limit; None also where results wait on the host."""
     if config.swap_config.swap:
         return None
@@ -289,51 +310,31 @@ def formula_problem(
     return plan_problem(workload_of(bare), device, usable_memory(limit), name, kinds, swap)
 
 
-def judged(config: RunConfig, problem: Problem) -> Evaluation | None:
-    """The plan that a run has, at the costs of its problem; None where that is not known (:data:`UNKNOWN`)."""
-    plan = plan_of(config, problem)
-    return _evaluated(problem, plan) if plan else None
+def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Evaluation | None:
+    """Evaluate a run by the models of time and memory, whatever it recomputes; None if it reaches no steady state.
 
-
-def _evaluated(problem: Problem, plan: Plan) -> Evaluation | None:
+    ``limit`` is in bytes.
+    """
+    kinds = dict(KINDS)
+    plan = run_plan(config, kinds)
+    bare = _bare(config, config.model.config.pp_interleave_num)
+    names = {name for place in plan.places for name in place} | {NONE}  # a V computes all of it again
+    problem = plan_problem(workload_of(bare), device, limit, name, {n: kinds[n] for n in kinds if n in names})
     try:
         return evaluate(problem, plan)
     except NotSteady:
         return None
 
 
-def plan_of(config: RunConfig, problem: Problem) -> Plan | None:
-    """The plan that a run has, in the kinds of its problem; None where it recomputes in a way that is not offered."""
-    kinds = {recomputed(LayerKind(), kind): name for name, kind in (problem.yaml_kinds or {}).items()}
-    names = [kinds.get(kind, "") for kind in make_plan(config).kinds()]
-    return _placed(config, names) if all(names) else None
-
-
-def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Evaluation | None:
-    """A run judged by the models of time and memory, whatever it recomputes; ``limit`` is in bytes. None: no steady state."""
-    plan, kinds = make_plan(config), dict(KINDS)
-    names = [_name(kind, kinds) for kind in plan.kinds()]
-    bare = _bare(config, config.model.config.pp_interleave_num)
-    used = {kind: own for kind, own in kinds.items() if kind in names or kind == NONE}  # a V computes all of it again
-    problem = plan_problem(workload_of(bare), device, limit, name, used)
-    return _evaluated(problem, _placed(config, names))
-
-
-def _name(kind: LayerKind, kinds: dict[str, LayerKind]) -> str:
-    """The name of what a layer recomputes; a way that ``kinds`` do not have is added."""
-    for name, known in kinds.items():
-        if known == kind:
-            return name
-    others = len(kinds) - len(KINDS)
-    name = f"as written {others + 1}" if others else "as written"
-    kinds[name] = kind
-    return name
-
-
-def _placed(config: RunConfig, names: Sequence[str]) -> Plan:
-    """The plan of a run whose layers recompute what their names say."""
-    plan, places = make_plan(config), dict[tuple[int, int], list[str]]()
-    for layer, name in zip(plan.layers, names, strict=True):
+def run_plan(config: RunConfig, kinds: dict[str, LayerKind]) -> Plan:
+    """Return the plan of a run as it is; recomputation that ``kinds`` lack is added to them as ``as written``."""
+    layers, places = make_plan(config), dict[tuple[int, int], list[str]]()
+    for layer, kind in zip(layers.layers, layers.kinds(), strict=True):
+        name = next((name for name, known in kinds.items() if known == kind), None)
+        if name is None:
+            added = len(kinds) - len(KINDS)
+            name = f"as written {added + 1}" if added else "as written"
+            kinds[name] = kind
         places.setdefault((layer.chunk, layer.stage), []).append(name)
     return Plan(tuple(tuple(places[place]) for place in sorted(places)))
 

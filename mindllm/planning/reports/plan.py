@@ -12,6 +12,7 @@ from mindllm.planning.costs.formula import NAME, compared, gain
 from mindllm.planning.costs.measured import Fit
 from mindllm.planning.plan import Evaluation, comparable_steps
 from mindllm.planning.solve import Solution
+from mindllm.planning.validate import Round, Validated
 from mindllm.planning.yaml_plan import KEYS, write_plan
 from mindllm.terminal.tables import Column, Table, figures, texts
 from mindllm.units import MIB, Gigabytes, device_memory, gigabytes, missing_memory
@@ -166,3 +167,49 @@ def fit_parts(fit: Fit) -> Iterator[Part]:
     for source, left in fit.residuals:
         yield f"measured minus fitted, GB, {source}: {' '.join(map(gigabytes(left, MIB).signed, left))}"
     yield f"margin on every stage: {missing_memory(fit.margin_mb, MIB)}, the most that a stage needs beyond the fit"
+
+
+def validated_parts(validated: Validated) -> Iterator[Part]:
+    """Predicted and dry-run memory of every stage, round by round."""
+    for number, found in enumerate(validated.rounds, start=1):
+        verdict = "confirmed" if found.confirmed else "fits" if found.fits else "does not fit"
+        yield (
+            _round(
+                f"round {number}: dry run of the plan, step {found.solution.best.reported_step:,.6g} ms: {verdict}",
+                found,
+            )
+        )
+
+
+def _round(title: str, found: Round) -> Table:
+    names = (
+        "stage",
+        "layers",
+        "recompute",
+        "predicted GB",
+        "dry run GB",
+        "off",
+        "with workspace GB",
+        "limit GB",
+        "how",
+    )
+    table = Table(title, [Column(name, is_text=name in ("recompute", "how")) for name in names])
+    gb = gigabytes(found.needed_mb, MIB)
+    rows = zip(found.memories, found.solution.best.peak_mb, found.used_mb, found.needed_mb, strict=True)
+    for memory, predicted, used, needed in rows:
+        table.add_row(
+            str(memory.stage.number), str(memory.stage.layers), memory.stage.recompute, gb(predicted), gb(used),
+            f"{100 * (predicted / used - 1):+.2f}%", gb(needed), gb(found.limit_mb), memory.method,
+        )  # fmt: skip
+    return table
+
+
+def validated_answer(validated: Validated) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "rounds": len(validated.rounds),
+        "confirmed": validated.chosen.confirmed,
+        "dry_run_mb": [round(used, 1) for used in validated.chosen.used_mb],
+        "dry_run_needed_mb": [round(needed, 1) for needed in validated.chosen.needed_mb],
+        "dry_run_with_gaps_mb": [round(memory.actual_peak / MIB, 1) for memory in validated.chosen.memories],
+    }

@@ -52,9 +52,9 @@ def _paths(config: RunConfig) -> Iterator[Finding]:
 
 def _results(config: RunConfig) -> Iterator[Finding]:
     """Results of another run in the output directory, which a new one may not overwrite unasked."""
-    from mindllm.train.job.output_directory import refuse_results
+    from mindllm.train.job.output_directory import require_no_results
 
     try:
-        refuse_results(config)
+        require_no_results(config)
     except UserError as error:
         yield from of_error(error)

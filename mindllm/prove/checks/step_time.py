@@ -103,7 +103,7 @@ def _planned(config: RunConfig, device: Device) -> tuple[PipelinePlan | None, st
     if config.parallel_config.pipeline_stage < 2:
         return None, "no pipeline: there is nothing to plan, the bound is the step itself"
     try:
-        return make_plan(subject.of_architecture(config, device, None), PLAN_SECONDS), ""
+        return make_plan(subject.from_run(config, device), PLAN_SECONDS), ""
     except (UserError, CheckFailed) as error:
         return None, f"no bound: {error}"
 

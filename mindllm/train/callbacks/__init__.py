@@ -1,4 +1,4 @@
-"""The callbacks of a run, made from its configuration in the order in which they are told of a step."""
+"""Callbacks of a run, built from its configuration in the order in which they are notified."""
 
 from __future__ import annotations
 
@@ -18,61 +18,71 @@ from mindllm.config.callbacks import (
 )
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.callbacks.callback import Callback
-from mindllm.train.callbacks.checkpoint import CheckpointMonitor
-from mindllm.train.callbacks.evaluation import EvaluationMonitor
-from mindllm.train.callbacks.figures import ExpertLoadMonitor, PredictionLossMonitor, PreferenceMonitor
-from mindllm.train.callbacks.health import HealthMonitor
+from mindllm.train.callbacks.checkpoint import CheckpointMonitor, SimulatedCheckpointMonitor
+from mindllm.train.callbacks.figures import ExpertLoadMonitor, HealthMonitor, MtpLossMonitor, PreferenceMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor, SummaryMonitor
-from mindllm.train.callbacks.monitors import FirstStep, LossMonitor, NaNMonitor, SpikeMonitor
+from mindllm.train.callbacks.monitors import (
+    EvaluationMonitor,
+    FirstStep,
+    LossMonitor,
+    NaNMonitor,
+    SimulationMonitor,
+    SpikeMonitor,
+)
 from mindllm.train.callbacks.profiler import ProfileMonitor
-from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationMonitor
 from mindllm.train.callbacks.trackers import TrackerMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 
 
 def make_callbacks(
     config: RunConfig,
     store: CheckpointStore,
     evaluator: Evaluator | None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_RANK,
     first: Sequence[Callback] = (),
     progress: Progress = unwatched,
 ) -> list[Callback]:
-    """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole.
+    """Return the callbacks of section ``callbacks`` in its order, and those that other sections imply.
 
-    ``first``: made by who knows them, EvalTasks; they are told of a step before those that write what is known of it.
-    ``progress`` is called while the first step compiles.
+    Callbacks that compute figures come first, so that those that write metrics see them. Checkpoints come last. A simulation has
+    no callbacks that print or write computed values.
 
-    In a simulation those that show or write what was computed are left out.
+    Args:
+        config: the run.
+        store: where checkpoints are saved.
+        evaluator: evaluates held-out text; None without ``do_eval``.
+        ranks: the ranks of the run.
+        first: further callbacks that compute figures.
+        progress: called when the first step starts and ends compiling.
     """
-    ours = [item for item in config.callbacks if not isinstance(item, EvalTasksConfig)]
-    sections = [item for item in ours if not ranks.simulated or isinstance(item, CheckpointMonitorConfig)]
-    made = [*first, *(_make(item, store, ranks.simulated) for item in sections)]
+    sections = [item for item in config.callbacks if not isinstance(item, EvalTasksConfig)]
+    sections = [item for item in sections if not ranks.simulated or isinstance(item, CheckpointMonitorConfig)]
+    callbacks = [*first, *(_make(item, store, ranks.simulated) for item in sections)]
     if ranks.simulated:
-        made.append(SimulationMonitor())
+        callbacks.append(SimulationMonitor())
     if evaluator is not None:
-        made.append(EvaluationMonitor(evaluator, config.eval_step_interval, writes=ranks.is_first))
+        callbacks.append(EvaluationMonitor(evaluator, config.eval_step_interval, writes=ranks.is_first))
     if config.profile and (config.profile_rank_ids is None or ranks.rank in config.profile_rank_ids):
-        made.append(ProfileMonitor(config, ranks.rank))
+        callbacks.append(ProfileMonitor(config, ranks.rank))
     if not ranks.simulated:
-        made.insert(0, FirstStep(progress))
+        callbacks.insert(0, FirstStep(progress))
         if config.runner_wrapper.skip_spikes is not None:
-            made.append(SpikeMonitor())
+            callbacks.append(SpikeMonitor())
         if config.model.config.expert_num > 1:
-            made.insert(0, ExpertLoadMonitor(_steps_between_lines(config)))
+            callbacks.insert(0, ExpertLoadMonitor(_log_interval(config)))
         if config.monitor_config.watched():
-            made.insert(0, HealthMonitor(logs=ranks.is_first))
+            callbacks.insert(0, HealthMonitor(logs=ranks.is_first))
         if config.model.config.num_nextn_predict_layers:
-            made.insert(0, PredictionLossMonitor(_steps_between_lines(config)))
+            callbacks.insert(0, MtpLossMonitor(_log_interval(config)))
         if config.is_preference_tuning:
-            made.insert(0, PreferenceMonitor(_steps_between_lines(config)))
-    made = [callback for callback in made if ranks.is_first or not callback.of_first_rank]
-    return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
+            callbacks.insert(0, PreferenceMonitor(_log_interval(config)))
+    callbacks = [callback for callback in callbacks if ranks.is_first or not callback.first_rank_only]
+    return sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointMonitor))
 
 
-def _steps_between_lines(config: RunConfig) -> int:
+def _log_interval(config: RunConfig) -> int:
     return next((item.per_print_times for item in config.callbacks if isinstance(item, LossMonitorConfig)), 1)
 
 
@@ -87,7 +97,7 @@ def _make(item, store: CheckpointStore, simulated: bool) -> Callback:
         case TensorBoardConfig() | WandbConfig() | MlflowConfig():
             return TrackerMonitor(item)
         case CheckpointMonitorConfig():
-            monitor = SimulatedCheckpoints if simulated else CheckpointMonitor
+            monitor = SimulatedCheckpointMonitor if simulated else CheckpointMonitor
             return monitor(store, item.save_checkpoint_steps, item.async_save)
         case NaNMonitorConfig():
             return NaNMonitor()

@@ -1,4 +1,4 @@
-"""What a callback is: a watcher of the training loop, told of its begin, its steps and its end."""
+"""Base class of callbacks, which are notified of the beginning, the steps and the end of training."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from mindllm.train.state import RunState, StepRecord
 
 
 class Callback:
-    """Does nothing; a subclass overrides what it wants to be told of. One subject, one file.
+    """Does nothing. A subclass overrides the events it handles.
 
-    ``of_first_rank``: it writes what a run has once, so of several ranks only the first one has it.
+    ``first_rank_only``: only the first rank has it, because it writes a file that all ranks share.
     """
 
-    of_first_rank = False
+    first_rank_only = False
 
     def begin(self, state: RunState) -> None:
-        """Before the first step; ``state.step`` is not 0 when the run is resumed."""
+        """Handle the beginning, before the first step. In a resumed run ``state.step`` is not 0."""
 
     def step_begin(self, state: RunState) -> None:
-        """Before step ``state.step + 1``."""
+        """Handle the beginning of step ``state.step + 1``."""
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        """After step ``record.step``."""
+        """Handle the end of step ``record.step``."""
 
     def end(self, state: RunState) -> None:
-        """After the last step of this process, also when it was asked to stop; not after an error."""
+        """Handle the end of training, also after a stop signal, but not after an error."""
 
     def rescue(self, state: RunState) -> None:
-        """After an error that left ``state`` as it was after its last step: saves what would be lost."""
+        """Save what an error would lose. ``state`` is that after the last complete step."""
 
     def close(self) -> None:
-        """Always, whatever happened: releases files."""
+        """Release files. Always called."""

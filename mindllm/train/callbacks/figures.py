@@ -1,4 +1,4 @@
-"""What a step counted beside its loss, for the callbacks that write and show it: experts, MTP layers, pairs of answers."""
+"""Callbacks that compute figures of a step for metrics and log: experts, MTP layers, preference pairs, health."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from mindllm.finetune.unpaired import UNPAIRED_FIGURES
 from mindllm.models.experts.expert_load import LOSS_PROBE, PAIRS_PROBE
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.expert_loads import LOAD, LayerLoad, layer_loads
+from mindllm.train.health import health_figures
 from mindllm.train.state import RunState, StepRecord
 
-# What a step counted of pairs of answers, as the means that users of TRL know.
-
+logger = logging.getLogger(__name__)
 MARGINS = "rewards/margins"
 
 
 def pair_figures(counted: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """What ``Engine.counts`` gave, as means over the pairs of the step; nothing where it counted none.
+    """Return means over the preference pairs of a step, under TRL's names; empty without pairs.
 
-    A reward is ``beta`` times how much likelier than the reference the model makes an answer, in nats; ``logps`` are the
-    model's own log-probabilities of an answer; ``rewards/accuracies`` is the part of the pairs whose chosen answer has the
-    higher reward.
+    A reward is ``beta`` times the log-probability ratio of model and reference, in nats; ``logps`` are log-probabilities of the
+    model; ``rewards/accuracies`` is the share of pairs whose chosen answer has the higher reward.
     """
     sums = counted.get(LOAD + PAIRS_PROBE)
     if sums is None or not sums[-1]:
@@ -34,31 +33,27 @@ def pair_figures(counted: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def unpaired_figures(counted: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The same of unpaired answers: means over the desirable ones (``chosen``) and over the others (``rejected``), where there
-    are any; ``kl`` is the estimated distance from the reference, in nats.
+    """Return means over the unpaired answers of a step: desirable ones (``chosen``), others (``rejected``).
+
+    ``kl`` is the estimated divergence from the reference, in nats. Empty without answers.
     """
     sums = counted.get(LOAD + PAIRS_PROBE)
     if sums is None or not sums[-1]:
         return {}
-    found = dict(zip(UNPAIRED_FIGURES, map(float, sums), strict=False))
-    answers, desirable = float(sums[-1]), found.pop("desirable")
+    totals = dict(zip(UNPAIRED_FIGURES, map(float, sums), strict=False))
+    answers, desirable = float(sums[-1]), totals.pop("desirable")
     counts = {"chosen": desirable, "rejected": answers - desirable, "kl": answers}
-    named = {name: (value, counts[name.rpartition("/")[2]]) for name, value in found.items()}
+    named = {name: (value, counts[name.rpartition("/")[2]]) for name, value in totals.items()}
     figures = {name: value / count for name, (value, count) in named.items() if count}
     if desirable and answers > desirable:
         figures[MARGINS] = figures["rewards/chosen"] - figures["rewards/rejected"]
     return figures
 
 
-# Rewards of chosen and rejected answers after every step, for the callbacks that write and show them.
-
-logger = logging.getLogger(__name__)
-
-
 class PreferenceMonitor(Callback):
-    """Asks the engine what it counted of pairs; logs a line every ``per_print_times`` steps, and for the last step."""
+    """Computes the figures of preference pairs; logs them every ``per_print_times`` steps and after the last step."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, per_print_times: int) -> None:
         self.per_print_times = per_print_times
@@ -71,57 +66,49 @@ class PreferenceMonitor(Callback):
 
 
 def preference_line(figures: dict[str, float]) -> str:
-    """``{ rewards/chosen: 0.0112, rewards/rejected: -0.0203, …, rewards/accuracies: 75.0% }``, of what there is of it."""
+    """Return ``{ rewards/chosen: 0.0112, rewards/rejected: -0.0203, …, rewards/accuracies: 75.0% }``."""
     names = ("rewards/chosen", "rewards/rejected", MARGINS, "kl")
-    shown = [f"{name}: {figures[name]:.4f}" for name in names if name in figures]
+    items = [f"{name}: {figures[name]:.4f}" for name in names if name in figures]
     if (accuracies := figures.get("rewards/accuracies")) is not None:
-        shown.append(f"rewards/accuracies: {accuracies:.1%}")
-    return f"{{ {', '.join(shown)} }}"
+        items.append(f"rewards/accuracies: {accuracies:.1%}")
+    return f"{{ {', '.join(items)} }}"
 
 
-# The loss of what layers predict ahead, by itself, for the callbacks that write and show it.
+class MtpLossMonitor(Callback):
+    """Computes the loss of MTP layers; logs it every ``per_print_times`` steps and after the last step.
 
-logger = logging.getLogger(__name__)
-
-
-class PredictionLossMonitor(Callback):
-    """Asks the engine what it counted; logs a line every ``per_print_times`` steps, and for the last step.
-
-    In a pipeline the ranks of the last stage know it.
+    In a pipeline only ranks of the last stage have it.
     """
 
     def __init__(self, per_print_times: int) -> None:
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        state.mtp_loss = prediction_loss(state.engine.counts()) if record.applied else None
+        state.mtp_loss = mean_mtp_loss(state.engine.counts()) if record.applied else None
         last = record.step == state.last_step
         if state.mtp_loss is not None and (record.step % self.per_print_times == 0 or last):
             logger.info("{ mtp_loss: %.3f }", state.mtp_loss)
 
 
-def prediction_loss(counted: Mapping[str, np.ndarray]) -> float | None:
-    """The mean over layers of the mean loss of a token each predicts, nats, without its factor, from ``Engine.counts``.
+def mean_mtp_loss(counted: Mapping[str, np.ndarray]) -> float | None:
+    """Return the loss of MTP layers in nats per token, unweighted, averaged over layers, from ``Engine.counts``.
 
-    None where nothing was counted: there are no such layers, or they are on another stage.
+    None if the model has no such layers, or they are on another stage.
     """
     sums = [values for name, values in counted.items() if LOSS_PROBE in name and values.any()]
     return float(np.mean([loss / tokens for loss, tokens in sums])) if sums else None
 
 
-logger = logging.getLogger(__name__)
-
-
 class ExpertLoadMonitor(Callback):
-    """Asks the engine what it counted; logs a line every ``per_print_times`` steps, and for the last step."""
+    """Computes the loads of experts; logs them every ``per_print_times`` steps and after the last step."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, per_print_times: int) -> None:
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        if not record.applied:  # nothing was counted
+        if not record.applied:  # a skipped step has no counts
             state.expert_loads = ()
             return
         chosen = state.config.model.config.num_experts_chosen
@@ -132,7 +119,7 @@ class ExpertLoadMonitor(Callback):
 
 
 def load_line(loads: tuple[LayerLoad, ...]) -> str:
-    """``{ experts: largest load 1.83 of the mean (layer 3), smallest 0.41 (layer 0), dropped choices: 2.13% }``."""
+    """Return ``{ experts: largest load 1.83 of the mean (layer 3), smallest 0.41 (layer 0), dropped choices: 2.13% }``."""
     busiest = max(loads, key=lambda load: load.largest)
     idlest = min(loads, key=lambda load: load.smallest)
     dropped = sum(load.dropped for load in loads) / len(loads)
@@ -140,3 +127,29 @@ def load_line(loads: tuple[LayerLoad, ...]) -> str:
         f"{{ experts: largest load {busiest.largest:.2f} of the mean (layer {busiest.layer}), "
         f"smallest {idlest.smallest:.2f} (layer {idlest.layer}), dropped choices: {dropped:.2%} }}"
     )
+
+
+class HealthMonitor(Callback):
+    """Computes health figures at an interval (section ``monitor_config``). All ranks have it, each for its parts of the weights.
+
+    ``logs``: write the log lines.
+    """
+
+    def __init__(self, logs: bool = True) -> None:
+        self.logs = logs
+
+    def step_end(self, state: RunState, record: StepRecord) -> None:
+        settings = state.config.monitor_config
+        if record.step % settings.step_interval and record.step != state.last_step:
+            state.health = {}
+            return
+        state.health = health_figures(state.engine.watched(), record.global_norm, record.applied, state.config)
+        for figure in settings.logged() if self.logs else ():
+            logger.info(health_line(figure, state.health))
+
+
+def health_line(figure: str, figures: Mapping[str, float]) -> str:
+    """Return ``{ grad_norm: embedding 0.943, layers_0.attention 0.161, …, head 0.753 }``."""
+    prefix = f"{figure}/"
+    items = (f"{name.removeprefix(prefix)} {value:.4g}" for name, value in figures.items() if name.startswith(prefix))
+    return f"{{ {figure}: {', '.join(items) or 'none: the step was not applied'} }}"

@@ -1,9 +1,8 @@
-"""``{output_dir}/metrics.jsonl``: one object per step, each step once, however often the run was stopped and resumed.
+"""Callbacks that write metrics: ``{output_dir}/metrics.jsonl``, and MindSpore summary files for MindInsight.
 
-And MindSpore summary files of the scalars of a run, which MindInsight shows.
-
-``SummaryRecord`` of MindSpore is not used: it forks a process that polls its queue without a pause, which takes one core from
-the training on a CPU, and whose children inherit the handlers of the run's stop signals. Its file writer is.
+Each step is in ``metrics.jsonl`` once, however often the run was stopped and resumed. MindSpore's ``SummaryRecord`` is not used,
+only its file writer: it forks a process that busy-waits, which takes one core on a CPU, and whose children inherit the handlers
+of stop signals.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ PLUGIN = "summary"
 
 
 class MetricsMonitor(Callback):
-    """Appends every step's record; what a full disk does not take is written when it has room again."""
+    """Appends the record of every step. Records that a full disk rejects are written later."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, expert_load_steps: int = 1) -> None:
         self.expert_load_steps = expert_load_steps
         self.file: MetricsFile | None = None
-        self.waiting: list[dict[str, Any]] = []
+        self.pending: list[dict[str, Any]] = []
         self.problem = ""
         self.lost = ""
 
@@ -53,15 +52,15 @@ class MetricsMonitor(Callback):
     def step_end(self, state: RunState, record: StepRecord) -> None:
         scores = {"scores": dict(state.scores)} if state.scores else {}
         experts = {"experts": loads} if (loads := self._expert_loads(state, record)) else {}
-        ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
+        mtp = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
         health = {"health": dict(state.health)} if state.health else {}
-        used = {} if (peak := used_peak_memory(state.config)) is None else {"used_peak_bytes": peak}
-        further = (ahead, state.preference, state.against_proof, scores, experts, health, used)
-        self.waiting.append({**asdict(record), **{key: value for one in further for key, value in one.items()}})
+        memory = {} if (peak := used_peak_memory(state.config)) is None else {"used_peak_bytes": peak}
+        entry = {**asdict(record), **mtp, **state.preference, **state.against_proof}
+        self.pending.append({**entry, **scores, **experts, **health, **memory})
         self._write()
 
     def _expert_loads(self, state: RunState, record: StepRecord) -> list[dict[str, Any]]:
-        """Of every layer with experts the tokens that chose each, and how many of all choices found no place."""
+        """Return, for every layer with experts, the tokens of each expert and the number of dropped choices."""
         if record.step % self.expert_load_steps:
             return []
         choices = record.tokens * state.config.model.config.num_experts_chosen
@@ -78,19 +77,19 @@ class MetricsMonitor(Callback):
     def _write(self) -> None:
         assert self.file is not None
         try:
-            self._begin_again_if_deleted(self.file, self.waiting[0]["step"])
-            while self.waiting:
-                self.file.append(self.waiting[0])
-                del self.waiting[0]
+            self._reopen_if_deleted(self.file, self.pending[0]["step"])
+            while self.pending:
+                self.file.append(self.pending[0])
+                del self.pending[0]
         except OSError as error:
             if not self.problem:
-                logger.error("%s: steps are not written for now: %s", self.file.path, error)
-            self.problem = f"{len(self.waiting)} steps are missing in {self.file.path}: {error}"
+                logger.error("%s: steps cannot be written at the moment: %s", self.file.path, error)
+            self.problem = f"{self.file.path}: {len(self.pending)} steps are missing: {error}"
         else:
             self.problem = ""
 
-    def _begin_again_if_deleted(self, file: MetricsFile, step: int) -> None:
-        """Says what was lost before ``step`` and goes on in a new file."""
+    def _reopen_if_deleted(self, file: MetricsFile, step: int) -> None:
+        """Log the loss of steps before ``step`` and continue in a new file, if the file was deleted."""
         if file.is_in_place():
             return
         self.lost = f"{file.path} was deleted or moved during the run: steps before {step} are lost"
@@ -100,7 +99,7 @@ class MetricsMonitor(Callback):
 
     def end(self, state: RunState) -> None:
         if self.file is not None:
-            self._begin_again_if_deleted(self.file, state.step + 1)
+            self._reopen_if_deleted(self.file, state.step + 1)
         state.failures += filter(None, (self.lost, self.problem))
         state.results["metrics"] = str(state.output_dir / METRICS_NAME)
 
@@ -110,9 +109,9 @@ class MetricsMonitor(Callback):
 
 
 class SummaryMonitor(Callback):
-    """Records the scalars of every ``collect_freq``-th step."""
+    """Writes the scalars of every ``collect_freq``-th step."""
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, summary_dir: str, collect_freq: int) -> None:
         self.summary_dir = summary_dir
@@ -137,34 +136,33 @@ class SummaryMonitor(Callback):
 
 
 def load_scalars(loads: Sequence[LayerLoad]) -> dict[str, float]:
-    """Of every layer with experts: the busiest relative to the mean, the same less 1, and the part of choices that was dropped.
+    """Return per layer: the load of the busiest expert over the mean, MaxVio, and the share of dropped choices.
 
-    And the largest violation of all layers.
+    ``max_violation`` is the largest MaxVio of all layers.
     """
-    largest = {f"expert_load/layer_{load.layer}": load.largest for load in loads}
+    scalars = {f"expert_load/layer_{load.layer}": load.largest for load in loads}
     if loads:
-        largest["max_violation"] = max(load.max_violation for load in loads)
-    largest |= {f"max_violation/layer_{load.layer}": load.max_violation for load in loads}
-    return largest | {f"expert_dropped/layer_{load.layer}": load.dropped for load in loads}
+        scalars["max_violation"] = max(load.max_violation for load in loads)
+    scalars |= {f"max_violation/layer_{load.layer}": load.max_violation for load in loads}
+    return scalars | {f"expert_dropped/layer_{load.layer}": load.dropped for load in loads}
 
 
 def scalars_of(state: RunState, record: StepRecord) -> dict[str, float]:
-    """The finite scalars of a step, and what callbacks have found after it: dashboards have no place for a NaN."""
-    of_step = {name: float(getattr(record, name)) for name in SCALARS}
-    ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
-    found = {
+    """Return the finite scalars of a step, including figures of other callbacks. Dashboards cannot show NaN."""
+    scalars = {
+        **{name: float(getattr(record, name)) for name in SCALARS},
         **state.scores,
-        **ahead,
+        **({} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}),
         **state.preference,
         **state.against_proof,
         **load_scalars(state.expert_loads),
         **state.health,
     }
-    return {name: value for name, value in {**of_step, **found}.items() if math.isfinite(value)}
+    return {name: value for name, value in scalars.items() if math.isfinite(value)}
 
 
 def scalar_event(step: int, scalars: Mapping[str, float]) -> summary_pb2.Event:
-    """One event with the scalars of a step."""
+    """Return an event with the scalars of a step."""
     event = summary_pb2.Event(wall_time=time.time(), step=step)
     for name, value in scalars.items():
         event.summary.value.add(tag=name, scalar_value=value)

@@ -1,4 +1,4 @@
-"""A window of steps recorded by MindSpore's profiler, as a trace that Chrome and Perfetto open."""
+"""Callback that profiles a window of steps with MindSpore's profiler and writes a trace for Chrome and Perfetto."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProfileMonitor(Callback):
-    """Profiles steps ``profile_start_step`` to ``profile_stop_step``; the first step of a process compiles, too."""
+    """Profiles steps ``profile_start_step`` to ``profile_stop_step``. The first step of a process includes compilation."""
 
     def __init__(self, config: RunConfig, rank: int) -> None:
         self.config = config
@@ -51,9 +51,8 @@ class ProfileMonitor(Callback):
             activities=activities,
             with_stack=self.config.with_stack,
             profile_memory=self.config.profile_memory,
-            experimental_config=_ExperimentalConfig(
-                profiler_level=ProfilerLevel.Level1
-            ),  # of an Ascend device: kernels with shapes
+            # Level 1 records the shapes of kernels on Ascend.
+            experimental_config=_ExperimentalConfig(profiler_level=ProfilerLevel.Level1),
             on_trace_ready=tensorboard_trace_handler(str(self.directory / "raw")),
             start_profile=False,
         )
@@ -71,6 +70,6 @@ class ProfileMonitor(Callback):
 
 
 def numeric_times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """MindSpore writes times as text; the trace-event format wants numbers (microseconds)."""
+    """Return events with numeric times in microseconds; MindSpore writes them as text."""
     times = ("ts", "dur")
     return [{key: float(value) if key in times else value for key, value in event.items()} for event in events]

@@ -1,7 +1,7 @@
-"""The scalars of a run where people watch it: TensorBoard's event files, Weights & Biases, MLflow. Each is an extra.
+"""Callbacks that pass the scalars of a run to TensorBoard, Weights & Biases or MLflow. Each needs an extra.
 
-What is shown is what the metrics hold; nothing leaves this machine unless the configuration says so. A tracker that fails,
-because a disk is full or a server is away, is told once and costs no step of training.
+Nothing leaves this machine unless the configuration says so. A tracker that fails, for example on a full disk or without its
+server, is logged once and does not affect training.
 """
 
 from __future__ import annotations
@@ -23,33 +23,30 @@ from mindllm.train.callbacks.metrics import scalars_of
 from mindllm.train.state import RunState, StepRecord
 
 logger = logging.getLogger(__name__)
-IDENTITIES = (
-    "trackers.json"  # below the output directory: under which name a tracker knows the run, also when it is resumed
-)
-LARGEST_IDENTITIES = 1 << 16
+RUN_IDS = "trackers.json"  # below the output directory: the run ID of each tracker, for a resumed run
+MAX_RUN_IDS_BYTES = 1 << 16
 
 TrackerConfig = TensorBoardConfig | WandbConfig | MlflowConfig
 
 
 class Tracker(Protocol):
-    """A place where a run is watched."""
+    """A client of a tracking service."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take the finite scalars of a step."""
+        """Record the finite scalars of a step."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
 
 
 class TrackerMonitor(Callback):
-    """Gives a tracker the scalars of every ``collect_freq``-th step, and of those that were evaluated.
+    """Passes the scalars of every ``collect_freq``-th step, and of evaluated steps, to a tracker.
 
     Raises:
-        ModuleNotFoundError: the library of the tracker is not installed; which extra brings it is known to
-            :mod:`mindllm.extras`.
+        ModuleNotFoundError: the library of the tracker is not installed (:mod:`mindllm.extras` names the extra).
     """
 
-    of_first_rank = True
+    first_rank_only = True
 
     def __init__(self, section: TrackerConfig) -> None:
         self.section = section
@@ -57,20 +54,20 @@ class TrackerMonitor(Callback):
         self._tracker: Tracker | None = None
 
     def begin(self, state: RunState) -> None:
-        """Open the tracker, which goes on where a resumed run does."""
+        """Open the tracker; a resumed run continues its run there."""
         try:
             self._tracker = self._open(self.section, state)
-        except Exception as error:  # of any library: whatever it is, it is none of training
-            self._give_up(error)
+        except Exception as error:  # an error of a tracking library must not end training
+            self._disable(error)
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        """Pass on the scalars of a step."""
+        """Pass the scalars of a step to the tracker."""
         if self._tracker is None or (record.step % self.section.collect_freq and not state.scores):
             return
         try:
             self._tracker.log(record.step, scalars_of(state, record))
         except Exception as error:
-            self._give_up(error)
+            self._disable(error)
 
     def close(self) -> None:
         """Close the tracker."""
@@ -79,30 +76,30 @@ class TrackerMonitor(Callback):
             if tracker is not None:
                 tracker.close()
         except Exception as error:
-            self._give_up(error)
+            self._disable(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         self._tracker = None
-        logger.error("callbacks: %s shows no more steps of this run: %s", self.section.type, error)
+        logger.error("callbacks: %s is disabled for the rest of this run: %s", self.section.type, error)
 
 
 class TensorBoard:
-    """Event files as TensorBoard, and tools that read them, expect. ``tensorboardX`` alone is needed."""
+    """TensorBoard event files, written by ``tensorboardX``."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     @staticmethod
     def library() -> Any:
-        """Import the library; return what opens the tracker."""
+        """Import the library and return a function that opens the tracker."""
         from tensorboardX import SummaryWriter
 
-        def opened(section: TensorBoardConfig, state: RunState) -> TensorBoard:
+        def open_tracker(section: TensorBoardConfig, state: RunState) -> TensorBoard:
             directory = section.log_dir or str(state.output_dir / "tensorboard")
-            start = state.step + 1 if state.step else None  # a resumed run writes the steps from here on once more
+            start = state.step + 1 if state.step else None  # a resumed run replaces the steps from here on
             return TensorBoard(SummaryWriter(directory, purge_step=start, filename_suffix=f".{state.step}"))
 
-        return opened
+        return open_tracker
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append the scalars and flush them."""
@@ -116,22 +113,22 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases; offline it lies below the output directory until ``wandb sync`` takes it."""
+    """A run of Weights & Biases. In offline mode it is kept below the output directory for ``wandb sync``."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
 
     @staticmethod
     def library() -> Any:
-        """Import the library; return what opens the tracker."""
+        """Import the library and return a function that opens the tracker."""
         import wandb
 
-        def opened(section: WandbConfig, state: RunState) -> Wandb:
+        def open_tracker(section: WandbConfig, state: RunState) -> Wandb:
             quiet = wandb.Settings(silent=True, console="off")
             run = wandb.init(
                 project=section.project,
                 name=section.name or state.config.trainer.model_name,
-                id=identity(state.output_dir, section.type),
+                id=run_id(state.output_dir, section.type),
                 resume="allow",
                 mode=section.mode,
                 dir=str(state.output_dir),
@@ -140,10 +137,10 @@ class Wandb:
             )
             return Wandb(run)
 
-        return opened
+        return open_tracker
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Log the scalars of a step; of a step that the run already has, W&B takes none."""
+        """Log the scalars of a step. W&B ignores steps that the run already has."""
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
@@ -152,37 +149,40 @@ class Wandb:
 
 
 class Mlflow:
-    """A run of MLflow, in a data base below the output directory or on a server."""
+    """A run of MLflow, in a database below the output directory or on a server."""
 
     def __init__(self, client: Any, run: str, metric: Any) -> None:
         self._client, self._run, self._metric = client, run, metric
 
     @staticmethod
     def library() -> Any:
-        """Import the library; return what opens the tracker."""
+        """Import the library and return a function that opens the tracker."""
         from mlflow import MlflowClient
         from mlflow.entities import Metric
 
-        for talkative in ("mlflow", "alembic"):
-            logging.getLogger(talkative).setLevel(logging.WARNING)
+        for library in ("mlflow", "alembic"):
+            logging.getLogger(library).setLevel(logging.WARNING)
 
-        def opened(section: MlflowConfig, state: RunState) -> Mlflow:
-            here = state.output_dir.resolve()
-            client = MlflowClient(section.tracking_uri or f"sqlite:///{here / 'mlflow.db'}")
-            run = kept_identity(here, section.type)
+        def open_tracker(section: MlflowConfig, state: RunState) -> Mlflow:
+            directory = state.output_dir.resolve()
+            client = MlflowClient(section.tracking_uri or f"sqlite:///{directory / 'mlflow.db'}")
+            run = read_run_id(directory, section.type)
             if run is None:
-                place = None if section.tracking_uri else (here / "mlflow").as_uri()
-                found = client.get_experiment_by_name(section.experiment)
-                of = found.experiment_id if found else client.create_experiment(section.experiment, place)
-                run = client.create_run(of, run_name=section.name or state.config.trainer.model_name).info.run_id
-                keep_identity(here, section.type, run)
+                artifacts = None if section.tracking_uri else (directory / "mlflow").as_uri()
+                experiment = client.get_experiment_by_name(section.experiment)
+                experiment_id = (
+                    experiment.experiment_id if experiment else client.create_experiment(section.experiment, artifacts)
+                )
+                name = section.name or state.config.trainer.model_name
+                run = client.create_run(experiment_id, run_name=name).info.run_id
+                write_run_id(directory, section.type, run)
                 client.log_text(run, render_config(state.config), "run.yaml")
             return Mlflow(client, run, Metric)
 
-        return opened
+        return open_tracker
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Log the scalars of a step at once."""
+        """Log the scalars of a step in one batch."""
         now = int(time.time() * 1000)
         self._client.log_batch(self._run, [self._metric(name, value, now, step) for name, value in scalars.items()])
 
@@ -194,29 +194,29 @@ class Mlflow:
 TRACKERS: Mapping[type, Any] = {TensorBoardConfig: TensorBoard, WandbConfig: Wandb, MlflowConfig: Mlflow}
 
 
-def identity(directory: Path, tracker: str) -> str:
-    """Return the name under which a tracker knows the run of an output directory: drawn once, then kept."""
-    known = kept_identity(directory, tracker)
-    if known is None:
-        known = uuid.uuid4().hex[:12]
-        keep_identity(directory, tracker, known)
-    return known
+def run_id(directory: Path, tracker: str) -> str:
+    """Return the ID of the run of an output directory at a tracker. It is generated once and stored."""
+    identifier = read_run_id(directory, tracker)
+    if identifier is None:
+        identifier = uuid.uuid4().hex[:12]
+        write_run_id(directory, tracker, identifier)
+    return identifier
 
 
-def kept_identity(directory: Path, tracker: str) -> str | None:
-    """Return the name of the run that is kept; None where there is none."""
-    kept = _identities(directory).get(tracker)
-    return kept if isinstance(kept, str) else None
+def read_run_id(directory: Path, tracker: str) -> str | None:
+    """Return the stored ID of the run; None if it has none."""
+    identifier = _run_ids(directory).get(tracker)
+    return identifier if isinstance(identifier, str) else None
 
 
-def keep_identity(directory: Path, tracker: str, name: str) -> None:
-    """Keep the name of the run for when it is resumed."""
-    kept = _identities(directory) | {tracker: name}
-    with atomic_open(directory / IDENTITIES) as file:
-        json.dump(kept, file)
+def write_run_id(directory: Path, tracker: str, identifier: str) -> None:
+    """Store the ID of the run, for when it is resumed."""
+    identifiers = _run_ids(directory) | {tracker: identifier}
+    with atomic_open(directory / RUN_IDS) as file:
+        json.dump(identifiers, file)
 
 
-def _identities(directory: Path) -> dict[str, Any]:
-    path = directory / IDENTITIES
-    tree = read_json(path, LARGEST_IDENTITIES) if path.is_file() else {}
+def _run_ids(directory: Path) -> dict[str, Any]:
+    path = directory / RUN_IDS
+    tree = read_json(path, MAX_RUN_IDS_BYTES) if path.is_file() else {}
     return tree if isinstance(tree, dict) else {}

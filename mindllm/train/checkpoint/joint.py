@@ -57,7 +57,7 @@ class Peers:
         return final.with_name(f".{final.name}.saving-{name}")
 
 
-ALONE = Peers()
+SINGLE_RANK = Peers()
 
 
 def report(directory: Path, rank: int, files: Iterable[FileEntry] = (), problem: str = "") -> None:

@@ -19,7 +19,7 @@ from mindllm.errors import UserError, nearest
 from mindllm.families import with_file_names
 from mindllm.files import unexpanded
 from mindllm.outside import read_json
-from mindllm.train.checkpoint.joint import ALONE, Peers
+from mindllm.train.checkpoint.joint import SINGLE_RANK, Peers
 from mindllm.train.checkpoint.manifest import (
     MANIFEST,
     OPTIMIZER,
@@ -125,7 +125,7 @@ def load_checkpoint(
     option: str = "--resume_training",
     with_optimizer: bool = True,
     read: Callable[[Path], Mapping[str, Any]] = read_tensors,
-    peers: Peers = ALONE,
+    peers: Peers = SINGLE_RANK,
     offers: bool = True,
 ) -> Checkpoint:
     """Loads the checkpoint directory ``path``; sizes and checksums of all files read are verified first.
@@ -167,7 +167,7 @@ def verify_checkpoint(
     path: Path | str,
     option: str = "--resume_training",
     roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER),
-    peers: Peers = ALONE,
+    peers: Peers = SINGLE_RANK,
     offers: bool = True,
 ) -> Manifest:
     """Checks the files of ``roles`` and returns the manifest; errors as in ``load_checkpoint``."""
@@ -201,7 +201,7 @@ def is_good(path: Path, roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER)) ->
     return True
 
 
-def _verified(path: Path, roles: tuple[str, ...], peers: Peers = ALONE) -> Manifest:
+def _verified(path: Path, roles: tuple[str, ...], peers: Peers = SINGLE_RANK) -> Manifest:
     manifest = read_manifest(path)
     entry = entry_of(path)
     if entry and entry.step != manifest.step:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from mindllm.errors import UserError
 from mindllm.files import sync_directory
-from mindllm.train.checkpoint.joint import ALONE, Peers, await_outcome, collect, give_up, refuse_given_up, report
+from mindllm.train.checkpoint.joint import SINGLE_RANK, Peers, await_outcome, collect, give_up, refuse_given_up, report
 from mindllm.train.checkpoint.loading import Checkpoint, is_good, load_checkpoint
 from mindllm.train.checkpoint.manifest import (
     MANIFEST,
@@ -114,7 +114,7 @@ class CheckpointStore:
         directory: Path | str,
         prefix: str = "llm",
         keep_checkpoint_max: int = 5,
-        peers: Peers = ALONE,
+        peers: Peers = SINGLE_RANK,
         remove_redundancy: bool = True,
     ) -> None:
         if keep_checkpoint_max < 1:

@@ -1,4 +1,4 @@
-"""Engines: what executes the steps of a run. Read ``engine`` first; the names below are found when they are first used."""
+"""Engines execute the steps of a run. Start with ``engine``. The names below are imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ __all__ = ["Batch", "ClusterRankEngine", "Engine", "ReplicaEngine", "StepResult"
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the module that has ``name``."""
+    """Import the module that defines ``name``."""
     for module, names in MODULES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,4 +1,4 @@
-"""The columns of a batch as tensors."""
+"""Columns of a batch as input tensors of a compiled step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mindllm.train.engine.engine import Batch
 
 
 def inputs(batch: Batch, columns: Sequence[str] = COLUMNS) -> tuple[Tensor, ...]:
-    """These columns."""
-    return tuple(map(Tensor, completed(batch, columns).values()))
+    """Return the columns as tensors, with defaults for missing document columns."""
+    return tuple(map(Tensor, with_document_columns(batch, columns).values()))
 
 
-def completed(batch: Batch, columns: Sequence[str]) -> Batch:
-    """These columns, in their order; where a batch has none about documents, every row is one."""
+def with_document_columns(batch: Batch, columns: Sequence[str]) -> Batch:
+    """Return the columns in order. A batch without document columns has one document per row."""
     rows, length = batch["input_ids"].shape
     one_document = {
         "segment_starts": np.zeros((rows, length), np.int32),
@@ -27,12 +27,13 @@ def completed(batch: Batch, columns: Sequence[str]) -> Batch:
     return {name: batch[name] if name in batch else one_document[name] for name in columns}
 
 
-FURTHER = 3  # what a step takes beside rows, rate and scale: the columns of documents, and keys of dropout
+OPTIONAL_INPUTS = 3  # segment_starts, position_ids, random_keys
 
 
-def further_inputs(batch: Batch, training: bool = True) -> tuple[Tensor | None, ...]:
-    """``segment_starts`` and ``position_ids``, and in training ``random_keys``; without those at the end that the batch has
-    not, as that is a graph without them.
+def optional_inputs(batch: Batch, training: bool = True) -> tuple[Tensor | None, ...]:
+    """Return ``segment_starts``, ``position_ids`` and, in training, ``random_keys``.
+
+    Trailing columns that the batch does not have are left out, so that the graph is compiled without them.
     """
     names = [*DOCUMENT_COLUMNS, *([RANDOM_KEYS] if training else [])]
     while names and names[-1] not in batch:
@@ -40,7 +41,7 @@ def further_inputs(batch: Batch, training: bool = True) -> tuple[Tensor | None, 
     return tuple(Tensor(batch[name]) if name in batch else None for name in names)
 
 
-def parts(batch: Batch, count: int) -> list[Batch]:
-    """Cuts a batch into ``count`` equal parts of consecutive rows."""
+def split_batch(batch: Batch, count: int) -> list[Batch]:
+    """Split a batch into ``count`` equal parts of consecutive rows."""
     pieces = {name: np.split(array, count) for name, array in batch.items()}
     return [{name: pieces[name][index] for name in pieces} for index in range(count)]

@@ -1,7 +1,8 @@
-"""What trains, evaluates, saves and loads, whatever executes it: the one interface that trainer, callbacks and checkpoints know.
+"""The interface of everything that executes a run: train, evaluate, save and load.
 
-Behind it stand a device with the whole model, or several such replicas (``replica``); one rank of a cluster whose devices
-share the model (``cluster_rank``); and all ranks of a cluster in lock-step in one process (``mindllm.compiled.execute``).
+Implementations: the whole model on one device or on several replicas (``replica``), one rank of a cluster that shares the
+model (``cluster_rank``), and all ranks of a cluster in lockstep in one process (``mindllm.compiled.execute``). The trainer,
+callbacks and checkpoints use only this interface.
 """
 
 from __future__ import annotations
@@ -28,18 +29,23 @@ from mindllm.units import counted
 
 logger = logging.getLogger(__name__)
 FP32_SIZE = 4
-LENGTHS = {"float64": 3, "float32": 2, "float16": 1, "bfloat16": 0}
-"""Orders floating types by their precision."""
+PRECISION_RANK = {"float64": 3, "float32": 2, "float16": 1, "bfloat16": 0}
+"""Floating-point types by rank of precision."""
 Batch = Mapping[str, np.ndarray]
 Signatures = dict[str, tuple[tuple[int, ...], np.dtype]]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step computed: mean loss per token in nats, norm of the gradients before clipping, tokens.
+    """Result of one optimizer step over the whole global batch.
 
-    All are those of the whole global batch. In a simulation, which computes nothing, loss and norm are NaN. ``waited``: seconds
-    of the step in which this rank waited for others, where that is known. ``skipped``: norm or loss were past their limits.
+    Attributes:
+        loss: mean loss in nats per token; NaN in a simulation.
+        global_norm: norm of the gradients before clipping; NaN in a simulation.
+        overflow: whether the norm was not finite.
+        tokens: tokens that count in the loss.
+        waited: seconds that this rank waited for others, if known.
+        skipped: whether the norm or the loss exceeded its limit.
     """
 
     loss: float
@@ -51,19 +57,19 @@ class StepResult:
 
     @classmethod
     def of(cls, loss: Any, norm: Any, applied: Any, tokens: Any, waited: float = 0.0) -> StepResult:
-        """What a compiled step gave back; one that was not applied overflowed, or its norm is finite and it was skipped."""
+        """Return the result from the outputs of a compiled step. A step that was neither applied nor overflowed was skipped."""
         overflow = not math.isfinite(norm)
         return cls(float(loss), float(norm), overflow, int(tokens), waited, skipped=not (applied or overflow))
 
 
 class Engine(ABC):
-    """The model of a run with what trains and evaluates it.
+    """The model of a run and the graphs that train and evaluate it.
 
     Attributes:
-        ranks: the processes of the run, and which of them this is.
-        parts: equal parts of its rows that go through the model one after another in a step.
-        holds_all: the ranks of this process have all of every weight between them.
-        simulated: nothing is computed, so there are no losses, norms or tokens.
+        ranks: the ranks of the run, and the one of this process.
+        parts: number of micro-batches that a rank accumulates in a step.
+        holds_all: True if the ranks of this process together have all of every weight.
+        simulated: True if nothing is computed: losses, norms and token counts do not exist.
     """
 
     holds_all = True
@@ -78,88 +84,91 @@ class Engine(ABC):
     def step(
         self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = (), group_rates: Sequence[float] = ()
     ) -> StepResult:
-        """One optimizer step on this process's rows of a global batch: the columns of ``BatchStream.batch``.
+        """Execute one optimizer step. The first one compiles.
 
-        The first one compiles. A norm that is not finite leaves weights and optimizer state as they are, and so does one, or a
-        loss, past its limit: ``limits`` are those of :func:`mindllm.train.optimizers.spikes.limits_of_step`, none by default.
-        ``group_rates`` are the learning rates of groups of weights, by default ``rate``.
+        Weights and optimizer state stay unchanged if the norm is not finite, or if the norm or loss exceeds its limit.
+
+        Args:
+            batch: this process's rows of a global batch, with the columns of ``BatchStream.batch``.
+            rate: the learning rate.
+            scale: the loss scale.
+            limits: of norm and loss (:func:`mindllm.train.optimizers.spikes.limits_of_step`); none by default.
+            group_rates: learning rates of the weight groups; by default ``rate``.
         """
 
-    def limits_or_none(self, limits: Sequence[float]) -> tuple[float, ...]:
-        """A value for every limit that the compiled step is given; infinity where there is none."""
+    def complete_limits(self, limits: Sequence[float]) -> tuple[float, ...]:
+        """Return a value for every limit input of the compiled step; infinity if no limit applies."""
         return tuple(limits) or (math.inf,) * len(limits_of_step(self.config))
 
-    def rates_of_groups(self, rate: float, group_rates: Sequence[float]) -> tuple[float, ...]:
-        """A learning rate for every group of weights; ``rate`` where none are given."""
+    def complete_group_rates(self, rate: float, group_rates: Sequence[float]) -> tuple[float, ...]:
+        """Return a learning rate for every weight group; ``rate`` if none are given."""
         return tuple(group_rates) or (rate,) * len(self.config.grouped_lr_schedule.grouped)
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        """Summed loss in nats and number of tokens of a batch of which this process has its rows; nothing changes."""
+        """Return the summed loss in nats and the number of tokens of a global batch, from this process's rows."""
 
     @abstractmethod
     def not_finite(self, batch: Batch) -> list[str]:
-        """Names what holds a NaN or an infinity on any rank: weights, or what computing on ``batch`` yields first."""
+        """Return the names of weights with NaN or infinity on any rank, or else of the gradients that ``batch`` yields."""
 
     @abstractmethod
     def local_state(self) -> Mapping[int, RankTensors]:
-        """By rank what the ranks of this process keep: the content of a checkpoint, copied to the host one tensor at a time."""
+        """Return the tensors of each rank of this process, for a checkpoint. They are copied to the host one at a time."""
 
     @abstractmethod
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Replaces the parts this process keeps of these whole tensors, weights or optimizer state, by name.
+        """Load whole tensors, weights or optimizer state, by name. Each rank keeps its part.
 
-        A value is an array, or whatever ``read_slices`` takes, of which no more is read than is kept.
+        A value is an array, or a source for ``read_slices``, of which only this rank's part is read.
         """
 
     def counts(self) -> Mapping[str, np.ndarray]:
-        """What the last step counted by gradients, by the counter's name, as far as this process knows; not scaled.
+        """Return the counters of the last step by name, as far as this process has them; unscaled.
 
-        Of experts each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped; of a layer that
-        predicts ahead fp32 ``[2]``: the sum of its losses and the number of its tokens; of pairs of answers there is one, of
-        what :mod:`mindllm.finetune.preference` names.
+        - experts: fp32 ``[experts + 1]``, the tokens of every expert, then the number of dropped choices
+        - MTP layers: fp32 ``[2]``, the sum of losses and the number of tokens
+        - preference pairs: the figures named in :mod:`mindllm.finetune.preference`
         """
         return {}
 
     def watched(self) -> Watched:
-        """What the health figures of the last step are made of, of the whole model (:mod:`mindllm.train.health`).
+        """Return the sums for the health figures of the last step (:mod:`mindllm.train.health`), over the whole model.
 
-        Every rank calls it. Empty where nothing is watched.
+        Collective: every rank calls it. Empty if no figure is requested.
         """
         return {}
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Puts a checkpoint's weights and optimizer state into this model.
+        """Load the weights and optimizer state of a checkpoint.
 
         Raises:
-            UserError: tensors are missing, unknown or misshapen; nothing has been changed then.
+            UserError: a tensor is missing, unknown or has another shape. The engine is unchanged then.
         """
-        if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
-            _require_same_bits(self.config, checkpoint)
+        if not self.simulated:  # the checkpoint of a simulated rank has only that rank's tensors
+            _require_same_state_bits(self.config, checkpoint)
             weights = trained_signatures(self.config)
-            checkpoint = with_asked_masters(self.config, checkpoint, weights)
-            checkpoint.require(in_their_types(checkpoint.weights, weights), state_signatures(self.config, weights))
-            if line := changed_types(checkpoint.weights, weights):
+            checkpoint = with_master_weights(self.config, checkpoint, weights)
+            checkpoint.require(with_stored_dtypes(checkpoint.weights, weights), state_signatures(self.config, weights))
+            if line := describe_dtype_changes(checkpoint.weights, weights):
                 logger.warning("%s: %s", checkpoint.path, line)
         self.load_state({**checkpoint.weights, **checkpoint.optimizer})
 
 
-def _require_same_bits(config: RunConfig, checkpoint: Checkpoint) -> None:
-    """Raise UserError where moments of a checkpoint have other bits than the run's: they are not converted."""
-    coded = any(kind_of_state(name) in CODES for name in checkpoint.optimizer)
-    asked = config.optimizer.state_bits
-    if checkpoint.optimizer and coded != (asked == CODE_BITS):
-        bits = CODE_BITS if coded else 32
-        message = (
-            f"the checkpoint's moments have {bits} bits (value {asked}); write {bits}, or begin without its optimizer"
-        )
+def _require_same_state_bits(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """Raise if the moments of a checkpoint have another number of bits than those of the run; they are not converted."""
+    quantized = any(kind_of_state(name) in CODES for name in checkpoint.optimizer)
+    state_bits = config.optimizer.state_bits
+    if checkpoint.optimizer and quantized != (state_bits == CODE_BITS):
+        bits = CODE_BITS if quantized else 32
+        message = f"the checkpoint's moments have {bits} bits (value {state_bits}); write {bits}, or start without its optimizer"
         raise config.error("optimizer.state_bits", message)
 
 
-def with_asked_masters(config: RunConfig, checkpoint: Checkpoint, weights: Signatures) -> Checkpoint:
-    """Return a checkpoint with the float32 copies of weights that the run keeps, and no others.
+def with_master_weights(config: RunConfig, checkpoint: Checkpoint, weights: Signatures) -> Checkpoint:
+    """Return a checkpoint with exactly the float32 master weights that the run needs.
 
-    Copies that it lacks are made from its weights. A run in float32 goes on from the copies.
+    Missing master weights are converted from the weights. A float32 run continues from the master weights themselves.
     """
     if not checkpoint.optimizer:
         return checkpoint
@@ -167,42 +176,42 @@ def with_asked_masters(config: RunConfig, checkpoint: Checkpoint, weights: Signa
     copies = {name.removeprefix(prefix): item for name, item in checkpoint.optimizer.items() if name.startswith(prefix)}
     others = {name: item for name, item in checkpoint.optimizer.items() if not name.startswith(prefix)}
     if config.optimizer.master_weights:
-        asked = [
-            name for name, (_, dtype) in weights.items() if dtype.itemsize < FP32_SIZE and name in checkpoint.weights
-        ]
-        made = {name: Converted(name, checkpoint.weights[name], np.dtype(np.float32)) for name in asked}
-        return replace(
-            checkpoint, optimizer={**others, **{f"{prefix}{name}": item for name, item in (made | copies).items()}}
-        )
+        masters = {
+            name: Converted(name, checkpoint.weights[name], np.dtype(np.float32))
+            for name, (_, dtype) in weights.items()
+            if dtype.itemsize < FP32_SIZE and name in checkpoint.weights
+        }
+        named = {f"{prefix}{name}": item for name, item in (masters | copies).items()}
+        return replace(checkpoint, optimizer={**others, **named})
     if config.model.config.has_half_parameters:
         return replace(checkpoint, optimizer=others)
     return replace(checkpoint, optimizer=others, weights={**checkpoint.weights, **copies})
 
 
-def in_their_types(found: Mapping[str, Any], expected: Signatures) -> Signatures:
-    """Return ``expected`` with the types that weights have in a checkpoint; one that is no floating type stays as expected."""
+def with_stored_dtypes(stored: Mapping[str, Any], expected: Signatures) -> Signatures:
+    """Return ``expected`` with the floating-point types that weights have in a checkpoint; other types stay as expected."""
     return {
-        name: (shape, np.dtype(found[name].dtype) if name in found and found[name].dtype.name in FLOATING else dtype)
+        name: (shape, np.dtype(stored[name].dtype) if name in stored and stored[name].dtype.name in FLOATING else dtype)
         for name, (shape, dtype) in expected.items()
     }
 
 
-def changed_types(found: Mapping[str, Any], expected: Signatures) -> str:
-    """Return a line on weights that a checkpoint holds in another type than the run; empty if there are none."""
+def describe_dtype_changes(stored: Mapping[str, Any], expected: Signatures) -> str:
+    """Return a line about weights that a checkpoint stores in another type than the run uses; empty if none differ."""
     pairs = Counter(
-        (found[name].dtype.name, dtype.name)
+        (stored[name].dtype.name, dtype.name)
         for name, (_, dtype) in expected.items()
-        if name in found and found[name].dtype != dtype
+        if name in stored and stored[name].dtype != dtype
     )
-    changes = [
-        f"{counted(count, 'weight')} from {stored} {'rounded' if LENGTHS[stored] > LENGTHS[asked] else 'converted'} to {asked}"
-        for (stored, asked), count in pairs.items()
-    ]
+    changes = []
+    for (old, new), count in pairs.items():
+        verb = "rounded" if PRECISION_RANK[old] > PRECISION_RANK[new] else "converted"
+        changes.append(f"{counted(count, 'weight')} from {old} {verb} to {new}")
     return f"{', '.join(changes)} (model.model_config.param_init_type)" if changes else ""
 
 
 def weight_signatures(config: RunConfig) -> Signatures:
-    """Shape and dtype of every weight of the whole model, by name."""
+    """Return shape and dtype of every weight of the whole model, by name."""
     model = config.model.config
     return {
         name: (shape, numpy_dtype(model.parameter_type(name)))
@@ -211,13 +220,13 @@ def weight_signatures(config: RunConfig) -> Signatures:
 
 
 def trained_signatures(config: RunConfig) -> Signatures:
-    """The same of the weights that training changes: what a checkpoint holds."""
+    """Return shape and dtype of every trained weight, by name: the weights in a checkpoint."""
     trained = config.model.config.architecture.trained_shapes()
     return {name: signature for name, signature in weight_signatures(config).items() if name in trained}
 
 
 def state_signatures(config: RunConfig, weights: Signatures) -> Signatures:
-    """Shape and dtype of all that the optimizer keeps for these weights."""
+    """Return shape and dtype of the optimizer state of these weights, by name."""
     optimizer = config.optimizer
     shapes = state_shapes({name: shape for name, (shape, _) in weights.items()}, optimizer.type, optimizer.block)
     shapes |= further_state(config.model.config.architecture)
@@ -230,6 +239,6 @@ def state_signatures(config: RunConfig, weights: Signatures) -> Signatures:
 
 
 def evaluation_config(config: RunConfig) -> RunConfig:
-    """The same run with the batches that are evaluated: ``eval_dataset.batch_size`` samples instead of the runner's."""
+    """Return the run with evaluation batches: ``eval_dataset.batch_size`` samples instead of the runner's."""
     samples = config.eval_dataset.batch_size
     return override_config(config, {"runner_config.batch_size": samples}) if samples else config

@@ -1,4 +1,4 @@
-"""The whole model on one device, or one of several replicas of it that train on their own rows of every batch."""
+"""The whole model on one device, or one of several replicas that each train on their rows of every batch."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.device import uses_graph_kernels
-from mindllm.train.engine.columns import FURTHER, further_inputs, inputs, parts
+from mindllm.train.engine.columns import OPTIONAL_INPUTS, inputs, optional_inputs, split_batch
 from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.expert_loads import LOAD
-from mindllm.train.health import Watched, by_weight, largest_of
-from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.health import Watched, max_over_ranks, sums_by_weight
+from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 from mindllm.train.optimizers.build import Optimizer, make_optimizer
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ApplyGradients, ForwardBackward, TrainStep
-from mindllm.train.watched import Watch, logits_of, logits_of_heads, make_watch
+from mindllm.train.watched import Watch, head_logits_by_layer, make_watch, max_logits_by_layer
 
-LIMITS = 2  # of norm and loss
+LIMITS = 2  # inputs of the step: limits of norm and loss
 
 
 class SummedLoss(nn.Cell):
@@ -62,8 +62,8 @@ class SummedLoss(nn.Cell):
         return self.model(input_ids, labels, loss_mask, segment_starts, position_ids), loss_mask.sum()
 
 
-def adds_over_ranks(model: nn.Cell) -> bool:
-    """Makes the loss of a model that is about rows of all processes add over them; returns whether it is such a loss."""
+def sum_loss_over_ranks(model: nn.Cell) -> bool:
+    """Let a loss that depends on the rows of all processes communicate; return True if the model has such a loss."""
     losses = model.pairs if isinstance(model, PreferenceLoss) else None
     if not isinstance(losses, UnpairedLosses) or not losses.estimates:
         return False
@@ -72,20 +72,20 @@ def adds_over_ranks(model: nn.Cell) -> bool:
 
 
 class ReplicaEngine(Engine):
-    """Every rank has the whole model. Graphs are compiled when they are first used.
+    """Engine whose ranks each have the whole model. Graphs are compiled on first use.
 
-    ``loaded``: names of weights that :meth:`load_state` brings, before anything else happens; they are not drawn.
+    ``loaded``: names of weights that :meth:`load_state` sets before anything else happens; they are not initialized.
     """
 
     def __init__(
-        self, config: RunConfig, training: bool = True, ranks: Ranks = ALONE, loaded: Collection[str] = ()
+        self, config: RunConfig, training: bool = True, ranks: Ranks = SINGLE_RANK, loaded: Collection[str] = ()
     ) -> None:
         super().__init__(config, ranks)
         self.simulated = ranks.simulated
         with values_follow():
             self.model = build_replica(config, uses_graph_kernels(config))
-        self._meets = ranks.count > 1 and adds_over_ranks(self.model)
-        self._met: set[int] = set()
+        self._loss_communicates = ranks.count > 1 and sum_loss_over_ranks(self.model)
+        self._compiled_cells: set[int] = set()
         self.weights = trained_weights(self.model)
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
         self.frozen |= quantized_parameters(self.model)
@@ -94,8 +94,8 @@ class ReplicaEngine(Engine):
         self._evaluation.set_train(False)
         self.optimizer: Optimizer | None = None
         self._watch: Watch | None = None
-        self._counted: list[Parameter] = []  # in a step, of experts and of pairs of answers
-        self._used = False  # by a compiled graph
+        self._counters: list[Parameter] = []  # of experts and preference pairs
+        self._used = False  # a compiled graph has used the parameters
         if training:
             self._build_training()
 
@@ -107,7 +107,7 @@ class ReplicaEngine(Engine):
             largest=largest_logits(self.model),
             process=(self.ranks.rank, self.ranks.count),
         )
-        self._counted = [item for item in self.optimizer.get_parameters() if item.name.startswith(LOAD)]
+        self._counters = [item for item in self.optimizer.get_parameters() if item.name.startswith(LOAD)]
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._watch = make_watch(self.config, self.model, self.optimizer, whole=True)
@@ -124,7 +124,7 @@ class ReplicaEngine(Engine):
 
     @property
     def update(self) -> ApplyGradients:
-        """The cell of a training step that clips and applies gradients."""
+        """The cell that clips and applies gradients."""
         return self._step.update
 
     def step(
@@ -132,7 +132,7 @@ class ReplicaEngine(Engine):
     ) -> StepResult:
         self._used = True
         scalars = [Tensor(value, ms.float32) for value in (rate, scale)]
-        last = self._last_inputs(self.limits_or_none(limits), self.rates_of_groups(rate, group_rates))
+        last = self._last_inputs(self.complete_limits(limits), self.complete_group_rates(rate, group_rates))
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
             outputs = self._run(batch, *scalars, *last)
             loss, norm, applied, tokens = (output.asnumpy() for output in outputs[:4])
@@ -143,50 +143,50 @@ class ReplicaEngine(Engine):
         return StepResult.of(loss, norm, applied, tokens, self._waited)
 
     def _last_inputs(self, limits: Sequence[float], group_rates: Sequence[float]) -> tuple[Tensor | None, ...]:
-        """Limits of norm and loss, and behind them learning rates of groups: nothing, or ``LIMITS`` and more."""
-        found: list[Tensor | None] = [Tensor(value, ms.float32) for value in limits]
+        """Return the limits of norm and loss, then the learning rates of groups; empty if neither is used."""
+        inputs: list[Tensor | None] = [Tensor(value, ms.float32) for value in limits]
         if group_rates:
-            found += [None] * (LIMITS - len(found))
-        return (*found, *(Tensor(value, ms.float32) for value in group_rates))
+            inputs += [None] * (LIMITS - len(inputs))
+        return (*inputs, *(Tensor(value, ms.float32) for value in group_rates))
 
     def _run(self, batch: Batch, rate: Tensor, scale: Tensor, *last: Tensor | None) -> tuple[Tensor, ...]:
-        """The graphs of a step.
+        """Execute the graphs of a step.
 
-        Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
+        Ranks synchronize before a collective: on CPU MindSpore waits 30 seconds for a late rank, and compilation may take longer.
         """
         if not self._accumulates:
-            further = further_inputs(batch)
+            optional = optional_inputs(batch)
             if last:
-                further = (*further, *[None] * (FURTHER - len(further)), *last)
-            return self._step(*inputs(batch), rate, scale, *further)
-        for part in parts(batch, self.parts):
-            columns = (*inputs(part), scale, *further_inputs(part))
-            self._meet_before(self._accumulate, columns)
+                optional = (*optional, *[None] * (OPTIONAL_INPUTS - len(optional)), *last)
+            return self._step(*inputs(batch), rate, scale, *optional)
+        for part in split_batch(batch, self.parts):
+            columns = (*inputs(part), scale, *optional_inputs(part))
+            self._synchronize_before(self._accumulate, columns)
             self._accumulate(*columns)
         if self.ranks.count > 1:
             if not self._compiled:
                 self._step.compile(rate, scale, *last)
             start = time.perf_counter()
-            self.ranks.meet()
+            self.ranks.barrier()
             self._waited = time.perf_counter() - start
         return self._step(rate, scale, *last)
 
-    def _meet_before(self, cell: nn.Cell, columns: Sequence[Tensor | None]) -> None:
-        """Where the graph of a loss adds over ranks itself: compiles it, and waits for the others before it is called."""
-        if not self._meets:
+    def _synchronize_before(self, cell: nn.Cell, columns: Sequence[Tensor | None]) -> None:
+        """Compile a graph whose loss communicates, and wait for the other ranks before it is called."""
+        if not self._loss_communicates:
             return
-        if id(cell) not in self._met:
+        if id(cell) not in self._compiled_cells:
             cell.compile(*columns)
-            self._met.add(id(cell))
-        self.ranks.meet()
+            self._compiled_cells.add(id(cell))
+        self.ranks.barrier()
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         self._used = True
-        columns = (*inputs(batch), *further_inputs(batch, training=False))
-        self._meet_before(self._evaluation, columns)
+        columns = (*inputs(batch), *optional_inputs(batch, training=False))
+        self._synchronize_before(self._evaluation, columns)
         loss, tokens = self._evaluation(*columns)
         if self._watch is not None and self._watch.logits is not None:
-            self._watch.logits.forget()  # those of evaluated text
+            self._watch.logits.reset()  # drop the logits of evaluated text
         loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
         return loss, int(tokens)
 
@@ -195,42 +195,42 @@ class ReplicaEngine(Engine):
         if names := self._bad_names("weight", self.weights.values()):
             return names
         gradients = ForwardBackward(self.model, self.optimizer.parameters)
-        first = next(iter(parts(batch, self.parts)))
-        columns = (*inputs(first), Tensor(1.0, ms.float32), *further_inputs(first))
-        self._meet_before(gradients, columns)
+        first = split_batch(batch, self.parts)[0]
+        columns = (*inputs(first), Tensor(1.0, ms.float32), *optional_inputs(first))
+        self._synchronize_before(gradients, columns)
         values = gradients(*columns)[2]
         return self._bad_names("gradient of", [values[index] for index in self.optimizer.updated])
 
-    def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
-        bad = self.ranks.sum([float(not _finite(value)) for value in values])
-        return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
+    def _bad_names(self, kind: str, values: Iterable[Tensor]) -> list[str]:
+        is_bad = [float(not np.isfinite(value.asnumpy()).all()) for value in values]
+        return [f"{kind} {name}" for name, count in zip(self.weights, self.ranks.sum(is_bad), strict=True) if count]
 
     def watched(self) -> Watched:
         watch = self._watch
         if watch is None or self.simulated or not self._compiled:
             return {}
-        found: dict[str, Mapping[str, float]] = {}
+        sums: dict[str, Mapping[str, float]] = {}
         if watch.sums is not None:
-            found |= by_weight(watch.sums.kinds, watch.sums.names, self._sums[0].asnumpy())
+            sums |= sums_by_weight(watch.sums.kinds, watch.sums.names, self._sums[0].asnumpy())
         if watch.logits is not None and LOGIT in self.config.monitor_config.watched():
-            found[LOGIT] = largest_of(logits_of({item.name: item.asnumpy() for item in watch.logits.kept}), self.ranks)
-        return found
+            sums[LOGIT] = max_over_ranks(
+                max_logits_by_layer({item.name: item.asnumpy() for item in watch.logits.kept}), self.ranks
+            )
+        return sums
 
     def largest_logits(self) -> dict[str, np.ndarray]:
-        """The largest attention logits of the last step on this process, ``[heads]`` by layer, where layers keep them."""
+        """Return the largest attention logits of the last step in this process, ``[heads]`` by layer."""
         if self._watch is None or self._watch.logits is None:
             return {}
-        return logits_of_heads({item.name: item.asnumpy() for item in self._watch.logits.kept})
+        return head_logits_by_layer({item.name: item.asnumpy() for item in self._watch.logits.kept})
 
     def counts(self) -> Mapping[str, np.ndarray]:
-        return {item.name: item.asnumpy() for item in self._counted}
+        return {item.name: item.asnumpy() for item in self._counters}
 
     @property
     def optimizer_state(self) -> dict[str, Parameter]:
-        """What the optimizer keeps from step to step by name: moments, powers of the betas, choices of experts."""
-        owner = (
-            self.model if self.optimizer is None else self.optimizer
-        )  # of what the optimizer sets for the next step: both
+        """Return the optimizer state by name: moments, powers of the betas, choices of experts."""
+        owner = self.model if self.optimizer is None else self.optimizer
         return {item.name: item for item in owner.get_parameters() if is_state(item.name)}
 
     def local_state(self) -> Mapping[int, RankTensors]:
@@ -244,7 +244,7 @@ class ReplicaEngine(Engine):
 def accumulating_cells(
     config: RunConfig, model: nn.Cell, optimizer: Optimizer, several: bool = False, watch: Watch | None = None
 ) -> tuple[AccumulateStep, ApplyAccumulated]:
-    """The cells of a step that goes through the model part by part, each with a graph of its own: of a part, and of its end."""
+    """Return the two cells of a step with gradient accumulation: one micro-batch, and the update at the end."""
     accumulate = AccumulateStep(
         model,
         optimizer.parameters,
@@ -257,10 +257,6 @@ def accumulating_cells(
 def _largest_norm(config: RunConfig) -> float | None:
     wrapper = config.runner_wrapper
     return wrapper.max_grad_norm if wrapper.use_clip_grad else None
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(np.isfinite(tensor.asnumpy()).all())
 
 
 def _copies(parameters: Mapping[str, Parameter]) -> dict[str, HostCopy]:

@@ -1,4 +1,4 @@
-"""What executes a run: which engine, and which process of how many this is. Decided from the YAML and the environment alone."""
+"""Choice of the engine that executes a run, and of this process's rank. Depends on the YAML and the environment only."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from enum import Enum
 
 from mindllm.config import RunConfig
 from mindllm.launch.meeting import RendezvousClient
-from mindllm.train.job.ranks import ALONE, CollectiveMeeting, Ranks
+from mindllm.train.job.ranks import SINGLE_RANK, CollectiveRendezvous, Ranks
 from mindllm.units import counted
 
 LAUNCHER = 'mindllm launch --workers {devices} "{mode} --config {source} ..."'
 SIMULATION_LEVEL = "MS_SIMULATION_LEVEL"
-DRY_RUN = "1"  # runs the host side whole, and launches nothing on a device
+DRY_RUN = "1"  # the host side runs completely; no kernel is launched
 
 
 class Executor(Enum):
-    """Who computes the steps of a run."""
+    """What computes the steps of a run."""
 
     REPLICA = "the whole model on this device"
     CLUSTER_RANK = "one rank of devices that share the model"
@@ -27,22 +27,22 @@ class Executor(Enum):
 
 @dataclass(frozen=True)
 class Execution:
-    """How this process takes part in a run."""
+    """The part of this process in a run."""
 
     executor: Executor
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_RANK
 
     @property
     def connects_first(self) -> bool:
-        """Whether ranks can only meet once MindSpore has connected them: no launcher of ours has started them."""
-        return isinstance(self.ranks.meeting, CollectiveMeeting)
+        """True if ranks can exchange numbers only after MindSpore has connected them (not started by ``mindllm launch``)."""
+        return isinstance(self.ranks.rendezvous, CollectiveRendezvous)
 
 
 def execution_of(config: RunConfig, environment: Mapping[str, str] = os.environ) -> Execution:
-    """Who this process is, and what it executes.
+    """Return the rank of this process and the engine it executes.
 
     Raises:
-        UserError: the configuration describes another number of devices than were started, or none of this kind can be used.
+        UserError: the configuration describes another number of devices than were started, or an unsupported kind.
     """
     devices, target = config.parallel_config.device_num, config.context.device_target
     if is_simulation(environment):
@@ -61,30 +61,30 @@ def execution_of(config: RunConfig, environment: Mapping[str, str] = os.environ)
             f"use_parallel: true and data_parallel: {started}",
         )
     rank = int(environment["RANK_ID"])
-    seat = RendezvousClient.inherited()
+    rendezvous = RendezvousClient.inherited()
     if target == "CPU":
-        _refuse_sharded_processes(config)
-        return Execution(Executor.REPLICA, Ranks(rank, started, seat))
-    return Execution(Executor.CLUSTER_RANK, Ranks(rank, started, seat or CollectiveMeeting(started)))
+        _require_replicas(config)
+        return Execution(Executor.REPLICA, Ranks(rank, started, rendezvous))
+    return Execution(Executor.CLUSTER_RANK, Ranks(rank, started, rendezvous or CollectiveRendezvous(started)))
 
 
 def describe(config: RunConfig, execution: Execution) -> str:
-    """One line for the log: the mesh, and who executes it."""
+    """Return a log line with the mesh and what executes it."""
     sizes = config.parallel_config
     mesh = sizes.sizes_text(of="name")
     if execution.executor is Executor.LOCKSTEP:
-        return f"{mesh}: the {sizes.device_num} ranks are executed together, in lock-step in this process"
-    simulated = ", in MindSpore's dry run: nothing is computed" if execution.ranks.simulated else ""
+        return f"{mesh}: all {sizes.device_num} ranks run in lockstep in this process"
+    simulated = ", in MindSpore's dry run (nothing is computed)" if execution.ranks.simulated else ""
     return f"{mesh}: rank {execution.ranks.rank} of {execution.ranks.count}{simulated}"
 
 
 def is_simulation(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether MindSpore's dry run is asked for."""
+    """Return True if MindSpore's dry run is requested by the environment."""
     return bool(environment.get(SIMULATION_LEVEL))
 
 
 def is_sharded(config: RunConfig) -> bool:
-    """Whether devices share the model or the optimizer's state, so that a rank does not have all of it."""
+    """Return True if each rank has only a part of the model or of the optimizer state."""
     sizes = config.parallel_config
     return sizes.device_num > sizes.data_parallel or (
         sizes.device_num > 1 and config.parallel.enable_parallel_optimizer
@@ -131,8 +131,8 @@ def _not_started(config: RunConfig) -> Exception:
     )
 
 
-def _refuse_sharded_processes(config: RunConfig) -> None:
-    """Processes on CPUs are replicas: MindSpore's parallel compiler does not take the target CPU."""
+def _require_replicas(config: RunConfig) -> None:
+    """Raise if CPU processes would share the model: MindSpore's parallel compiler does not support the CPU target."""
     if is_sharded(config):
         sizes = config.parallel_config
         raise config.error(

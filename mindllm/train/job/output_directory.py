@@ -30,7 +30,7 @@ from mindllm.process.exit_hooks import when_leaving
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.joint import named
 from mindllm.train.job.ranks import Ranks
-from mindllm.train.job.restart import has_begun
+from mindllm.train.job.restart import has_started
 from mindllm.train.metrics_file import METRICS_NAME, read_metrics
 
 LOCK_NAME = ".lock"
@@ -84,7 +84,7 @@ class RunLock:
             self._file = None
 
 
-def refuse_in_use(directory: Path) -> None:
+def require_unlocked(directory: Path) -> None:
     """Refuse a directory that a run trains in; nothing is made or kept there.
 
     Raises:
@@ -113,7 +113,7 @@ def _holder(file: IO[str]) -> str:
         return "another process trains there"
 
 
-def call_roll(output_dir: Path, rank: int, count: int, timeout: float) -> str:
+def meet_ranks(output_dir: Path, rank: int, count: int, timeout: float) -> str:
     """Waits until all ranks are seen by the first one; returns the name of the run, the same for all of them.
 
     Raises:
@@ -181,10 +181,10 @@ def claim_output_directory(config: RunConfig, ranks: Ranks, timeout: float = ROL
         lock = RunLock(directory)
         lock.acquire()
         when_leaving(lock.release)
-        refuse_results(config)
+        require_no_results(config)
     if ranks.count == 1:
         return Peers()
-    name = call_roll(directory, ranks.rank, ranks.count, timeout)
+    name = meet_ranks(directory, ranks.rank, ranks.count, timeout)
     return Peers(ranks.rank, ranks.count, name, lambda answer: ranks.sum([float(not answer)]) == [0.0])
 
 
@@ -199,7 +199,7 @@ def newest_checkpoint(run: Path) -> Path:
     return newest
 
 
-def results_in(directory: Path) -> list[str]:
+def describe_results(directory: Path) -> list[str]:
     """Return what a run has left in ``directory``, in words; nothing where none has."""
     newest = CheckpointStore(directory / CHECKPOINTS).newest()
     metrics = directory / METRICS_NAME
@@ -208,16 +208,16 @@ def results_in(directory: Path) -> list[str]:
     return [*found, f"checkpoint {newest.name}"] if newest else found
 
 
-def refuse_results(config: RunConfig) -> None:
+def require_no_results(config: RunConfig) -> None:
     """Refuse a directory with results of an earlier run: a new one would cut its metrics off, and in time delete its checkpoints.
 
     Raises:
         UserError: they are there, and nothing says what becomes of them.
     """
     directory = Path(config.output_dir)
-    if config.resume_training is not False or config.overwrite or has_begun(config):
+    if config.resume_training is not False or config.overwrite or has_started(config):
         return
-    if not (found := results_in(directory)):
+    if not (found := describe_results(directory)):
         return
     raise UserError(
         f"{directory} holds a run already ({' and '.join(found)}); go on with --resume_training, give another --output_dir, "

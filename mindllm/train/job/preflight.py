@@ -18,7 +18,7 @@ KERNELS = 16 * MIB  # of a small model 2 MB were seen
 CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
-def refuse_what_must_fail(config: RunConfig) -> None:
+def check_preconditions(config: RunConfig) -> None:
     """Raises UserError for the first path that cannot be written, and for a run that needs more memory than there is."""
     for key, path, is_directory in _written(config):
         if why := obstacle(path, directory=is_directory):

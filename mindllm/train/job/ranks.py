@@ -1,6 +1,4 @@
-"""The processes that train one model together: which of them this is, how they agree, and which rows of a
-batch each reads.
-"""
+"""Ranks of a run: the position of this process, sums over ranks, and the rows of a batch that each rank reads."""
 
 from __future__ import annotations
 
@@ -9,64 +7,67 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Meeting(Protocol):
-    """Where ranks wait for each other and add numbers."""
+class Rendezvous(Protocol):
+    """A channel over which ranks add numbers and wait for each other."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks of as many values from each; waits for the last one."""
+        """Return the element-wise sums over all ranks. Blocks until every rank has called it."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank ``rank`` of ``count``, and where they meet. Every method is called by all ranks, in the same order.
+    """Rank ``rank`` of ``count``. Every method is collective: all ranks call it, in the same order.
 
-    In a simulation (``simulated``) the other ranks do not exist: nobody is waited for, and sums are this rank's own.
+    In a simulation (``simulated``) the other ranks do not exist. Methods return immediately, and sums have one term.
     """
 
     rank: int = 0
     count: int = 1
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     simulated: bool = False
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one rank that writes what a run has once; in a simulation every rank has files of its own."""
+        """True on the rank that writes the shared files of a run. In a simulation every rank writes its own."""
         return self.rank == 0 or self.simulated
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks of as many values from each, in double precision; waits for the last one."""
-        return list(values) if self.meeting is None else self.meeting.sum(values)
+        """Return the element-wise sums over all ranks in double precision. Blocks until every rank has called it."""
+        return list(values) if self.rendezvous is None else self.rendezvous.sum(values)
 
-    def meet(self) -> None:
-        """Waits for the last rank."""
+    def gather(self, value: float) -> list[float]:
+        """Return the values of all ranks, in rank order."""
+        return self.sum([value if rank == self.rank else 0.0 for rank in range(self.count)])
+
+    def barrier(self) -> None:
+        """Block until every rank has called it."""
         self.sum([])
 
     def agree(self, choice: str, choices: Sequence[str]) -> str:
-        """The first of ``choices`` that any rank has chosen; empty where none has."""
+        """Return the first of ``choices`` that any rank has chosen; empty if none has."""
         chosen = self.sum([float(choice == name) for name in choices])
         return next((name for name, count in zip(choices, chosen, strict=True) if count), "")
 
-    def which(self, answer: bool) -> list[int]:
-        """The ranks whose ``answer`` is yes."""
-        answers = self.sum([float(answer and rank == self.rank) for rank in range(self.count)])
-        return [rank for rank, yes in enumerate(answers) if yes]
+    def ranks_where(self, condition: bool) -> list[int]:
+        """Return the ranks on which ``condition`` is true."""
+        return [rank for rank, flag in enumerate(self.gather(float(condition))) if flag]
 
 
-ALONE = Ranks()
+SINGLE_RANK = Ranks()
 
 
-class CollectiveMeeting:
-    """Ranks that no launcher of ours has started, as on an Ascend cluster, meet in a collective operator of MindSpore.
+class CollectiveRendezvous:
+    """Sums over ranks that were not started by ``mindllm launch``, through a collective operator of MindSpore.
 
-    Doubles travel as pairs of int32, which device back ends gather, and are added on the host in the order of ranks: every
-    rank gets the same bits.
+    Doubles are gathered as pairs of int32, which every device back end supports, and added on the host in rank order, so that
+    every rank gets the same bits.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """As ``Meeting``; call it when MindSpore's communication is initialised."""
+        """Return the element-wise sums over all ranks. Requires that MindSpore's communication is initialized."""
         import numpy as np
         from mindspore import Tensor
         from mindspore.ops.communication import all_gather_into_tensor
@@ -81,7 +82,7 @@ class CollectiveMeeting:
 
 @dataclass(frozen=True)
 class BatchShard:
-    """The rows of every global batch that a process is given: part ``index`` of ``count`` equal ones."""
+    """The rows of every global batch that a process reads: part ``index`` of ``count`` equal parts."""
 
     index: int = 0
     count: int = 1

@@ -1,6 +1,7 @@
-"""Whether a job that is started again has begun before: then it goes on from its own last checkpoint, whatever its options say.
+"""Restart of a job: a job that has started training resumes from its own last checkpoint, regardless of its options.
 
-Without this a restart would begin anew where ``resume_training`` is false, or go on from a checkpoint that the options set aside.
+Otherwise a restart would train from scratch if ``resume_training`` is false, or resume from a checkpoint that the options ruled
+out.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from mindllm.train.checkpoint.store import AUTO
 FILE_NAME = ".job"
 
 
-def has_begun(config: RunConfig) -> bool:
-    """Whether this job has come as far as training in this output directory."""
+def has_started(config: RunConfig) -> bool:
+    """Return True if this job has started training in this output directory before."""
     job, path = os.environ.get(JOB), Path(config.output_dir) / FILE_NAME
     return bool(job) and path.is_file() and path.read_bytes() == os.fsencode(job or "")
 
 
-def begin(config: RunConfig, store: CheckpointStore, step: int) -> list[Path]:
-    """Sets aside the checkpoints after ``step``, where training starts, and remembers that this job has begun; their paths."""
+def mark_started(config: RunConfig, store: CheckpointStore, step: int) -> list[Path]:
+    """Record that this job has started, and return the checkpoints after ``step``, which are moved out of the way."""
     moved = store.supersede_after(step)
     if JOB in os.environ and store.peers.is_first:
         with atomic_open(Path(config.output_dir) / FILE_NAME) as file:
@@ -33,9 +34,10 @@ def begin(config: RunConfig, store: CheckpointStore, step: int) -> list[Path]:
 
 
 def checkpoint_to_resume(config: RunConfig, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint this process starts from: the job's own last good one, or what ``resume_training`` says."""
-    begun = not store.peers.agree(not (store.peers.is_first and has_begun(config)))  # the first rank knows
-    found = store.resume(AUTO) if begun else None
-    if found is None and config.resume_training:
-        found = store.resume(config.resume_training)
-    return found
+    """Return the checkpoint to start from: the job's own last good one, otherwise the one of ``resume_training``."""
+    # Only the first rank reads the marker, so that all ranks decide alike.
+    started = not store.peers.agree(not (store.peers.is_first and has_started(config)))
+    checkpoint = store.resume(AUTO) if started else None
+    if checkpoint is None and config.resume_training:
+        checkpoint = store.resume(config.resume_training)
+    return checkpoint

@@ -58,7 +58,7 @@ class SpikeGuard:
                 if name in self.seen and math.isfinite(value):  # a simulation has no values
                     self.seen[name].append(value)
 
-    def refuse_to_go_on(self, step: int) -> None:
+    def check_consecutive(self, step: int) -> None:
         """Raises RunFailed where as many steps in a row were skipped as the configuration bears."""
         if self.settings is not None and self.settings.stop_after and self.in_a_row >= self.settings.stop_after:
             raise RunFailed(

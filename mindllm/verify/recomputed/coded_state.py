@@ -1,8 +1,8 @@
-"""Moments in codes as the numbers that they stand for, and the gradients that they cannot tell.
+"""Moments in 8-bit codes, decoded to numbers, and the gradients that such moments do not reveal.
 
-Two sides that add in another order may round a number between two codes to either. So numbers are compared, with room for the
-code beside; and each step of the ranks begins with the single device's state, as a code that differs is a visible part of the
-next update. The gradient of a step is told by AdamW in 32 bits: a device of its own, which begins with the same weights.
+Two sides that add in another order may round a number between two codes to either of them. So decoded numbers are compared,
+with an allowance of one code; and each step of the ranks starts from the single device's state, because a different code is a
+visible part of the next update. The gradient of a step comes from AdamW in 32 bits on a device with the same weights.
 """
 
 from __future__ import annotations
@@ -21,56 +21,51 @@ from mindllm.train.optimizers.dynamic_map import decoded, steps_beside
 from mindllm.verify.single import Arrays, SingleDevice, Task
 
 SIGNED = (True, False)
-"""Of both moments."""
-Held = TypeVar("Held")
+"""Whether the codes of the first and the second moment have a sign."""
+Value = TypeVar("Value")
 
 
-def in_numbers(state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """State with moments, ``adam_m.*`` and ``adam_v.*``, in place of codes and scales."""
-    return _replaced(state, decoded)
+def decode_state(state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Return state with moments (``adam_m.*``, ``adam_v.*``) in place of codes and scales."""
+    return _replace_codes(state, decoded)
 
 
-def parts_in_numbers(parts: Mapping[str, Part]) -> Mapping[str, Part]:
-    """The same of what a rank has: it has whole blocks."""
-    return _replaced(
-        parts, lambda codes, scales, signed: replace(codes, value=decoded(_array(codes), _array(scales), signed))
-    )
+def decode_parts(parts: Mapping[str, Part]) -> Mapping[str, Part]:
+    """Return a rank's parts with moments in place of codes and scales. Its parts consist of whole blocks."""
+
+    def decode(codes: Part, scales: Part, signed: bool) -> Part:
+        return replace(codes, value=decoded(np.asarray(codes.value), np.asarray(scales.value), signed))
+
+    return _replace_codes(parts, decode)
 
 
-def room_of_codes(state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """By the name of a moment how far the number of the code beside is, for each of its codes."""
-    return {name: item for name, item in _replaced(state, steps_beside).items() if name not in state}
+def distances_to_next_code(state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Return, by the name of a moment, the distance of each number to that of the next code."""
+    return {name: item for name, item in _replace_codes(state, steps_beside).items() if name not in state}
 
 
-def _array(part: Part) -> np.ndarray:
-    return np.asarray(part.value)
-
-
-def _replaced(state: Mapping[str, Held], made: Callable[[Any, Any, bool], Any]) -> Mapping[str, Held]:
-    found = dict(state)
-    for moment, kind, scales, signed in zip(MOMENTS, CODES, SCALES, SIGNED, strict=True):
-        for name in [one.removeprefix(f"{kind}.") for one in state if one.startswith(f"{kind}.")]:
-            found[f"{moment}.{name}"] = made(found.pop(f"{kind}.{name}"), found.pop(f"{scales}.{name}"), signed)
-    return found
+def _replace_codes(state: Mapping[str, Value], function: Callable[[Any, Any, bool], Any]) -> Mapping[str, Value]:
+    result = dict(state)
+    for moment, codes, scales, signed in zip(MOMENTS, CODES, SCALES, SIGNED, strict=True):
+        for name in [key.removeprefix(f"{codes}.") for key in state if key.startswith(f"{codes}.")]:
+            result[f"{moment}.{name}"] = function(result.pop(f"{codes}.{name}"), result.pop(f"{scales}.{name}"), signed)
+    return result
 
 
 class AppliedGradients:
-    """Gradients of a step as they are applied: of moments that begin as zeros, what the first one becomes tells them."""
+    """Gradients of a step, read from first moments that start as zeros."""
 
     def __init__(self, config: RunConfig) -> None:
-        whole = {"optimizer.state_bits": 32, "optimizer.state_block_size": _default("state_block_size")}
-        self.device = SingleDevice(override_config(config, whole))
+        block_size = OptimizerConfig.model_fields["state_block_size"].default
+        full = {"optimizer.state_bits": 32, "optimizer.state_block_size": block_size}
+        self.device = SingleDevice(override_config(config, full))
         self.share = 1.0 - config.optimizer.betas[0]
 
-    def of(self, task: Task, before: Arrays) -> Arrays:
-        """By the name of a weight, fp64, from weights ``before`` a step that does not overflow."""
+    def compute(self, task: Task, before: Arrays) -> Arrays:
+        """Return gradients in fp64 by weight, from weights ``before`` a step that does not overflow."""
         engine, first = self.device.engine, f"{MOMENTS[0]}."
-        begins = {name: np.zeros_like(item) for name, item in self.device.state().items() if name.startswith(first)}
-        engine.load_state({**{name: before[name] for name in engine.weights}, **begins})
+        zeros = {name: np.zeros_like(item) for name, item in self.device.state().items() if name.startswith(first)}
+        engine.load_state({**{name: before[name] for name in engine.weights}, **zeros})
         self.device.step(task)
         after = self.device.state()
-        return {name.removeprefix(first): after[name].astype(np.float64) / self.share for name in begins}
-
-
-def _default(key: str) -> Any:
-    return OptimizerConfig.model_fields[key].default
+        return {name.removeprefix(first): after[name].astype(np.float64) / self.share for name in zeros}

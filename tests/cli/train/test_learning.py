@@ -10,7 +10,7 @@ from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.main import main
 from mindllm.recipes.model_source import find_model
-from mindllm.train.job.output_directory import RunLock, refuse_in_use
+from mindllm.train.job.output_directory import RunLock, require_unlocked
 from mindllm.train.metrics_file import read_metrics
 
 QUICK = ("--context.enable_graph_kernel=false", "--context.compile_cache=false")
@@ -56,8 +56,8 @@ def test_the_yaml_of_a_run_that_trains_is_not_written_over(models, chats, tmp_pa
     assert (run / "finetune.yaml").read_text() == "of the run that trains\n"
     lock.release()
     assert said(*words, "--runner_config.train_steps=-1", *QUICK)[0] == 2
-    refuse_in_use(run)
-    refuse_in_use(tmp_path / "nothing")
+    require_unlocked(run)
+    require_unlocked(tmp_path / "nothing")
 
 
 def test_two_steps_of_lora_are_repeated_by_their_yaml_and_the_result_is_a_model(models, chats, tmp_path, said):

@@ -1,6 +1,4 @@
-"""What the offline run says: the table for people, the object for programs, and a page like that of the dry run, a section for
-each rank.
-"""
+"""Memory of a program's ranks: a table for people, an object for programs, and a page with a section for each rank."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from mindllm.compiled.simulation.simulation import CATEGORIES, Simulation
 from mindllm.dry_run.moments import moments_of
 from mindllm.dry_run.page import Section, render_sections
 from mindllm.dry_run.profile import profile_of
-from mindllm.dry_run.program.running import RankRun
 from mindllm.dry_run.report import IN_JSON, verdict
-from mindllm.dry_run.source_lines import Lines, lines_by_place
+from mindllm.dry_run.source_lines import lines_by_place
 from mindllm.dry_run.workspace import attention_elements_in, peak_with_workspace
+from mindllm.programs.environment import Report
 from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
@@ -27,20 +25,36 @@ if TYPE_CHECKING:
     from mindllm.results import Part
 
 
+@dataclass(frozen=True)
+class RankRun:
+    """A rank whose training step was simulated. ``directory`` contains its results, ``seconds`` is the time it ran."""
+
+    simulation: Simulation
+    report: Report
+    seconds: float
+    directory: Path
+
+
 @dataclass(frozen=True, repr=False)
 class ProgramMemory(Result):
-    """What ranks of a program need, by MindSpore's own dry run of it."""
+    """Memory that ranks of a program need, by MindSpore's own dry run.
+
+    Attributes:
+        runs: the ranks, in order.
+        not_alone: why the program could not run on one device; empty if it did, None if that was not tried.
+    """
 
     runs: tuple[RankRun, ...]
+    not_alone: str | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether every rank fits."""
+        """Return True if every rank fits."""
         return all(run.simulation.fits for run in self.runs)
 
     @property
     def shortage(self) -> str:
-        """How many ranks do not fit, and what the fullest lacks; empty where all fit."""
+        """Return how many ranks do not fit, and the memory that the fullest lacks; empty if all fit."""
         short = [run.simulation for run in self.runs if not run.simulation.fits]
         if not short:
             return ""
@@ -51,7 +65,7 @@ class ProgramMemory(Result):
         )
 
     def summary(self) -> str:
-        """Return ranks and verdict."""
+        """Return the number of ranks and the verdict."""
         return f"{len(self.runs)} ranks, {'fits' if self.fits else 'does not fit'}"
 
     def tree(self) -> dict[str, Any]:
@@ -59,20 +73,20 @@ class ProgramMemory(Result):
         return {
             "fits": self.fits,
             "mindspore": self.runs[0].report.mindspore,
-            "ranks": [_as_json(run) for run in self.runs],
+            "ranks": [_rank_tree(run) for run in self.runs],
         }
 
     def parts(self) -> Iterator[Part]:
-        """Yield a row for each rank, and where the figures come from."""
-        yield table(self.runs)
+        """Yield a row for each rank, and the source of the figures."""
+        yield memory_table(self.runs)
         yield (
             f"MindSpore {self.runs[0].report.mindspore}'s own dry run, one training step; used peak: the sum of the columns "
             "before it; with workspace ≈: an estimate of what kernels need beside it"
         )
 
 
-def table(runs: Sequence[RankRun]) -> Table:
-    """One row per rank; memory of the device in GB (2**30 bytes) at the moment of the peak."""
+def memory_table(runs: Sequence[RankRun]) -> Table:
+    """Return a row per rank: device memory in GB (2**30 bytes) at the moment of the peak."""
     limits = sorted({run.simulation.limit for run in runs})
     gb = gigabytes(run.simulation.actual_peak for run in runs)
     memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
@@ -99,12 +113,11 @@ def table(runs: Sequence[RankRun]) -> Table:
 
 
 def workspace(simulation: Simulation) -> int:
-    """Bytes that kernels need beside the used peak, estimated."""
-    peak = peak_with_workspace(moments_of(simulation), attention_elements_in(simulation))
-    return peak - simulation.used_peak
+    """Estimate the bytes that kernels need in addition to the used peak."""
+    return peak_with_workspace(moments_of(simulation), attention_elements_in(simulation)) - simulation.used_peak
 
 
-def _as_json(run: RankRun) -> dict[str, Any]:
+def _rank_tree(run: RankRun) -> dict[str, Any]:
     simulation = run.simulation
     by_category = simulation.peak_by_category()
     return {
@@ -126,29 +139,23 @@ def _as_json(run: RankRun) -> dict[str, Any]:
 
 
 def render(runs: Sequence[RankRun], command: str) -> str:
-    """Returns the page as HTML."""
-    limit = max(run.simulation.limit for run in runs)
-    return render_sections(f"{command}: memory of each rank", [_section(run) for run in runs], limit, _lines(runs))
-
-
-def _section(run: RankRun) -> Section:
-    simulation, profile = run.simulation, profile_of(run.simulation)
-    return Section(
-        name=f"rank {simulation.rank}",
-        about=f"stage {simulation.stage}; simulated by MindSpore {run.report.mindspore}",
-        peak=profile.peak,
-        actual_peak=profile.actual_peak,
-        workspace=workspace(simulation),
-        shown=profile,
-        exact=True,
-    )
-
-
-def _lines(runs: Sequence[RankRun]) -> Lines:
-    """Source lines of the operators of all ranks, from the texts of their graphs."""
-    lines: dict[str, str] = {}
+    """Return the page as HTML."""
+    sections, lines = [], dict[str, str]()
     for run in runs:
-        for path in Path(run.directory).glob("*_validate_*.ir"):
+        profile = profile_of(run.simulation)
+        section = Section(
+            name=f"rank {run.simulation.rank}",
+            about=f"stage {run.simulation.stage}; simulated by MindSpore {run.report.mindspore}",
+            peak=profile.peak,
+            actual_peak=profile.actual_peak,
+            workspace=workspace(run.simulation),
+            shown=profile,
+            exact=True,
+        )
+        sections.append(section)
+        # source lines of operators are in the texts of the graphs
+        for path in run.directory.glob("*_validate_*.ir"):
             with open(path, encoding="utf-8", errors="replace") as text:
                 lines |= lines_by_place(read_sources(text))
-    return lines
+    limit = max(run.simulation.limit for run in runs)
+    return render_sections(f"{command}: memory of each rank", sections, limit, lines)

@@ -1,6 +1,6 @@
 """Runs inside a program of somebody else, as ``sitecustomize``, when that is to train in MindSpore's dry run.
 
-``foreign/environment.py`` writes this file where the program's Python finds it, so only the standard library is imported, and
+``environment.py`` writes this file where the program's Python finds it, so only the standard library is imported, and
 MindSpore once the program itself has. It leaves the program's files alone. It answers what only a machine with devices could,
 ends the program when one training step has been simulated, and reports what the tool must know: the memory the program grants
 itself, stages, whether it has trained, and how it ended.
@@ -37,7 +37,7 @@ GRAPH_MODE, KIB = 0, 1024
 MIND_IR, PARAMETERS = "training.mindir", "parameters.json"
 MANAGER = "lib/plugin/ascend/libmindspore_ascend_res_manager.so"
 POLLED = (
-    "_ZN9mindspore6device6ascend19aclrtProcessReport_E"  # see callback_thread.py, which does the same for our own runs
+    "_ZN9mindspore6device6ascend19aclrtProcessReport_E"  # as compiled/device/callback_thread.py does for mindllm's runs
 )
 POLLS = "_ZN9mindspore6device6ascend27SimuFuncIaclrtProcessReportIiEET_i"
 

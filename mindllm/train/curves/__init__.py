@@ -1,1 +1,0 @@
-"""Draws the loss of one or several runs."""
