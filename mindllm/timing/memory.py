@@ -57,7 +57,7 @@ CAST_UPDATE = 5 * FP32_BYTES
 """Bytes of a number whose weight is in half precision while it is updated: weight and gradient as they are cast, and what the
 update yields of weight and moments before they are stored (``AdamApplyOneWithDecay`` in MindSpore's dry run)."""
 COMPRESSED_MASK = 2048 * 2048  # bytes, of sequences of any length
-CAPPED_LOGITS = 5 * FP32_BYTES  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
+CAPPED_LOGITS = 4 * FP32_BYTES  # of one under a soft cap: the cap's tanh, and three of the cross entropy
 MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no more
 
 
@@ -361,7 +361,8 @@ def loss_bytes(workload: Workload) -> float:
     whole = workload.loss_chunks == 1
     heads = 1 + architecture.predictions if whole else 1  # without slices all logits are there at once
     logits = heads * bytes_of_logit(workload) * workload.rank_tokens * vocabulary
-    slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
+    # A step without accumulators keeps the gradient of the head's weight of every slice until it adds them up.
+    slices = 0 if whole or not workload.keeps_gradients else workload.loss_chunks
     of_slices = slices * HALF_BYTES * vocabulary * architecture.hidden_size
     head = last_parameters(workload)
     read = HALF_BYTES * head.frozen if casts and not holds_frozen_in_half(workload) else 0.0
