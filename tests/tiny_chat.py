@@ -4,7 +4,7 @@ import json
 
 from hugging_face import save_llama
 
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 
 WORDS = ["def main(): return None", "import module", "print(what a list is)", "How do I read a file in Python?"]
 TOKENS = 300

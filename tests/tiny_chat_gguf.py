@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindllm.data.tokenizers.training import train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import train_byte_level_bpe
 from tests.tiny_chat import TOKENS, WORDS
 
 

@@ -28,7 +28,7 @@ EXAMPLE = """example:
   %(prog)s --info data/src
 """
 HANDLERS = ("GeneralPretrainHandler", "AlpacaPretrainHandler", "StackOverflowPythonPretrainHandler")
-"""Of mindllm.data.preprocess.documents."""
+"""Of mindllm.data.preprocess.sources."""
 
 
 def make_parser() -> CommandParser:
@@ -158,8 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make(options: argparse.Namespace, progress: Progress) -> Summary:
     from mindllm.data.preprocess.build import build, prepare_tokenizer
-    from mindllm.data.preprocess.documents import DocumentReader
-    from mindllm.data.preprocess.sources import shuffled
+    from mindllm.data.preprocess.sources import DocumentReader, shuffled
 
     sources = _find(options)
     documents = None if options.format == "text" else DocumentReader(tuple(options.json_keys), options.handler_name)

@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Downloads; returns the exit code."""
     options = make_parser().parse_args(arguments)
 
-    from mindllm.fetch.address import Address, read_address
     from mindllm.fetch.directory import fetch
+    from mindllm.fetch.hub import Address, read_address
     from mindllm.fetch.huggingface import HuggingFace
     from mindllm.fetch.modelscope import ModelScope
 

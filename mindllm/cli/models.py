@@ -14,7 +14,7 @@ from mindllm.terminal.tables import Column, Table
 from mindllm.units import short_count
 
 if TYPE_CHECKING:
-    from mindllm.config.reading.shipped_models import ShippedModel
+    from mindllm.config.reading.shipped import ShippedModel
 
 EXAMPLE = """examples:
   %(prog)s                       every model with a YAML in configs/
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what there is; returns the exit code."""
     options = make_parser().parse_args(arguments)
 
-    from mindllm.config.reading.shipped_models import shipped_models
+    from mindllm.config.reading.shipped import shipped_models
 
     directories = [Path(name) for name in options.names if "/" in name or Path(name).exists()]
     words = [name for name in options.names if Path(name) not in directories]
@@ -62,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _models_in(directory: Path) -> list[dict[str, Any]]:
-    from mindllm.weight_files.catalogue import models_in
+    from mindllm.weight_files import list_models
 
-    return models_in(directory)
+    return list_models(directory)
 
 
 def _matching(models: list[ShippedModel], words: Sequence[str]) -> list[ShippedModel]:

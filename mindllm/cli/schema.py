@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints or writes the schema; returns the exit code."""
     options = make_parser().parse_args(arguments)
 
-    from mindllm.config.editor.schema import run_schema
+    from mindllm.config.editor import run_schema
     from mindllm.mindformers.schema import mindformers_schema
 
     schema = mindformers_schema(__version__) if options.mindformers else run_schema(__version__)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
-    from mindllm.config.decoder.architecture import keys_of_layers
     from mindllm.config.generation import GenerationConfig
-    from mindllm.config.model import ModelConfig
+    from mindllm.config.model import ModelConfig, keys_of_layers
     from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
     from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
     from mindllm.config.precision import on_this_device
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 HOMES = {
-    "keys_of_layers": "mindllm.config.decoder.architecture",
+    "keys_of_layers": "mindllm.config.model",
     "EvalDatasetConfig": "mindllm.config.dataset",
     "ProcessorConfig": "mindllm.config.dataset",
     "TrainDatasetConfig": "mindllm.config.dataset",

@@ -1,10 +1,11 @@
-"""Section ``callbacks``: what watches the training loop."""
+"""Sections ``callbacks`` and ``monitor_config``: logging, checkpoints, evaluation and figures of the training loop."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mindllm.config.generation import EvaluationConfig
 from mindllm.config.section import List, PositiveInt, Section
@@ -22,7 +23,8 @@ class MetricsMonitorConfig(Section):
 
     type: Literal["MetricsMonitor"] = Field(description="Writes `{output_dir}/metrics.jsonl`, one object per step.")
     expert_load_steps: PositiveInt = Field(
-        default=1, description="Steps between two records of how many tokens each expert got, in models with experts."
+        default=1,
+        description="Steps between two records of the tokens that each expert received, in models with experts.",
     )
 
 
@@ -48,12 +50,12 @@ class WandbConfig(Section):
     """A run of Weights & Biases."""
 
     type: Literal["Wandb"] = Field(description="Logs to Weights & Biases; pip install 'mindllm[wandb]'.")
-    project: str = Field(default="mindllm", min_length=1, description="The project there.")
-    name: str = Field(default="", description="Of the run; empty: `trainer.model_name`.")
+    project: str = Field(default="mindllm", min_length=1, description="Project name.")
+    name: str = Field(default="", description="Name of the run; empty: `trainer.model_name`.")
     mode: Literal["offline", "online"] = Field(
         default="offline",
-        description="offline: below `{output_dir}/wandb`, until `wandb sync` uploads it; online: sent as it comes, with the "
-        "whole configuration.",
+        description="offline: writes to `{output_dir}/wandb`, for `wandb sync` to upload; online: uploads each record, "
+        "with the complete configuration.",
     )
     collect_freq: PositiveInt = Field(default=1, description="Steps between two records.")
 
@@ -62,10 +64,10 @@ class MlflowConfig(Section):
     """A run of MLflow."""
 
     type: Literal["Mlflow"] = Field(description="Logs to MLflow; pip install 'mindllm[mlflow]'.")
-    experiment: str = Field(default="mindllm", min_length=1, description="The experiment there.")
-    name: str = Field(default="", description="Of the run; empty: `trainer.model_name`.")
+    experiment: str = Field(default="mindllm", min_length=1, description="Experiment name.")
+    name: str = Field(default="", description="Name of the run; empty: `trainer.model_name`.")
     tracking_uri: str = Field(
-        default="", description="Server, or data base; empty: `sqlite:///{output_dir}/mlflow.db`, which nobody is sent."
+        default="", description="Server or database; empty: the local file `sqlite:///{output_dir}/mlflow.db`."
     )
     collect_freq: PositiveInt = Field(default=1, description="Steps between two records.")
 
@@ -75,28 +77,30 @@ class CheckpointMonitorConfig(Section):
 
     type: Literal["CheckpointMonitor"] = Field(description="Saves checkpoints to `{output_dir}/checkpoint`.")
     save_checkpoint_steps: PositiveInt = Field(default=100, description="Steps between two checkpoints.")
-    keep_checkpoint_max: PositiveInt = Field(default=5, description="Newest checkpoints that are kept.")
+    keep_checkpoint_max: PositiveInt = Field(default=5, description="Number of newest checkpoints to keep.")
     async_save: bool = Field(
         default=False,
-        description="Writes beside training, which stops only while tensors are copied to the host, and takes that much memory.",
+        description="Writes during training, which pauses only to copy tensors to host memory.",
     )
     remove_redundancy: bool = Field(
-        default=True, description="Writes what several ranks hold once; false: each rank writes all it holds."
+        default=True, description="Writes tensors replicated over ranks once; false: each rank writes all its tensors."
     )
 
 
 class EvalTasksConfig(EvaluationConfig):
-    """Scores on public tasks while training; beside its own keys it has those of section `evaluation`."""
+    """Scores on public tasks during training. The keys of section `evaluation` apply as well."""
 
-    type: Literal["EvalTasks"] = Field(description="Evaluates on public tasks every so many steps.")
-    tasks: List[str] = Field(min_length=1, description="Tasks, by their names in lm-evaluation-harness.")
+    type: Literal["EvalTasks"] = Field(description="Evaluates on public tasks at an interval.")
+    tasks: List[str] = Field(min_length=1, description="Task names of lm-evaluation-harness.")
     eval_steps: PositiveInt = Field(default=1000, description="Steps between two evaluations.")
 
 
 class NaNMonitorConfig(Section):
     """Stop on numbers that are not finite."""
 
-    type: Literal["NaNMonitor"] = Field(description="Stops when the loss is not finite and names the parameter.")
+    type: Literal["NaNMonitor"] = Field(
+        description="Stops the run when the loss is not finite, and names the parameter."
+    )
 
 
 Callback = Annotated[
@@ -118,3 +122,52 @@ DEFAULT_CALLBACKS: tuple[Callback, ...] = (
     CheckpointMonitorConfig(type="CheckpointMonitor"),
     NaNMonitorConfig(type="NaNMonitor"),
 )
+
+
+Sink = Literal["log", "tensorboard"]
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Sinks = Annotated[List[Sink] | None, BeforeValidator(_listed)]
+GRADIENT, WEIGHT, UPDATE, LOGIT = "grad_norm", "param_norm", "update_ratio", "max_attention_logit"
+KEYS: Mapping[str, str] = {
+    GRADIENT: "local_norm_format",
+    WEIGHT: "weight_state_format",
+    UPDATE: "update_ratio_format",
+    LOGIT: "max_attention_logit_format",
+}
+"""By the name of a figure, in ``metrics.jsonl`` and trackers: the key that asks for it."""
+
+
+class MonitorConfig(Section):
+    """The health figures of a step. Each key is null, `log`, `tensorboard`, or a list of them."""
+
+    monitor_on: bool = Field(default=False, description="Computes the figures below in the compiled step.")
+    step_interval: PositiveInt = Field(default=1, description="Steps between two records.")
+    local_norm_format: Sinks = Field(
+        default=("tensorboard",),
+        description="Norm of the gradients, by group of layers. `tensorboard`: in `metrics.jsonl` and every tracker of "
+        "`callbacks`; `log`: in the log as well; null: not computed.",
+    )
+    weight_state_format: Sinks = Field(
+        default=("tensorboard",), description="Norm of the weights after the step, by group of layers."
+    )
+    update_ratio_format: Sinks = Field(
+        default=("tensorboard",), description="Norm of the update, relative to the norm of the weights."
+    )
+    max_attention_logit_format: Sinks = Field(default=None, description="Largest attention logit of each layer.")
+    layers_per_group: PositiveInt = Field(
+        default=1,
+        description="Decoder layers per group. Their parts (attention, feed_forward, norms) are separate figures.",
+    )
+
+    def watched(self) -> tuple[str, ...]:
+        """Return the names of the computed figures, in the order of :data:`KEYS`."""
+        return tuple(name for name, key in KEYS.items() if getattr(self, key)) if self.monitor_on else ()
+
+    def logged(self) -> tuple[str, ...]:
+        """Return the names of the figures that are logged."""
+        return tuple(name for name in self.watched() if "log" in getattr(self, KEYS[name]))

@@ -1,6 +1,6 @@
-"""The keys that a compiled step depends on: what is kept of one is kept under a name made of them.
+"""Keys that a compiled step depends on. Caches of the step use them as their key.
 
-Shared by the compiled step on disk, the kept graphs of ranks and the kept simulations of a dry run.
+The compile cache on disk, cached graphs of ranks and cached simulations of a dry run share them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_COMPILED = (
     "require_proof",
     "do_eval",
     "eval_step_interval",
-    "profile",  # and all that begin with it
+    "profile",  # a prefix of several keys
     "with_stack",
     "trainer.",
     "runner_config.epochs",
@@ -32,10 +32,10 @@ NOT_COMPILED = (
     "runner_config.slow_rank_factor",
     "context.device_id",
     "context.lockstep_step_seconds",
-    "context.compile_cache",  # and its path
+    "context.compile_cache",  # a prefix of its path
     "lr_schedule",  # a rate is an input of the step
-    "train_dataset.",  # but for the columns of a batch, and pairs of answers
-    "preference.",  # unless pairs are learned from
+    "train_dataset.",  # except the columns of a batch and preference pairs
+    "preference.",  # unless the run is preference tuning
     "eval_dataset.",
     "eval_tasks",
     "evaluation.",
@@ -49,13 +49,14 @@ NOT_COMPILED = (
     "monitor_config.step_interval",
     "monitor_config.layers_per_group",
 )
-"""Beginnings of dotted keys that change between starts of one run and leave its step as it is, as a test shows of each."""
+"""Prefixes of dotted keys that do not change the compiled step. A test covers each of them."""
 
 
 def compiled_keys(config: RunConfig) -> dict[str, Any]:
-    """Returns all keys of ``config`` by dotted name, but those of :data:`NOT_COMPILED`; of the data what its batches hold.
+    """Return the keys of ``config`` that change the compiled step, by dotted name.
 
-    A key that is new in the schema counts until it is shown not to.
+    These are all keys except :data:`NOT_COMPILED`, so a new key of the schema counts until a test shows that it has no effect. Of
+    the data, the columns of a batch count.
     """
     pet = config.model.config.pet_config
     constants = pet.tuner.constants if pet is not None else ()
@@ -69,7 +70,7 @@ def compiled_keys(config: RunConfig) -> dict[str, Any]:
 
 
 def flat_keys(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of nested mappings with their dotted names; a list, or an empty mapping, is a leaf."""
+    """Yield the leaves of nested mappings with their dotted names. Lists and empty mappings are leaves."""
     if not isinstance(tree, dict) or not tree:
         yield path, tree
         return

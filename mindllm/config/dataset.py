@@ -14,7 +14,7 @@ Weight = Annotated[float, Field(gt=0)]
 
 
 class DataConfig(Section):
-    """What every ``train_dataset.data_loader.config`` has: files, and which of their documents are held out."""
+    """Keys of every ``train_dataset.data_loader.config``: files and split."""
 
     data_path: str | List[str] = Field(default="", description="A file or directory, or a list of them.")
     split: str = Field(
@@ -25,12 +25,12 @@ class DataConfig(Section):
 
     @property
     def data_paths(self) -> tuple[str, ...]:
-        """The paths, as a tuple in every case."""
+        """Return the paths as a tuple."""
         return (self.data_path,) if isinstance(self.data_path, str) else tuple(map(str, self.data_path))
 
     @property
     def split_weights(self) -> tuple[float, float, float]:
-        """Weights of train, valid and test as they are written; those left out are 0."""
+        """Return the weights of train, valid and test. Omitted weights are 0."""
         train, valid, test = [*map(float, self.split.split(",")), 0.0, 0.0][:3]
         return train, valid, test
 
@@ -40,16 +40,15 @@ class IndexedDataConfig(DataConfig):
 
     data_path: str | List[str | Weight] = Field(  # type: ignore[assignment]
         default="",
-        description="Prefix of the indexed files (`prefix.bin`, `prefix.idx`), a list of prefixes, or a list of weights and "
-        "prefixes in turn: `[0.3, a, 0.7, b]`. Without weights, samples are drawn in proportion to the tokens.",
+        description="Prefix of the indexed files (`prefix.bin`, `prefix.idx`), a list of prefixes, or alternating "
+        "weights and prefixes: `[0.3, a, 0.7, b]`. Without weights, samples are drawn in proportion to the "
+        "number of tokens.",
     )
     eod_mask_loss: bool = Field(
-        default=False, description="Leaves the prediction after an end-of-document token out of the loss."
+        default=False, description="Excludes the prediction after an end-of-document token from the loss."
     )
-    reset_position_ids: bool = Field(default=False, description="Positions begin at 0 in every document of a sample.")
-    reset_attention_mask: bool = Field(
-        default=False, description="Tokens of a sample see those of their own document only."
-    )
+    reset_position_ids: bool = Field(default=False, description="Positions restart at 0 in every document of a sample.")
+    reset_attention_mask: bool = Field(default=False, description="Tokens attend only to tokens of the same document.")
 
     @model_validator(mode="after")
     def _weights_and_paths_in_turn(self) -> IndexedDataConfig:
@@ -64,18 +63,18 @@ class IndexedDataConfig(DataConfig):
 
     @property
     def _entries(self) -> tuple[str | float, ...]:
-        """Prefixes, and weights as numbers: Megatron's command line writes them as text."""
+        """Return prefixes and weights. Weights written as text, as on Megatron's command line, become numbers."""
         entries = (self.data_path,) if isinstance(self.data_path, str) else self.data_path
         return entries if len(entries) < 2 else tuple(_number_or_text(entry) for entry in entries)
 
     @property
     def data_paths(self) -> tuple[str, ...]:
-        """The prefixes without their weights."""
+        """Return the prefixes without their weights."""
         return tuple(entry for entry in self._entries if isinstance(entry, str))
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """The weight of each prefix; None: in proportion to their tokens."""
+        """Return the weight of each prefix, or None for weights in proportion to the number of tokens."""
         return tuple(entry for entry in self._entries if isinstance(entry, float)) or None
 
 
@@ -91,13 +90,14 @@ class RowsDataConfig(DataConfig):
 
     data_path: str | List[str] = Field(
         default="",
-        description="MindRecord file, or a list of them, with a column `input_ids` of `seq_length` + 1 tokens, and perhaps "
-        "`labels` (or `target_ids`) of as many, -100 where there is no loss.",
+        description="MindRecord file, or a list of files, with a column `input_ids` of `seq_length` + 1 tokens and "
+        "optionally a column `labels` (or `target_ids`) of the same length, -100 where there is no loss.",
     )
     shifted_labels: bool = Field(
         default=False,
-        description="Rows have `seq_length` tokens, and `labels[i]` is the token behind `input_ids[i]`, as MindFormers reads "
-        "them with `input_sliced_sig: true`; a column `loss_mask` of 0 and 1 says where there is a loss, beside labels of -100.",
+        description="Rows have `seq_length` tokens, and `labels[i]` follows `input_ids[i]`, as MindFormers reads them "
+        "with `input_sliced_sig: true`. Labels of -100, and 0 in an optional column `loss_mask`, have no "
+        "loss.",
     )
 
 
@@ -115,33 +115,34 @@ class ConversationDataConfig(DataConfig):
     )
     chat_template: str = Field(
         default="",
-        description="Jinja file of the chat template; empty: the tokenizer's own, else a plain one (`### Instruction:`).",
+        description="Jinja file of the chat template; empty: the template of the tokenizer, else a plain one (`### "
+        "Instruction:`).",
     )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further variables of the chat template, such as `{enable_thinking: false}`; those that a row has under "
-        "`chat_template_kwargs` take precedence.",
+        description="Additional variables of the chat template, such as `{enable_thinking: false}`; "
+        "`chat_template_kwargs` of a row take precedence.",
     )
     allowed_special_tokens: List[str] = Field(
         default=(),
-        description="Special tokens that messages may contain, such as `[<think>, </think>]`; the names of all others are "
-        "encoded as words.",
+        description="Special tokens that messages may contain, such as `[<think>, </think>]`; names of other special "
+        "tokens are encoded as text.",
     )
     skip_bad_rows: bool = Field(
         default=False,
-        description="Leaves out rows that cannot be used (not JSON, of another form, refused by the template, or with a call, a "
-        "tool or a text that the template leaves out) and counts them; false: they are named before the run begins, and end it.",
+        description="Skips and counts invalid rows (not JSON, unknown form, rejected by the template, or with a call, "
+        "tool or text that the template drops); false: they are reported before the run begins, and end it.",
     )
-    max_rows: PositiveInt | None = Field(default=None, description="Only the first rows are read; null: all.")
+    max_rows: PositiveInt | None = Field(default=None, description="Number of rows to read; null: all.")
 
     @property
     def chat(self) -> dict[str, Any]:
-        """The keys that say how conversations are written, as arguments of rows and templates."""
+        """Return the keys about the form of conversations, as arguments of rows and templates."""
         return {key: getattr(self, key) for key in ("chat_template", "chat_template_kwargs", "allowed_special_tokens")}
 
 
 class PreferenceDataConfig(ConversationDataConfig):
-    """Pairs: a conversation that is answered in two ways, of which one was preferred; or one answer, desirable or not."""
+    """Pairs of answers to a conversation, one preferred; or single answers, desirable or not."""
 
 
 class InstructionDataConfig(ConversationDataConfig):
@@ -161,12 +162,12 @@ class InstructionDataConfig(ConversationDataConfig):
         "ADGenInstructionHandler",
     ] = Field(
         default="auto",
-        description="Form of the rows; auto: alpaca, sharegpt, messages or prompt, by the keys they have.",
+        description="Form of the rows; auto: alpaca, sharegpt, messages or prompt, depending on their keys.",
     )
     packing: bool | Literal["joined"] = Field(
         default=False,
-        description="Several conversations in one sample. true: they do not see each other; joined: "
-        "they do, as one text.",
+        description="Packs several conversations into one sample. true: without attention between them; joined: as one "
+        "text.",
     )
 
 
@@ -182,7 +183,7 @@ class IndexedDataLoader(Section):
 class RowsDataLoader(Section):
     """Section ``train_dataset.data_loader``: rows of MindRecord files."""
 
-    type: Literal["MindDataset"] = Field(default="MindDataset", description="Samples as MindRecord files hold them.")
+    type: Literal["MindDataset"] = Field(default="MindDataset", description="Tokenized samples from MindRecord files.")
     config: RowsDataConfig = Field(default_factory=RowsDataConfig, description="Files and split.")
 
 
@@ -200,7 +201,7 @@ class PreferenceDataLoader(Section):
 
     type: Literal["PreferenceDataLoader"] = Field(
         default="PreferenceDataLoader",
-        description="Pairs of answers, of which one was preferred (DPO), or answers that are desirable or not (KTO).",
+        description="Pairs of answers, one preferred (DPO), or single answers that are desirable or not (KTO).",
     )
     config: PreferenceDataConfig = Field(default_factory=PreferenceDataConfig, description="Files.")
 
@@ -214,12 +215,12 @@ class TrainDatasetConfig(Section):
     """Section ``train_dataset``."""
 
     data_loader: DataLoader = Field(
-        default_factory=IndexedDataLoader, description="Where samples come from; its keys depend on `type`."
+        default_factory=IndexedDataLoader, description="Source of samples; its keys depend on `type`."
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _indexed_unless_it_says_otherwise(cls, data: Any) -> Any:
+    def _default_to_indexed(cls, data: Any) -> Any:
         loader = data.get("data_loader") if isinstance(data, dict) else None
         if isinstance(loader, dict) and "type" not in loader:
             return {**data, "data_loader": {"type": "BlendedMegatronDatasetDataLoader", **loader}}
@@ -227,7 +228,7 @@ class TrainDatasetConfig(Section):
 
     @property
     def document_columns(self) -> tuple[str, ...]:
-        """What batches have beside inputs, labels and loss mask, to keep the documents of a row apart."""
+        """Return the additional columns of batches that separate the documents of a row."""
         loader = self.data_loader
         if isinstance(loader, IndexedDataLoader):
             asked = {
@@ -243,11 +244,11 @@ class TrainDatasetConfig(Section):
 class EvalDatasetConfig(Section):
     """Section ``eval_dataset``: which part of the training files is held out for evaluation, and how it is read."""
 
-    split: Literal["valid", "test"] = Field(default="valid", description="Part of the documents that is evaluated.")
+    split: Literal["valid", "test"] = Field(default="valid", description="Part of the documents to evaluate on.")
     batch_size: PositiveInt | None = Field(
-        default=None, description="Samples per data-parallel replica and evaluation step; null: that of training."
+        default=None, description="Samples per data-parallel replica and evaluation step; null: as in training."
     )
-    max_batches: int = Field(default=0, ge=0, description="Evaluation steps; 0: the whole part.")
+    max_batches: int = Field(default=0, ge=0, description="Evaluation steps; 0: the complete split.")
 
 
 TOKENIZER_FILES = (

@@ -19,55 +19,55 @@ StopString = Annotated[str, Field(min_length=1)]
 class GenerationConfig(Section):
     """Section ``generation``: names and meanings of MindFormers' and Hugging Face's generation configurations."""
 
-    max_new_tokens: PositiveInt = Field(default=128, description="Longest continuation.")
-    do_sample: bool = Field(default=False, description="Draws tokens; false: takes the most likely one.")
+    max_new_tokens: PositiveInt = Field(default=128, description="Maximum length of a continuation, in tokens.")
+    do_sample: bool = Field(default=False, description="Samples tokens; false: takes the most likely token.")
     temperature: float = Field(default=1.0, gt=0, description="Divisor of the logits when sampling.")
-    top_k: int = Field(default=0, ge=0, description="Samples among the k most likely tokens; 0: all.")
+    top_k: int = Field(default=0, ge=0, description="Samples from the k most likely tokens; 0: from all.")
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Samples among the most likely tokens of this total probability."
+        default=1.0, gt=0, le=1, description="Samples from the most likely tokens with this total probability."
     )
     min_p: Fraction = Field(
-        default=0.0, description="Samples among the tokens at least this times as likely as the most likely one."
+        default=0.0, description="Samples from tokens whose probability is at least this fraction of the highest one."
     )
     repetition_penalty: float = Field(
         default=1.0,
         gt=0,
-        description="Tokens of the prompt and the continuation: divides their logits above 0, else multiplies.",
+        description="Logits of tokens in the prompt or continuation are divided by it if positive, else multiplied.",
     )
     presence_penalty: float = Field(
-        default=0.0, description="Subtracted from the logits of tokens that the continuation has."
+        default=0.0, description="Subtracted from the logits of tokens in the continuation."
     )
     frequency_penalty: float = Field(
-        default=0.0, description="Subtracted from the logit of a token for every time the continuation has it."
+        default=0.0, description="Subtracted from the logit of a token for each of its occurrences in the continuation."
     )
-    num_beams: PositiveInt = Field(default=1, description="Beams of a beam search; 1: none.")
+    num_beams: PositiveInt = Field(default=1, description="Beams of a beam search; 1: no beam search.")
     length_penalty: float = Field(
         default=1.0,
-        description="A finished beam scores its log-probability / length ** this; above 0 favours long ones.",
+        description="A finished beam scores its log-probability / length ** this; values above 0 favor long beams.",
     )
     early_stopping: bool | Literal["never"] = Field(
         default=False,
-        description="Beam search ends: true: with `num_beams` finished; false: when the best open beam, at its present length, "
-        "scores below them; never: when at no length it could score above.",
+        description="Beam search ends when: true: `num_beams` are finished; false: the best open beam, at its current "
+        "length, scores below them; never: it cannot score above them at any length.",
     )
     num_return_sequences: PositiveInt = Field(
-        default=1, description="Continuations of a prompt: as many draws, or the best of the beams."
+        default=1, description="Continuations per prompt: independent samples, or the best beams."
     )
     stop_strings: StopString | List[StopString] = Field(
-        default=(), description="Texts that end a continuation; they are not part of it."
+        default=(), description="Texts that end a continuation. They are not part of it."
     )
     output_logprobs: bool = Field(
         default=False,
-        description="Writes the log-probability the model gave each token, before penalties, temperature and limits.",
+        description="Writes the log-probability of each token, before penalties, temperature and limits.",
     )
-    seed: int | None = Field(default=None, ge=0, description="Seed of the draws; null: the seed of the run.")
+    seed: int | None = Field(default=None, ge=0, description="Seed of sampling; null: the seed of the run.")
     system_prompt: str = Field(
         default="",
-        description="First message of every conversation: of `run_mode: chat`, and of `apply_chat_template`.",
+        description="First message of every conversation, with `run_mode: chat` or `apply_chat_template`.",
     )
     apply_chat_template: bool = Field(
         default=False,
-        description="`run_mode: predict` asks each prompt as a person does in a conversation, and writes the answer alone.",
+        description="`run_mode: predict` sends each prompt as a user message and writes the answer only.",
     )
 
     def describe(self) -> str:
@@ -88,7 +88,7 @@ class GenerationConfig(Section):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings, as a tuple in every case."""
+        """Return the stop strings as a tuple."""
         return (self.stop_strings,) if isinstance(self.stop_strings, str) else self.stop_strings
 
 
@@ -97,20 +97,24 @@ class EvaluationConfig(Section):
 
     data: str = Field(
         default="./eval_data",
-        description="Directory of data sets in the layout of the hub: `cais/mmlu` lies in `{data}/cais/mmlu`.",
+        description="Directory of data sets in the layout of the hub: `cais/mmlu` is `{data}/cais/mmlu`.",
     )
     limit: PositiveInt | None = Field(default=None, description="Questions of each task; null: all.")
     num_fewshot: int | None = Field(
-        default=None, ge=0, description="Solved examples before each question; null: what the task says."
+        default=None, ge=0, description="Solved examples before each question; null: the number of the task."
     )
-    batch_size: PositiveInt = Field(default=8, description="Texts that go through the model together.")
-    apply_chat_template: bool = Field(default=False, description="Asks as in a conversation, examples as its turns.")
+    batch_size: PositiveInt = Field(default=8, description="Texts per batch.")
+    apply_chat_template: bool = Field(
+        default=False, description="Sends questions as a conversation, with the examples as turns."
+    )
     gen_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Options of texts that the model writes, over those of the task."
+        default_factory=dict, description="Options of generated texts; they override the options of the task."
     )
-    include_path: str = Field(default="", description="Directory of more tasks, as YAMLs of lm-evaluation-harness.")
+    include_path: str = Field(
+        default="", description="Directory with additional tasks, as YAMLs of lm-evaluation-harness."
+    )
     log_samples: bool = Field(default=False, description="Writes every question with its answer.")
     confirm_run_unsafe_code: bool = Field(
         default=False,
-        description="Runs code that the model writes, for tasks that test it, and Python that tasks of `include_path` name.",
+        description="Runs code written by the model, for tasks that test it, and Python named by tasks of `include_path`.",
     )

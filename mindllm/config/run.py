@@ -9,19 +9,17 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
+from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback, MonitorConfig
 from mindllm.config.dataset import EvalDatasetConfig, PreferenceDataLoader, ProcessorConfig, TrainDatasetConfig
 from mindllm.config.generation import EvaluationConfig, GenerationConfig
 from mindllm.config.model import ModelSection
-from mindllm.config.monitor import MonitorConfig
 from mindllm.config.optimizer import GroupedLrSchedule, LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
-from mindllm.config.preference import PreferenceConfig
 from mindllm.config.reading.document import KeyPath, Origin, Problem, child, closest_origin
-from mindllm.config.recompute import RecomputeConfig
+from mindllm.config.recompute import RecomputeConfig, SwapConfig
 from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig, TrainerConfig
 from mindllm.config.section import List, PositiveInt, Section
-from mindllm.config.swap import SwapConfig
+from mindllm.config.tuning import PreferenceConfig
 from mindllm.errors import UserError
 
 

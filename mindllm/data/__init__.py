@@ -4,18 +4,23 @@
 ``InstructionRows`` reads conversations, ``RowDataset`` makes samples of them.
 """
 
-from mindllm.data.blend import BlendedDataset, JoinedSamples
 from mindllm.data.chat.instruction import InstructionRows
-from mindllm.data.chat.pairs import HeldOutPairs, PairDataset, PairRows
-from mindllm.data.chat.unpaired import AnswerRows
-from mindllm.data.corpus import Corpus, CorpusSplit, CorpusWriter, split_ranges
+from mindllm.data.chat.pairs import AnswerRows, HeldOutPairs, PairDataset, PairRows
+from mindllm.data.corpus import (
+    Corpus,
+    CorpusSplit,
+    CorpusWriter,
+    bits_per_byte,
+    bytes_per_token,
+    split_ranges,
+    unigram_loss,
+)
 from mindllm.data.documents import DocumentOptions
 from mindllm.data.gpt import GPTDataset, HeldOutDataset
 from mindllm.data.indexed import IndexedDataset, IndexedWriter
-from mindllm.data.loader import Batch, BatchStream, EvaluationStream
+from mindllm.data.loader import Batch, BatchStream, BlendedDataset, EvaluationStream, JoinedSamples
 from mindllm.data.mind_record import MindRecordRows
 from mindllm.data.rows import HeldOutRows, Packs, RowDataset, RowSource, pack
-from mindllm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, run_tokenizer
 
 __all__ = [

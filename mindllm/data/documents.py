@@ -49,3 +49,17 @@ def segment_starts(ends: np.ndarray) -> np.ndarray:
 def positions(starts: np.ndarray) -> np.ndarray:
     """Returns the position of each token in its document, from ``segment_starts``; int32 [seq]."""
     return np.arange(len(starts), dtype=np.int32) - starts
+
+
+DOCUMENTS, SAMPLES, PACKS = 0, 1, 2  # what an order is for
+
+
+def permutation(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
+    """Returns a permutation of ``count`` (int32 or int64), a function of the numbers given and of nothing else.
+
+    By RandomState, whose numbers numpy freezes, which Generator's are not.
+    """
+    words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch, purpose]
+    order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
+    np.random.RandomState(words).shuffle(order)
+    return order

@@ -15,8 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from mindllm.data.corpus import CorpusSplit
-from mindllm.data.documents import DocumentOptions
-from mindllm.data.order import DOCUMENTS, SAMPLES, permutation
+from mindllm.data.documents import DOCUMENTS, SAMPLES, DocumentOptions, permutation
 from mindllm.errors import UserError
 
 

@@ -131,7 +131,14 @@ def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
     with open_bytes(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(bounded_lines(text, LINE_BYTES, path), delimiter=delimiter, strict=True)
-        _refuse_other_delimiter(path, list(rows.fieldnames or ()), delimiter)
+        # A header of one column that is several, told apart by what this kind of file does not tell them apart by
+        names = list(rows.fieldnames or ())
+        other = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), "")
+        if other:
+            raise UserError(
+                f"{path}:1: its columns are separated by {other!r}, which is read as one column ({names[0]}); "
+                f"write {delimiter!r} between them{', or name the file .tsv' if other == chr(9) else ''}"
+            )
         for row in rows:
             if None in row or None in row.values():
                 count = len(rows.fieldnames or ())
@@ -139,16 +146,6 @@ def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
                     f"{path}:{rows.line_num}: the header names {count} columns, this row has another number"
                 )
             yield cast(Record, row)
-
-
-def _refuse_other_delimiter(path: Path | str, names: list[str], delimiter: str) -> None:
-    """A header of one column that is several, told apart by what this kind of file does not tell them apart by."""
-    other = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), "")
-    if other:
-        raise UserError(
-            f"{path}:1: its columns are separated by {other!r}, which is read as one column ({names[0]}); "
-            f"write {delimiter!r} between them{', or name the file .tsv' if other == chr(9) else ''}"
-        )
 
 
 def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:

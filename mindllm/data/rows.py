@@ -15,8 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mindllm.data.documents import positions
-from mindllm.data.order import PACKS, SAMPLES, permutation
+from mindllm.data.documents import PACKS, SAMPLES, permutation, positions
 
 BLOCK = 64  # consecutive samples read at once: sources that open files are slow by the row
 

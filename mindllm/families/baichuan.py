@@ -11,7 +11,8 @@ from typing import Any
 
 from mindllm.config.model import ModelConfig
 from mindllm.families import llama
-from mindllm.families.family import Content, Family, given_or
+from mindllm.families.family import Content, given_or
+from mindllm.families.llama import llama_like
 from mindllm.families.shared_keys import read_rotary, write_rotary
 from mindllm.families.weight_table import QUERY_KEY_VALUE, Weight, renamed
 
@@ -43,13 +44,11 @@ def _write(model: ModelConfig) -> Content:
     return {length: model.max_position_embedding, **second, **(write_rotary(model) if rotary else {})}
 
 
-FAMILY = Family(
-    name="baichuan",
-    network="BaichuanForCausalLM",
-    keys={k: v for k, v in llama.KEYS.items() if k not in ("n_kv_heads", "head_dim", "max_position_embedding")},
+FAMILY = llama_like(
+    "baichuan",
+    "BaichuanForCausalLM",
+    without=("n_kv_heads", "head_dim", "max_position_embedding"),
     weights=llama.llama_weights(LAYER),
-    only=llama.ONLY,
-    written={"hidden_act": "silu"},
     read=_read,
     write=_write,
 )

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.decoder.architecture import expert_layers
-from mindllm.config.model import ModelConfig
+from mindllm.config.model import ModelConfig, expert_layers
 from mindllm.errors import UserError, shortened
 from mindllm.families import llama
 from mindllm.families.family import REQUIRED, Content, Family, given_or

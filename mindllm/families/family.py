@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.config.decoder.architecture import layer_types
-from mindllm.config.model import ModelConfig
+from mindllm.config.model import ModelConfig, layer_types
 from mindllm.config.quantization import KEY, read_quantization
 from mindllm.errors import UserError, shortened
 from mindllm.families.weight_table import WeightTable

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.decoder.architecture import FULL, SLIDING
-from mindllm.config.model import ModelConfig
+from mindllm.config.model import FULL, SLIDING, ModelConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families import llama
 from mindllm.families.family import Content, Family, given_or

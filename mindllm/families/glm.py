@@ -11,6 +11,7 @@ from typing import Any
 from mindllm.config.model import ModelConfig
 from mindllm.families import llama
 from mindllm.families.family import REQUIRED, Content, Family, given_or
+from mindllm.families.llama import llama_like
 from mindllm.families.shared_keys import read_rotary, write_rotary
 from mindllm.families.weight_table import (
     EMBEDDING,
@@ -35,7 +36,6 @@ SANDWICH = {
     "ffn_post_norm.weight": "post_mlp_layernorm.weight",
 }
 KEYS = {
-    **llama.KEYS,
     "head_dim": ("head_dim", 128),
     "max_position_embedding": ("max_position_embeddings", 131072),
     "rms_norm_eps": ("rms_norm_eps", 1.5625e-07),
@@ -51,24 +51,20 @@ def _write(model: ModelConfig) -> Content:
     return {"partial_rotary_factor": model.partial_rotary_factor, **write_rotary(model)}
 
 
-GLM = Family(
-    name="glm",
-    network="GlmForCausalLM",
+GLM = llama_like(
+    "glm",
+    "GlmForCausalLM",
     keys=KEYS,
     weights=llama.llama_weights((*renamed(llama.NORMS), *FUSED), neighbours=True),
-    only=llama.ONLY,
-    written={"hidden_act": "silu"},
     read=_read,
     write=_write,
 )
-GLM4 = Family(
-    name="glm4",
-    network="Glm4ForCausalLM",
+GLM4 = llama_like(
+    "glm4",
+    "Glm4ForCausalLM",
     keys=KEYS,
     weights=llama.llama_weights((*renamed(SANDWICH), *FUSED), neighbours=True),
     fixed={"sandwich_norm": True},
-    only=llama.ONLY,
-    written={"hidden_act": "silu"},
     read=_read,
     write=_write,
 )

@@ -6,7 +6,11 @@ Values of a ``config.json`` that no model has are refused before anything is com
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,10 @@ from mindllm.config.model import ModelConfig
 from mindllm.config.quantization import KEY, QuantizationConfig, read_quantization
 from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of
-from mindllm.families.family import Family
-from mindllm.families.nearest_family import nearest_family
+from mindllm.families.family import Content, Family, Required
 from mindllm.families.shared_keys import check_rope_values
-from mindllm.families.weight_names import weight_names
-from mindllm.gguf.header import gguf_file, read_header
-from mindllm.gguf.model import config_content
+from mindllm.families.weight_table import weight_names
+from mindllm.gguf import architecture_config, gguf_file, read_header
 from mindllm.logs import warn_once
 
 MOST_LAYERS = 10_000
@@ -83,10 +85,20 @@ def refuse_implausible(path: Path, content: dict[str, Any]) -> None:
     _refuse_deep(path, content)
     for key in (*LAYERS, *WIDTHS, *VOCABULARIES, *HEADS, *LENGTHS):
         unused = key == "sliding_window" and content.get("use_sliding_window") is False
-        _check_whole(path, key, None if unused else content.get(key), MOST_LAYERS if key in LAYERS else MOST)
+        value = None if unused else content.get(key)
+        most = MOST_LAYERS if key in LAYERS else MOST
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise UserError(f"{path}: {key}: must be a whole number from 1 to {most} (value {shortened(value)})")
     for key in POSITIVE:
-        _check_positive(path, key, content.get(key))
-    parameters = _parameters(content)
+        value = content.get(key)
+        is_number = type(value) in (int, float)
+        if value is not None and not (is_number and math.isfinite(value) and 0 < value <= LARGEST):
+            raise UserError(f"{path}: {key}: must be a number above 0 (value {shortened(value)})")
+    # the weights that the sizes make at least, very roughly: one square and three matrices of the feed-forward in
+    # each layer
+    layers, hidden, vocabulary = (_first(content, keys) for keys in (LAYERS, ("hidden_size", "n_embd"), VOCABULARIES))
+    inner = _first(content, ("intermediate_size", "ffn_hidden_size", "n_inner"))
+    parameters = layers * hidden * (hidden + 3 * inner) + vocabulary * hidden
     if parameters > MOST_PARAMETERS:
         raise UserError(
             f"{path}: {_named(content, LAYERS)}, {_named(content, WIDTHS)}, {_named(content, VOCABULARIES)}: make about "
@@ -94,35 +106,17 @@ def refuse_implausible(path: Path, content: dict[str, Any]) -> None:
         )
 
 
-def _check_whole(path: Path, key: str, value: Any, most: int) -> None:
-    if value is not None and (type(value) is not int or not 1 <= value <= most):
-        raise UserError(f"{path}: {key}: must be a whole number from 1 to {most} (value {shortened(value)})")
-
-
-def _check_positive(path: Path, key: str, value: Any) -> None:
-    is_number = type(value) in (int, float)
-    if value is not None and not (is_number and math.isfinite(value) and 0 < value <= LARGEST):
-        raise UserError(f"{path}: {key}: must be a number above 0 (value {shortened(value)})")
-
-
 def _refuse_deep(path: Path, content: dict[str, Any]) -> None:
     level: list[tuple[str, Any]] = list(content.items())
     for _ in range(DEEPEST):
-        level = [(key, entry) for key, value in level for entry in _entries(value)]
+        level = [
+            (key, entry)
+            for key, value in level
+            for entry in (list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [])
+        ]
         if not level:
             return
     raise UserError(f"{path}: {level[0][0]}: is nested over {DEEPEST} deep, which no value of a model is")
-
-
-def _entries(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-
-
-def _parameters(content: dict[str, Any]) -> int:
-    """The weights that the sizes make at least, very roughly: one square and three matrices of the feed-forward in each layer."""
-    layers, hidden, vocabulary = (_first(content, keys) for keys in (LAYERS, ("hidden_size", "n_embd"), VOCABULARIES))
-    inner = _first(content, ("intermediate_size", "ffn_hidden_size", "n_inner"))
-    return layers * hidden * (hidden + 3 * inner) + vocabulary * hidden
 
 
 def _first(content: dict[str, Any], keys: tuple[str, ...]) -> int:
@@ -198,7 +192,7 @@ def quantization_in(directory: Path | str) -> QuantizationConfig | None:
 def _described(directory: Path | str) -> tuple[Path, dict[str, Any]]:
     """The file that describes a model, and its content; of a GGUF file, what stood in the ``config.json``."""
     path = described_by(directory)
-    return path, read_json(path) if path.name == CONFIG else config_content(read_header(path))
+    return path, read_json(path) if path.name == CONFIG else architecture_config(read_header(path))
 
 
 def read_generation(directory: Path | str) -> dict[str, Any]:
@@ -275,3 +269,124 @@ def _end_of_text(generation: Path | None, content: dict[str, Any]) -> Any:
     first, second = (ends if isinstance(ends, list) else [ends] for ends in named)
     together = [*first, *(end for end in second if end not in first)]
     return together[0] if len(together) == 1 else together
+
+
+ABOUT_FILES = re.compile(
+    r"_.*|.*_token_id|architectures|auto_map|model_type|torch_dtype|dtype|transformers_version|use_cache|pretraining_tp|"
+    r"attn_implementation|output_\w+|return_dict|id2label|label2id|task_specific_params|tokenizer_class|initializer_range|"
+    r"\w*_?(dropout|pdrop)(_p|_prob)?"
+)
+"""Keys that say nothing of what is computed: of files, of tokens, of training."""
+SHOWN = 8  # keys of each kind
+USUAL_ABSENT = 2  # keys with defaults that files of a family often leave out
+FEWEST = 4  # keys of a model that a family must read, or it is no near one
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a family makes of a file.
+
+    Attributes:
+        read: keys it reads.
+        unread: keys it does not know.
+        missing: keys it needs.
+        refused: keys whose value it does not compute.
+        absent: keys its own files have.
+    """
+
+    family: Family
+    read: frozenset[str]
+    unread: tuple[str, ...]
+    missing: tuple[str, ...]
+    refused: tuple[str, ...]
+    absent: int
+
+    @property
+    def distance(self) -> float:
+        """How many keys are in the way; of those that are absent some always are."""
+        return len(self.unread) + 2 * len(self.refused) + max(0, self.absent - USUAL_ABSENT) / 2
+
+
+class _Watched(dict[str, Any]):
+    """A dictionary that remembers which of its keys were asked for."""
+
+    def __init__(self, content: Content) -> None:
+        super().__init__(content)
+        self.asked: set[str] = set()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
+def fit_of(family: Family, path: Path, content: Content) -> Fit:
+    """Return what ``family`` makes of ``content``, which is of another ``model_type``."""
+    needed = [theirs for theirs, default in family.keys.values() if isinstance(default, Required)]
+    known = (
+        {theirs for theirs, _ in family.keys.values()}
+        | {*family.only, *family.written, KEY}
+        | _read(family, path, content)
+    )
+    told = [
+        key for key, value in content.items() if value not in (None, False, [], {}) and not ABOUT_FILES.fullmatch(key)
+    ]
+    refused = [
+        key for key, allowed in family.only.items() if content.get(key) is not None and content[key] not in allowed
+    ]
+    return Fit(
+        family,
+        frozenset(key for key in told if key in known),
+        tuple(key for key in told if key not in known),
+        tuple(dict.fromkeys(key for key in needed if content.get(key) is None)),
+        tuple(refused),
+        len({theirs for theirs, _ in family.keys.values() if theirs not in content}),
+    )
+
+
+def nearest_family(families: Iterable[Family], path: Path, content: Content) -> str:
+    """Return a sentence on the family that is nearest, and what differs; empty where none is near."""
+    fits = [fit_of(family, path, content) for family in families]
+    near = [fit for fit in fits if len(fit.read) >= FEWEST and not fit.missing]
+    if not near:
+        return ""
+    kind = str(content.get("model_type"))
+    best = min(near, key=lambda fit: (fit.distance, -_likeness(kind, fit.family), -len(fit.read)))
+    differing = "; ".join(_differences(best, content))
+    if differing:
+        return f"nearest is {best.family.name}, which {differing}"
+    return f"nearest is {best.family.name}, which knows every key of this file, though it may compute something else"
+
+
+def _read(family: Family, path: Path, content: Content) -> set[str]:
+    """The keys that a family's own function looks at; one that stumbles over this file has looked at some."""
+    watched = _Watched(content)
+    try:
+        family.read(path, watched)
+    except Exception:
+        return watched.asked
+    return watched.asked
+
+
+def _likeness(kind: str, family: Family) -> float:
+    names = (family.name, *family.aliases)
+    return max(difflib.SequenceMatcher(None, kind.lower(), name.lower()).ratio() for name in names)
+
+
+def _differences(fit: Fit, content: Content) -> Iterator[str]:
+    if fit.unread:
+        yield f"does not know {_shown_keys(fit.unread, content)}"
+    if fit.refused:
+        yield f"does not compute {_shown_keys(fit.refused, content)}"
+
+
+def _shown_keys(keys: tuple[str, ...], content: Content) -> str:
+    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return ", ".join(f"{shortened(key)} {shortened(content[key], 30)}" for key in keys[:SHOWN]) + more

@@ -9,8 +9,9 @@ from typing import Any
 
 from mindllm.errors import UserError, shortened
 from mindllm.families import llama
-from mindllm.families.family import Content, Family, given_or
-from mindllm.families.shared_keys import read_rotary, write_rotary
+from mindllm.families.family import Content, given_or
+from mindllm.families.llama import llama_like
+from mindllm.families.shared_keys import read_rotary
 from mindllm.families.weight_table import (
     EMBEDDING,
     HEAD,
@@ -45,27 +46,17 @@ def _read_first(path: Path, content: Content) -> dict[str, Any]:
 
 
 BIASES = dict.fromkeys(("qkv_has_bias", "attn_proj_has_bias"), ("bias", True))
-INTERNLM = Family(
-    name="internlm",
-    network="InternLMForCausalLM",
-    keys={key: value for key, value in llama.KEYS.items() if key not in ("n_kv_heads", "head_dim")} | BIASES,
-    weights=llama.WEIGHTS,
-    only=llama.ONLY,
-    written={"hidden_act": "silu"},
-    read=_read_first,
-    write=write_rotary,
+INTERNLM = llama_like(
+    "internlm", "InternLMForCausalLM", keys=BIASES, without=("n_kv_heads", "head_dim"), read=_read_first
 )
-INTERNLM2 = Family(
-    name="internlm2",
-    network="InternLM2ForCausalLM",
-    keys={key: value for key, value in llama.KEYS.items() if key != "head_dim"} | BIASES,
+INTERNLM2 = llama_like(
+    "internlm2",
+    "InternLM2ForCausalLM",
+    keys=BIASES,
+    without=("head_dim",),
     weights=WeightTable(
         (*renamed(SECOND_OUTSIDE), *in_layers(OUR_LAYER, "model.layers.{layer}", SECOND_LAYER)),
         computed=llama.COMPUTED,
     ),
-    only=llama.ONLY,
-    written={"hidden_act": "silu"},
-    read=read_rotary,
-    write=write_rotary,
 )
 FAMILIES = (INTERNLM, INTERNLM2)

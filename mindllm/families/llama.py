@@ -4,6 +4,7 @@ another name Aquila 1 and 2 (BAAI, 2023).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mindllm.families.family import REQUIRED, Family
@@ -52,25 +53,45 @@ def llama_weights(layer: tuple[Weight, ...], neighbours: bool = False) -> Weight
 WEIGHTS = llama_weights(renamed({**NORMS, **ATTENTION, **FEED_FORWARD}))
 
 
-FAMILY = Family(
-    name="llama",
-    network="LlamaForCausalLM",
-    keys={**KEYS, **dict.fromkeys(("qkv_has_bias", "attn_proj_has_bias"), ("attention_bias", False))},
-    weights=WEIGHTS,
+def llama_like(
+    name: str,
+    network: str,
+    *,
+    keys: Mapping[str, tuple[str, Any]] | None = None,
+    without: tuple[str, ...] = (),
+    only: Mapping[str, tuple[Any, ...]] | None = None,
+    written: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Family:
+    """Return a family that differs from Llama in the given fields of :class:`Family`.
+
+    Args:
+        name: its ``model_type``.
+        network: its class in ``architectures``.
+        keys: keys that are added to those of Llama, or have another name or default.
+        without: keys of Llama that its files do not have.
+        only: additional restrictions on values.
+        written: additional constants in its files.
+        fields: fields that replace those of Llama.
+    """
+    shared = {key: names for key, names in KEYS.items() if key not in without}
+    return Family(
+        name=name,
+        network=network,
+        keys={**shared, **(keys or {})},
+        only={**ONLY, **(only or {})},
+        written={"hidden_act": "silu", **(written or {})},
+        **{"weights": WEIGHTS, "read": read_rotary, "write": write_rotary, **fields},
+    )
+
+
+FAMILY = llama_like(
+    "llama",
+    "LlamaForCausalLM",
+    keys=dict.fromkeys(("qkv_has_bias", "attn_proj_has_bias"), ("attention_bias", False)),
     named=False,
     aliases=("Yi",),
-    only={**ONLY, "partial_rotary_factor": (1,)},
-    written={"mlp_bias": False, "hidden_act": "silu"},
-    read=read_rotary,
-    write=write_rotary,
+    only={"partial_rotary_factor": (1,)},
+    written={"mlp_bias": False},
 )
-AQUILA = Family(
-    name="aquila",
-    network="AquilaForCausalLM",
-    keys={key: value for key, value in KEYS.items() if key != "head_dim"},
-    weights=WEIGHTS,
-    only=ONLY,
-    written={"hidden_act": "silu"},
-    read=read_rotary,
-    write=write_rotary,
-)
+AQUILA = llama_like("aquila", "AquilaForCausalLM", without=("head_dim",))

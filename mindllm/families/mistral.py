@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mindllm.families import llama
-from mindllm.families.family import Family
+from mindllm.families.llama import llama_like
 from mindllm.families.shared_keys import experts_weights, fused_experts, read_rotary, write_rotary
 from mindllm.families.weight_table import renamed
 
@@ -18,24 +18,20 @@ BELOW = "block_sparse_moe"
 NAMES = {"w1": "w1", "w3": "w3", "w2": "w2"}
 ROUTER = f"model.layers.{{layer}}.{BELOW}.gate.weight"
 
-MISTRAL = Family(
-    name="mistral",
-    network="MistralForCausalLM",
-    keys={**llama.KEYS, "max_position_embedding": ("max_position_embeddings", 32 * WINDOW)},
-    weights=llama.WEIGHTS,
-    only=llama.ONLY,
-    written={"hidden_act": "silu"},
+MISTRAL = llama_like(
+    "mistral",
+    "MistralForCausalLM",
+    keys={"max_position_embedding": ("max_position_embeddings", 32 * WINDOW)},
     read=lambda path, content: {
         "sliding_window": content.get("sliding_window", WINDOW),
         **read_rotary(path, content),
     },
     write=lambda model: {"sliding_window": model.sliding_window, **write_rotary(model)},
 )
-MIXTRAL = Family(
-    name="mixtral",
-    network="MixtralForCausalLM",
+MIXTRAL = llama_like(
+    "mixtral",
+    "MixtralForCausalLM",
     keys={
-        **llama.KEYS,
         "max_position_embedding": ("max_position_embeddings", 131072),
         "n_kv_heads": ("num_key_value_heads", 8),
         "rms_norm_eps": ("rms_norm_eps", 1e-5),
@@ -47,8 +43,7 @@ MIXTRAL = Family(
         fused=fused_experts(BELOW, NAMES),
         aliases=(("model.layers.{layer}.mlp.gate.weight", ROUTER),),
     ),
-    only={**llama.ONLY, "router_jitter_noise": (0,)},
-    written={"hidden_act": "silu"},
+    only={"router_jitter_noise": (0,)},
     read=lambda path, content: {
         "sliding_window": content.get("sliding_window"),
         **read_rotary(path, content, theta=MIXTRAL_BASE),

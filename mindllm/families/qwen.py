@@ -20,6 +20,7 @@ from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families import llama
 from mindllm.families.family import REQUIRED, Content, Family, given_or
+from mindllm.families.llama import llama_like
 from mindllm.families.shared_keys import (
     GATE_UP_DOWN,
     experts_weights,
@@ -82,29 +83,14 @@ def _write_first(model: ModelConfig) -> Content:
     }
 
 
-def moe_weights(dense: dict[str, str], shared: dict[str, str]) -> WeightTable:
-    """The names of a Qwen with experts, in some layers of which ``dense`` stand instead."""
+def moe_weights(shared: dict[str, str]) -> WeightTable:
+    """Return the names of a Qwen with experts; some of its layers may be dense."""
     layer: tuple[Weight, ...] = (
-        *renamed({**llama.NORMS, **llama.ATTENTION, **dense}),
+        *renamed({**llama.NORMS, **llama.ATTENTION, **llama.FEED_FORWARD}),
         *experts_weights("mlp", GATE_UP_DOWN, "gate"),
         *renamed(shared),
     )
     return replace(llama.llama_weights(layer), fused=fused_experts("mlp", GATE_UP_DOWN))
-
-
-def reads(dense: Family, default: int) -> Callable[[Path, Content], dict[str, object]]:
-    """What the dense family reads, and the layers with experts."""
-
-    def read(path: Path, content: Content) -> dict[str, object]:
-        experts = given_or(content, "num_experts", given_or(content, "num_local_experts", default))
-        return {"expert_num": experts, **read_sparse_step(content, experts), **dense.read(path, content)}
-
-    return read
-
-
-def writes(dense: Family) -> Callable[[ModelConfig], Content]:
-    """The keys for :func:`reads`."""
-    return lambda model: {"num_experts": model.expert_num, **write_sparse_step(model), **dense.write(model)}
 
 
 QWEN = Family(
@@ -134,58 +120,74 @@ QWEN = Family(
     read=_read_first,
     write=_write_first,
 )
-QWEN2 = Family(
-    name="qwen2",
-    network="Qwen2ForCausalLM",
-    keys={**llama.KEYS, "max_position_embedding": ("max_position_embeddings", 32768)},
-    weights=llama.WEIGHTS,
+
+
+def _read_dense(path: Path, content: Content) -> dict[str, Any]:
+    return {**read_last_layers(content), **read_rotary(path, content)}
+
+
+def _write_dense(model: ModelConfig) -> Content:
+    return {**write_last_layers(model), **write_rotary(model)}
+
+
+def _read_experts(experts: int) -> Callable[[Path, Content], dict[str, Any]]:
+    """Return the function that reads the keys of a family with ``experts`` experts by default."""
+
+    def read(path: Path, content: Content) -> dict[str, Any]:
+        count = given_or(content, "num_experts", given_or(content, "num_local_experts", experts))
+        return {"expert_num": count, **read_sparse_step(content, count), **_read_dense(path, content)}
+
+    return read
+
+
+def _write_experts(model: ModelConfig) -> Content:
+    return {"num_experts": model.expert_num, **write_sparse_step(model), **_write_dense(model)}
+
+
+CONTEXT = ("max_position_embeddings", 32768)
+QWEN2 = llama_like(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    keys={"max_position_embedding": CONTEXT},
     fixed={"qkv_has_bias": True},
-    only=llama.ONLY,
-    written={"hidden_act": "silu"},
-    read=lambda path, content: {**read_last_layers(content), **read_rotary(path, content)},
-    write=lambda model: {**write_last_layers(model), **write_rotary(model)},
+    read=_read_dense,
+    write=_write_dense,
 )
-QWEN3 = Family(
-    name="qwen3",
-    network="Qwen3ForCausalLM",
-    keys={
-        **llama.KEYS,
-        "head_dim": ("head_dim", 128),
-        "max_position_embedding": ("max_position_embeddings", 32768),
-    },
-    weights=llama.WEIGHTS,
+QWEN3 = llama_like(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    keys={"head_dim": ("head_dim", 128), "max_position_embedding": CONTEXT},
     fixed={"qk_layernorm": True},
-    only={**llama.ONLY, "attention_bias": (False,)},
-    written={"hidden_act": "silu", "attention_bias": False},
-    read=lambda path, content: {**read_last_layers(content), **read_rotary(path, content)},
-    write=lambda model: {**write_last_layers(model), **write_rotary(model)},
+    only={"attention_bias": (False,)},
+    written={"attention_bias": False},
+    read=_read_dense,
+    write=_write_dense,
 )
-QWEN2_MOE = Family(
-    name="qwen2_moe",
-    network="Qwen2MoeForCausalLM",
+QWEN2_MOE = llama_like(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
     keys={
-        **QWEN2.keys,
         **EXPERT_KEYS,
+        "max_position_embedding": CONTEXT,
         "num_experts_chosen": ("num_experts_per_tok", 4),
         "moe_intermediate_size": ("moe_intermediate_size", 1408),
         "moe_shared_expert_intermediate_size": ("shared_expert_intermediate_size", 5632),
     },
-    weights=moe_weights(llama.FEED_FORWARD, SHARED),
+    weights=moe_weights(SHARED),
     fixed={"qkv_has_bias": True, "use_shared_expert_gating": True},
-    only={**llama.ONLY, "qkv_bias": (True,)},
-    written={"hidden_act": "silu"},
-    read=reads(QWEN2, 60),
-    write=writes(QWEN2),
+    only={"qkv_bias": (True,)},
+    read=_read_experts(60),
+    write=_write_experts,
 )
-QWEN3_MOE = Family(
-    name="qwen3_moe",
-    network="Qwen3MoeForCausalLM",
-    keys={**QWEN3.keys, **EXPERT_KEYS, "head_dim": ("head_dim", None)},
-    weights=moe_weights(llama.FEED_FORWARD, {}),
-    fixed=QWEN3.fixed,
-    only=QWEN3.only,
-    written=QWEN3.written,
-    read=reads(QWEN3, 128),
-    write=writes(QWEN3),
+QWEN3_MOE = llama_like(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    keys={**EXPERT_KEYS, "max_position_embedding": CONTEXT},
+    weights=moe_weights({}),
+    fixed={"qk_layernorm": True},
+    only={"attention_bias": (False,)},
+    written={"attention_bias": False},
+    read=_read_experts(128),
+    write=_write_experts,
     unsaid=("routed_scaling_factor",),
 )

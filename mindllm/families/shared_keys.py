@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.decoder.architecture import FULL, SLIDING, expert_layers, layer_types
-from mindllm.config.decoder.rope_scaling import Llama3RopeScalingConfig
-from mindllm.config.model import ModelConfig
+from mindllm.config.model import FULL, SLIDING, ModelConfig, expert_layers, layer_types
+from mindllm.config.model_keys import Llama3RopeScalingConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families.family import Content, given_or
 from mindllm.families.weight_table import EXPERT, FusedExperts, Weight, renamed

@@ -11,9 +11,8 @@ from typing import Any
 
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
-from mindllm.families import llama
 from mindllm.families.family import REQUIRED, Content, Family, given_or
-from mindllm.families.shared_keys import read_rotary, write_rotary
+from mindllm.families.llama import llama_like
 from mindllm.families.weight_table import (
     EMBEDDING,
     HEAD,
@@ -88,14 +87,10 @@ TELECHAT = Family(
     read=_read,
     write=_write,
 )
-TELECHAT3 = Family(
-    name="telechat3",
-    network="TeleChat3ForCausalLM",
-    keys=llama.KEYS,
-    weights=llama.WEIGHTS,
-    only={**llama.ONLY, "attention_bias": (False,), "mlp_bias": (False,)},
-    written={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-    read=read_rotary,
-    write=write_rotary,
+TELECHAT3 = llama_like(
+    "telechat3",
+    "TeleChat3ForCausalLM",
+    only={"attention_bias": (False,)},
+    written={"attention_bias": False, "mlp_bias": False},
 )
 FAMILIES = (TELECHAT, TELECHAT3)

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 
 from mindllm.errors import RunFailed, UserError
@@ -106,25 +105,21 @@ def _fetch_file(hub: Hub, listing: Listing, file: RemoteFile, directory: Path) -
         with open(path, "ab", buffering=0) as content:
             for offset, piece in hub.download(listing, file, _size(path)) if file.size else ():
                 yield offset
-                _append(content, path, offset, piece)
+                # write a piece; drop what stands there from its offset on, which the hub sends again
+                rest = memoryview(piece)
+                try:
+                    if offset < content.tell():
+                        content.truncate(offset)
+                    while rest:
+                        rest = rest[content.write(rest) :]
+                except OSError as error:
+                    advice = "make room and run again to continue, or pass a different --output"
+                    raise RunFailed(f"{path}: cannot be written: {error.strerror or error}; {advice}") from error
             os.fsync(content.fileno())
     if problem := _problem(path, file):
         path.unlink()
         raise RunFailed(f"{file.name} of {listing.repository}: {problem}; removed, run again to fetch it")
     path.replace(directory / file.name)
-
-
-def _append(content: FileIO, path: Path, offset: int, piece: bytes) -> None:
-    """Write a piece; drop what stands there from its offset on, which the hub sends again."""
-    rest = memoryview(piece)
-    try:
-        if offset < content.tell():
-            content.truncate(offset)
-        while rest:
-            rest = rest[content.write(rest) :]
-    except OSError as error:
-        advice = "make room and run again to continue, or pass a different --output"
-        raise RunFailed(f"{path}: cannot be written: {error.strerror or error}; {advice}") from error
 
 
 def _size(path: Path) -> int:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mindllm.errors import RunFailed, shortened
-from mindllm.fetch.hub import Hub
+from mindllm.fetch.hub import PUBLISHED, Hub
 from mindllm.fetch.listing import GIT_HASH, Listing, RemoteFile, check_file, check_files, check_license
-from mindllm.fetch.names import PUBLISHED
 
 if TYPE_CHECKING:
     import httpx

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mindllm.errors import RunFailed, UserError, shortened
-from mindllm.fetch.hub import Hub
+from mindllm.fetch.hub import PUBLISHED_ON_MODELSCOPE, Hub
 from mindllm.fetch.listing import Listing, RemoteFile, check_file, check_files, check_license
-from mindllm.fetch.names import PUBLISHED_ON_MODELSCOPE
 
 if TYPE_CHECKING:
     import httpx

@@ -16,7 +16,7 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.config.preference import PreferenceConfig
+from mindllm.config.tuning import PreferenceConfig
 from mindllm.finetune.counted_figures import CountedFigures
 from mindllm.finetune.unpaired import UnpairedLosses
 from mindllm.models import CausalLM, Kernels
@@ -27,7 +27,7 @@ FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/ch
 
 class PreferenceLoss(nn.Cell):
     """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.chat.pairs` describes; or of unpaired
-    answers, of those of :mod:`mindllm.data.chat.unpaired`. ``length``: places of a row.
+    answers, of those of :mod:`mindllm.data.chat.pairs`. ``length``: places of a row.
 
     ``crossings``: numbers of the layers that begin a stage of a pipeline behind another one. There hidden states of both models
     are passed on as one tensor ``[pairs · seq, 2 · hidden]``: every message has one with its gradient, and MindSpore 2.10 finds

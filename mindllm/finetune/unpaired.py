@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Tensor
 from mindspore import ops as P
 
-from mindllm.config.preference import PreferenceConfig
+from mindllm.config.tuning import PreferenceConfig
 from mindllm.finetune.counted_figures import CountedFigures
 
 UNPAIRED_FIGURES = (

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 
 from mindllm.config import ModelConfig, RunConfig
 from mindllm.config.dataset import ConversationDataConfig
-from mindllm.data.chat.conversations import Conversation
+from mindllm.data.chat.conversations import Conversation, Message
 from mindllm.data.chat.instruction import encode_chat
-from mindllm.data.chat.messages import Message
 from mindllm.data.chat.template import chat_template_of
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config import RunConfig
-from mindllm.data.chat.messages import read_message, read_tools
+from mindllm.data.chat.conversations import read_message, read_tools
 from mindllm.errors import UserError
 from mindllm.generate.prompts import Conversation
 from mindllm.outside import half_surrogate, parse_json, read_text

@@ -1,4 +1,5 @@
-"""A YAML of MindFormers (1.3 to 2.1, legacy and mcore names) as a run of ours, with an account of every key.
+"""YAMLs of MindFormers (1.3 to 2.1, legacy and mcore names) as runs of mindllm, with an account of every key.
 
-:func:`translate` makes the document, ``keys_*.py`` are the tables it reads, :func:`is_mindformers` tells whose a YAML is.
+:mod:`mindllm.mindformers.reader` is the entry point: ``config`` calls it for a YAML with keys that only MindFormers has. Every
+other module has the keys of one subject and the functions that translate them.
 """

@@ -133,7 +133,25 @@ def translate_architecture(reading: Reading) -> None:
         reading.refuse(source, f"this network is not here yet: it needs {missing}")
     else:
         _names_of_the_network(reading, source, network)
-    _finish(reading, network)
+    legacy = bool(reading.get("model.arch.type"))
+    _attention(reading)
+    _feed_forward(reading, legacy)
+    _rotary(reading)
+    _types(reading)
+    _tied(reading)
+    _named_network(reading, network)
+    _lengths(reading)
+    _tokens(reading)
+    translate_experts(reading)
+    _adapted_projections(reading, network)
+    _trained_beside(reading, network)
+    for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
+        if reading.has(key) and not reading.claimed(path_of(key)):
+            reading.idle(key, "another key names the network")
+    if legacy or not reading.get("pretrained_model_dir"):
+        for name, value in ({**LEGACY_DEFAULTS, **network.defaults} if legacy else MCORE_DEFAULTS).items():
+            if name not in _ours(reading):
+                reading.left_out(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
     fill_in(reading)
 
 
@@ -177,28 +195,6 @@ def _names_of_the_network(reading: Reading, source: str, network: Network) -> No
     for key, value in {**BY_TYPE[network.family].fixed, **network.facts}.items():
         if key not in _ours(reading):  # what is written and differs, is refused as no model of the family
             reading.put(f"{MODEL}.{key}", value, path_of(source))
-
-
-def _finish(reading: Reading, network: Network) -> None:
-    legacy = bool(reading.get("model.arch.type"))
-    _attention(reading)
-    _feed_forward(reading, legacy)
-    _rotary(reading)
-    _types(reading)
-    _tied(reading)
-    _named_network(reading, network)
-    _lengths(reading)
-    _tokens(reading)
-    translate_experts(reading)
-    _adapted_projections(reading, network)
-    _trained_beside(reading, network)
-    for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
-        if reading.has(key) and not reading.claimed(path_of(key)):
-            reading.idle(key, "another key names the network")
-    if legacy or not reading.get("pretrained_model_dir"):
-        for name, value in ({**LEGACY_DEFAULTS, **network.defaults} if legacy else MCORE_DEFAULTS).items():
-            if name not in _ours(reading):
-                reading.left_out(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
 
 
 def _ours(reading: Reading) -> dict[str, Any]:
@@ -313,20 +309,21 @@ def _rotary(reading: Reading) -> None:
             if reading.has(key):
                 reading.idle(key, reason)
     elif kind in ("PI", "LINEAR", "LLAMA3"):
-        _stretched(reading, method, factor, kind)
+        value = reading.get(factor, 1)
+        facts = value if isinstance(value, dict) else {"factor": value}
+        scaling = {"type": "llama3" if kind == "LLAMA3" else "linear", **facts}
+        for key in filter(reading.has, (method, factor)):
+            reading.translate(key, f"{MODEL}.rope_scaling", scaling)
     else:
         reading.refuse(method, "this stretching of positions is not here yet")
         if reading.has(factor):
             reading.refuse(factor, "it goes with extend_method")
-    _not_yarn(reading)
-
-
-def _stretched(reading: Reading, method: str, factor: str, kind: str) -> None:
-    value = reading.get(factor, 1)
-    facts = value if isinstance(value, dict) else {"factor": value}
-    scaling = {"type": "llama3" if kind == "LLAMA3" else "linear", **facts}
-    for key in filter(reading.has, (method, factor)):
-        reading.translate(key, f"{MODEL}.rope_scaling", scaling)
+    # what is left of these names where positions are not stretched by them
+    kind = f"{MODEL}.position_embedding_type"
+    if reading.has(kind):
+        _described(reading, kind, "position_embedding_type", reading.word(kind) or "rope")
+    for key in filter(reading.has, (YARN_FACTORS[1], *(f"{MODEL}.{name}" for name in YARN_PARTS))):
+        reading.idle(key, "positions are not stretched")
 
 
 def _yarn(reading: Reading) -> None:
@@ -347,15 +344,6 @@ def _yarn(reading: Reading) -> None:
     names = ("extend_method", "original_max_position_embeddings", *YARN_PARTS)
     for key in filter(reading.has, (kind, *YARN_FACTORS, *(f"{MODEL}.{name}" for name in names))):
         reading.translate(key, f"{MODEL}.rope_scaling", scaling)
-
-
-def _not_yarn(reading: Reading) -> None:
-    """What is left of these names where positions are not stretched by them."""
-    kind = f"{MODEL}.position_embedding_type"
-    if reading.has(kind):
-        _described(reading, kind, "position_embedding_type", reading.word(kind) or "rope")
-    for key in filter(reading.has, (YARN_FACTORS[1], *(f"{MODEL}.{name}" for name in YARN_PARTS))):
-        reading.idle(key, "positions are not stretched")
 
 
 def _types(reading: Reading) -> None:

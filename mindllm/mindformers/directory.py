@@ -15,8 +15,7 @@ from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import UserError
 from mindllm.families.family import RUN_KEYS
 from mindllm.families.hugging_face import is_hugging_face, read_model_config
-from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.reading import Reading
+from mindllm.mindformers.reading import Outcome, Reading
 
 KEY = "pretrained_model_dir"
 MODEL = "model.model_config"
@@ -98,15 +97,11 @@ def predicts_ahead(reading: Reading) -> bool:
     if not isinstance(named, str) or not named:
         return False
     try:
-        return (is_hugging_face(named) and read_model_config(named).num_nextn_predict_layers > 0) or _ahead_of(
-            named
+        return (is_hugging_face(named) and read_model_config(named).num_nextn_predict_layers > 0) or (
+            AHEAD.get(PurePath(named).name, 0) if shipped_yaml(named) else 0
         ) > 0
     except UserError:  # it is told of later
         return False
-
-
-def _ahead_of(directory: str) -> int:
-    return AHEAD.get(PurePath(directory).name, 0) if shipped_yaml(directory) else 0
 
 
 def expected_tokenizer(reading: Reading) -> str:

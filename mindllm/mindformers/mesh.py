@@ -41,28 +41,7 @@ def translate_mesh(reading: Reading) -> None:
     distributed = bool(reading.get("use_parallel", False))
     for name in SIZES:
         _size(reading, f"parallel_config.{name}", distributed)
-    _context_parallel(reading, distributed)
-    _sequence_parallel(reading, distributed)
-    _vocabulary(reading, distributed)
-    _mode(reading)
-    _slices(reading)
-    _optimizer_share(reading)
-    stages = reading.count("parallel_config.pipeline_stage") if distributed else 1
-    _batch(reading, stages)
-    _schedule(reading, stages)
-
-
-def _size(reading: Reading, key: str, distributed: bool) -> None:
-    if not reading.has(key):
-        return
-    if distributed or reading.get(key) == 1:
-        reading.use(key)
-    else:
-        reading.idle(key, SINGLE)
-
-
-def _context_parallel(reading: Reading, distributed: bool) -> None:
-    """How a sequence is shared: keys that mean something only where devices share one."""
+    # how a sequence is shared: keys that mean something only where devices share one
     size, algorithm = "parallel_config.context_parallel", "parallel_config.context_parallel_algo"
     ring, both = "model.model_config.use_ring_attention", "parallel_config.ulysses_degree_in_cp"
     shares = distributed and reading.count(size) > 1
@@ -85,6 +64,32 @@ def _context_parallel(reading: Reading, distributed: bool) -> None:
             reading.refuse(algorithm, OTHER_CONTEXT_ALGORITHMS[reading.word(algorithm)])
         else:
             reading.use(algorithm)
+    _sequence_parallel(reading, distributed)
+    # whether ranks split the table of tokens: networks of the new kind always do (TransformerConfig.__post_init__)
+    key, ranks = "parallel_config.vocab_emb_dp", reading.count("parallel_config.model_parallel")
+    split = distributed and ranks > 1 and reading.get("use_legacy", True) is False
+    splittable = reading.count("model.model_config.vocab_size") % ranks == 0
+    if split and splittable and reading.has(key):
+        reading.translate(key, key, False, ALWAYS_SPLIT)
+    elif split and splittable:
+        reading.left_out(key, key, False, ALWAYS_SPLIT)
+    elif reading.has(key):
+        reading.use(key)
+    _mode(reading)
+    _slices(reading)
+    _optimizer_share(reading)
+    stages = reading.count("parallel_config.pipeline_stage") if distributed else 1
+    _batch(reading, stages)
+    _schedule(reading, stages)
+
+
+def _size(reading: Reading, key: str, distributed: bool) -> None:
+    if not reading.has(key):
+        return
+    if distributed or reading.get(key) == 1:
+        reading.use(key)
+    else:
+        reading.idle(key, SINGLE)
 
 
 def _sequence_parallel(reading: Reading, distributed: bool) -> None:
@@ -95,19 +100,6 @@ def _sequence_parallel(reading: Reading, distributed: bool) -> None:
         reading.use(key)
     else:
         reading.idle(key, "model_parallel is 1: there is nothing to split a sequence over")
-
-
-def _vocabulary(reading: Reading, distributed: bool) -> None:
-    """Whether ranks split the table of tokens: networks of the new kind always do (``TransformerConfig.__post_init__``)."""
-    key, ranks = "parallel_config.vocab_emb_dp", reading.count("parallel_config.model_parallel")
-    split = distributed and ranks > 1 and reading.get("use_legacy", True) is False
-    splittable = reading.count("model.model_config.vocab_size") % ranks == 0
-    if split and splittable and reading.has(key):
-        reading.translate(key, key, False, ALWAYS_SPLIT)
-    elif split and splittable:
-        reading.left_out(key, key, False, ALWAYS_SPLIT)
-    elif reading.has(key):
-        reading.use(key)
 
 
 def _mode(reading: Reading) -> None:
@@ -186,10 +178,6 @@ def _batch(reading: Reading, stages: int) -> None:
     elsewhere = "train_dataset.batch_size"
     if reading.has(elsewhere):
         reading.idle(elsewhere, "runner_config.batch_size decides")
-    _accumulation(reading, stages)
-
-
-def _accumulation(reading: Reading, stages: int) -> None:
     steps, micro = "runner_config.gradient_accumulation_steps", "parallel_config.micro_batch_num"
     if reading.has(steps):
         if stages > 1 and reading.get(steps) != 1:

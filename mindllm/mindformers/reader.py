@@ -2,29 +2,111 @@
 
 Keys that the YAML of an mcore network omits get the defaults of its configuration class in MindFormers 1.6 to 2.1
 (``configuration_deepseek_v3.py``, ``configuration_qwen3.py``, …), unless the YAML names a Hugging Face directory.
+
+Public YAMLs have keys that MindFormers does not read: a configuration class keeps unknown keys as attributes that no network
+uses. They are ignored here as well. The head of a legacy Llama is always ``hidden_size / num_heads`` wide, without dropout.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindllm.config.reading.document import Document, KeyPath, Problem, at, dotted, leaves, merge, path_of
+from mindllm.config.reading.document import (
+    Document,
+    KeyPath,
+    Problem,
+    at,
+    closest_origin,
+    dotted,
+    leaves,
+    merge,
+    path_of,
+)
 from mindllm.config.reading.foreign import FOREIGN_KEY_COUNT
 from mindllm.config.reading.overrides import Overrides, ignores_unknown, override_document, split_overrides
 from mindllm.config.reading.schema import has_key
 from mindllm.config.run import RunConfig
-from mindllm.errors import UserError, nearest
-from mindllm.mindformers.experts import EXPERT_PARALLEL, EXPERT_TENSOR
-from mindllm.mindformers.keys.experts import AHEAD, GROUPS, MODEL, SAME, SCORES, SHARED
-from mindllm.mindformers.keys.rules import LIST_ENTRY, Outcome, rule_for, siblings
-from mindllm.mindformers.keys.tables import KEYS, instead_of
-from mindllm.mindformers.mesh import with_replicas
-from mindllm.mindformers.pynative import as_static, as_written, is_pynative, keep_masters, problems_as_written
-from mindllm.mindformers.reading import Entry, shown
-from mindllm.mindformers.translate import translate
+from mindllm.errors import MOST_SHOWN, UserError, nearest
+from mindllm.mindformers.architecture import translate_architecture
+from mindllm.mindformers.directory import read_directory
+from mindllm.mindformers.experts import AHEAD, EXPERT_PARALLEL, EXPERT_TENSOR, GROUPS, MODEL, SAME, SCORES, SHARED
+from mindllm.mindformers.mesh import translate_mesh, with_replicas
+from mindllm.mindformers.model_keys import MODEL_KEYS
+from mindllm.mindformers.pynative import PYNATIVE, as_static, as_written, is_pynative, keep_masters, problems_as_written
+from mindllm.mindformers.reading import (
+    AS_WRITTEN,
+    LIST_ENTRY,
+    Entry,
+    Outcome,
+    Reading,
+    Rule,
+    Table,
+    is_section,
+    pattern_of,
+    places,
+    rule_for,
+    shown,
+    siblings,
+)
+from mindllm.mindformers.recomputation import (
+    place_layers_ahead,
+    translate_recomputation,
+    translate_row_parts,
+    translate_swap,
+)
+from mindllm.mindformers.session import PARALLEL, RUN, translate_monitor, translate_session
+from mindllm.mindformers.text import DATA, translate_text
+from mindllm.mindformers.update import UPDATE, is_of_watcher, translate_update
+from mindllm.shorthands import IGNORE_UNKNOWN_KEYS
+
+UNREAD = {  # class of the configuration: its keys
+    "LlamaConfig": ("kv_channels", "rotary_emb_base", "rotary_pct", "emb_dropout_prob"),
+    "ChatGLM2Config": ("no_recompute_layers",),
+}
+
+
+def drop_unread(reading: Reading) -> None:
+    """Claims the keys that are not read, before anything is made of them; ``as_written`` takes them at their word."""
+    if reading.as_written:
+        return
+    kind = reading.word(f"{MODEL}.type")
+    for name in UNREAD.get(kind, ()):
+        key = f"{MODEL}.{name}"
+        if reading.has(key):
+            reading.idle(key, f"{kind} of MindFormers does not read it; {AS_WRITTEN} takes it at its word")
+
+
+KEYS: Table = {
+    **RUN,
+    **PYNATIVE,
+    **PARALLEL,
+    **UPDATE,
+    **DATA,
+    **{
+        key: replace(rule, target=f"model.model_config.{rule.target}")
+        if rule.target and "." not in rule.target
+        else rule
+        for key, rule in MODEL_KEYS.items()  # targets are written without the section
+    },
+}
+"""Every key of MindFormers that is known, dotted, and what becomes of it."""
+
+
+def instead_of(path: KeyPath) -> str:
+    """What to do about a key of MindFormers in a YAML of ours; nothing for a key that it does not have either."""
+    rule = rule_for(KEYS, path)
+    if rule is None:
+        return ""
+    if rule.target:
+        return f"write {rule.target}"
+    if rule.outcome is Outcome.WITHOUT_EFFECT:
+        return f"remove it: {rule.reason}"
+    return f"it is not part of mindllm: {rule.reason}" if rule.reason else ""
+
 
 __all__ = ["Conversion", "convert", "instead_of", "is_mindformers", "recognizes", "section_keys"]
 
@@ -32,7 +114,7 @@ SHARED_KEYS = (EXPERT_PARALLEL, EXPERT_TENSOR)
 """Keys of both programs that decide which other keys of MindFormers are supported."""
 OPTIONS = "mindformers."
 IGNORED_KEYS = "mindformers.ignored_keys"
-SECTION = "a section of MindFormers; `mindllm convert` reports what becomes of its keys"
+SECTION_ADVICE = "a section of MindFormers; `mindllm convert` reports what becomes of its keys"
 
 COMMON = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 QWEN = {**COMMON, "vocab_size": 151936, "num_attention_heads": 32, "max_position_embeddings": 32768}
@@ -112,7 +194,7 @@ def section_keys(path: KeyPath) -> dict[str, str]:
     """Return the keys that MindFormers has in the section at ``path``, each with what to write instead in our YAML."""
     is_list = any(key.startswith(f"{dotted(path)}.{LIST_ENTRY}.") for key in KEYS)
     section = (*path, 0) if is_list else path
-    return {name: instead_of((*section, name)) or SECTION for name in siblings(KEYS, (*section, ""))}
+    return {name: instead_of((*section, name)) or SECTION_ADVICE for name in siblings(KEYS, (*section, ""))}
 
 
 def changes_source(key: str, document: Document) -> bool:
@@ -200,9 +282,20 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     own, remaining = split_overrides(rest, lambda key: changes_source(key, theirs))
     meaning = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
-    _repeat_at_anchors(theirs, changed)
+    # sections that were the same by an anchor are so after an option has changed one of them
+    for name in ("train_dataset", "eval_dataset"):
+        task = theirs.data.get(f"{name}_task")
+        if isinstance(task, dict) and task.get("dataset_config") == theirs.data.get(name):
+            changed.data[f"{name}_task"] = {**task, "dataset_config": changed.data.get(name)}
     adapted = _adapt_dataset_strategy(theirs, changed)
-    changed, nothing = _without_none_texts(changed)
+    # the document with null for each text None, by which its authors mean nothing, and a line that says where
+    data, named = copy.deepcopy(changed.data), []
+    for path, value in leaves(changed.data):
+        if value == NONE and path[-1] not in WITH_NONE:
+            at(data, path[:-1])[path[-1]] = None
+            named.append(dotted(path))
+    said = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
+    changed, nothing = (replace(changed, data=data) if named else changed), said
     static = as_static(changed) if is_pynative(changed.data) else None
     completed, added = with_class_defaults(static.document if static else changed)
     reading = translate(completed, meaning, ignores_unknown(overrides))
@@ -221,17 +314,6 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     )
 
 
-def _without_none_texts(theirs: Document) -> tuple[Document, list[str]]:
-    """The document with null for each text ``None``, by which its authors mean nothing, and a line that says where."""
-    data, named = copy.deepcopy(theirs.data), []
-    for path, value in leaves(theirs.data):
-        if value == NONE and path[-1] not in WITH_NONE:
-            at(data, path[:-1])[path[-1]] = None
-            named.append(dotted(path))
-    said = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
-    return (replace(theirs, data=data) if named else theirs), said
-
-
 def _adapt_dataset_strategy(theirs: Document, changed: Document) -> list[str]:
     """Split the columns of a batch over a ``data_parallel`` that an option has changed. Return a line that reports it."""
     rows, size = at(changed.data, STRATEGY), ("parallel_config", "data_parallel")
@@ -242,14 +324,6 @@ def _adapt_dataset_strategy(theirs: Document, changed: Document) -> list[str]:
         return []
     changed.data["parallel"] = {**changed.data["parallel"], STRATEGY[-1]: new}
     return [f"{dotted(STRATEGY)} {shown(rows)} is read as {shown(new)}, because data_parallel is {after} by an option"]
-
-
-def _repeat_at_anchors(theirs: Document, changed: Document) -> None:
-    """Sections that were the same by an anchor are so after an option has changed one of them."""
-    for name in ("train_dataset", "eval_dataset"):
-        task = theirs.data.get(f"{name}_task")
-        if isinstance(task, dict) and task.get("dataset_config") == theirs.data.get(name):
-            changed.data[f"{name}_task"] = {**task, "dataset_config": changed.data.get(name)}
 
 
 def _ignored_keys(options: Overrides) -> str:
@@ -263,3 +337,153 @@ def _ignored_keys(options: Overrides) -> str:
             raise UserError(f"--{name}: must be {' or '.join(MEANINGS)} (value {value})")
         chosen = value
     return chosen
+
+
+NETWORK_KEYS = (
+    "model",
+    "model.arch.type",
+    *(f"{at}.{name}" for at in ("model", "model.model_config") for name in ("architectures", "model_type")),
+)
+SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
+    translate_mesh,
+    translate_architecture,
+    place_layers_ahead,
+    translate_row_parts,
+    translate_recomputation,
+    translate_swap,
+    translate_update,
+    translate_text,
+    translate_session,
+    translate_monitor,
+)
+
+
+def translate(theirs: Document, as_written: bool = False, ignore_unknown: bool = False) -> Reading:
+    """Translate a whole document. Mistakes and refusals are part of the result, nothing is raised.
+
+    Args:
+        as_written: take keys that MindFormers itself ignores at their word.
+        ignore_unknown: report unknown keys as warnings, not as mistakes.
+    """
+    reading = Reading(theirs, as_written, ignore_unknown)
+    drop_unread(reading)
+    read_directory(reading)
+    _plain_keys(reading)
+    for subject in SUBJECTS:
+        subject(reading)
+    for path, value in leaves(theirs.data):
+        if not reading.claimed(path) and not _is_unknown(reading, path):
+            # what no subject has claimed: an empty section, or a key of a form that it does not have there
+            if _is_empty_section(path, value):
+                reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
+            else:
+                reading.note(path, Outcome.WITHOUT_EFFECT, reason="what it belongs to is not given")
+    if "device_target" not in reading.ours.data.get("context", {}):
+        reading.left_out(
+            "context.device_target", "context.device_target", "Ascend", "left out: the default of MindFormers"
+        )
+    reading.ours.problems = [*theirs.problems, *reading.unknown.values(), *_wrong_values(reading)]
+    return reading
+
+
+def _plain_keys(reading: Reading) -> None:
+    """The keys that a table decides alone."""
+    for path, value in leaves(reading.theirs.data):
+        rule = rule_for(KEYS, path)
+        if rule is None:
+            if not (_is_unknown(reading, path) or _is_empty_section(path, value) or is_of_watcher(reading, path)):
+                _report_unknown(reading, path)
+        elif not rule.decided and not reading.claimed(path):
+            if rule.outcome is Outcome.REFUSED:
+                if value is None or value == "":
+                    reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
+                else:
+                    reading.note(path, Outcome.REFUSED, reason=rule.reason)
+            elif rule.outcome is Outcome.WITHOUT_EFFECT:
+                if not rule.only or value in rule.only:
+                    reading.note(path, Outcome.WITHOUT_EFFECT, reason=rule.reason)
+                else:
+                    reading.note(path, Outcome.REFUSED, reason=rule.otherwise)
+            elif value is None:
+                reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
+            else:
+                _carry(reading, path, value, rule)
+
+
+def _carry(reading: Reading, path: KeyPath, value: Any, rule: Rule) -> None:
+    """A key that is used or moved; two names of one key must agree."""
+    target = rule.target or dotted(path)
+    present = _value_at(reading.ours.data, target)
+    if present is not None and present != value:
+        message = f"another name of {target}, which is given too (value {shown(present)}); keep one"
+        reading.unknown[path] = Problem(closest_origin(reading.theirs.origins, path), path, message)
+        return
+    reading.put(target, value, path)
+    if rule.outcome is Outcome.USED:
+        reading.note(path, Outcome.USED, reason=rule.reason)
+    else:
+        reading.note(path, Outcome.TRANSLATED, f"{target}: {shown(value)}", rule.reason)
+
+
+def _value_at(data: Any, target: str) -> Any:
+    for part in target.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def _is_empty_section(path: KeyPath, value: Any) -> bool:
+    return value in (None, {}, []) and is_section(KEYS, path)
+
+
+def _is_unknown(reading: Reading, path: KeyPath) -> bool:
+    return any(path[:length] in reading.unknown for length in range(1, len(path) + 1)) or (
+        reading.ignore_unknown and rule_for(KEYS, path) is None and reading.claimed(path)
+    )
+
+
+def _report_unknown(reading: Reading, path: KeyPath) -> None:
+    """Add the mistake, or the warning, of a key that MindFormers does not have, at the outermost name that is wrong."""
+    for length in range(1, len(path) + 1):
+        here = path[:length]
+        if not (isinstance(here[-1], int) or is_section(KEYS, here) or rule_for(KEYS, here) is not None):
+            break
+    origin = closest_origin(reading.theirs.origins, here)
+    if reading.ignore_unknown:
+        reading.has_ignored_keys = True
+        reading.note(
+            here, Outcome.WITHOUT_EFFECT, reason=f"unknown key of MindFormers, ignored ({IGNORE_UNKNOWN_KEYS})"
+        )
+        reading.warnings.append(f"{origin}: {dotted(here)}: unknown key of MindFormers, ignored")
+        return
+    value = _value_at_path(reading.theirs.data, here)
+    text = "" if isinstance(value, dict | list) else f" (value {shown(value)})"
+    hint = _similar_key(here) if len(reading.unknown) < MOST_SHOWN else ""
+    reading.unknown[here] = Problem(origin, here, f"unknown key of MindFormers{text}{hint}")
+
+
+def _similar_key(path: KeyPath) -> str:
+    name = pattern_of(path).rpartition(".")[2]
+    elsewhere = [] if name == "type" else places(KEYS, name)
+    return f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(name, siblings(KEYS, path))
+
+
+def _value_at_path(data: Any, path: KeyPath) -> Any:
+    for key in path:
+        data = data[key]
+    return data
+
+
+def _wrong_values(reading: Reading) -> list[Problem]:
+    """The refusals, one line for all keys that are refused for the same reason."""
+    by_reason: dict[str, list[Any]] = {}
+    network_first = sorted(reading.entries.values(), key=lambda entry: entry.key not in NETWORK_KEYS)
+    for entry in network_first:
+        if entry.outcome is Outcome.REFUSED:
+            by_reason.setdefault(entry.reason, []).append(entry)
+    problems = []
+    for reason, entries in by_reason.items():
+        first, others = entries[0], len(entries) - 1
+        value = "" if isinstance(first.value, dict) else f" (value {shown(first.value)})"
+        more = f"; and {others} more such keys" if others else ""
+        problems.append(Problem(first.origin, first.path, f"{reason}{value}{more}"))
+    return problems

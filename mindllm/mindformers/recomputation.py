@@ -1,9 +1,12 @@
-r"""``recompute_config`` of MindFormers as its releases carry it out (class ``LayerSetting``, 1.3 to 2.1).
+"""Keys of recomputation, swapping and row interleaving, layer by layer, as MindFormers 1.3 to 2.1 reads them; their translation.
 
-There, lists are clamped to the layers a place has and a stage left out has none; ``mp_comm_recompute`` and
-``parallel_optimizer_comm_recompute`` are read and passed to nothing; ``recompute_slice_activation`` counts with
-``recompute: true`` only; a pattern that matches nothing does nothing. All of it is said; ``as_written`` takes those keys at
-their word instead.
+Its ``LayerSetting`` clamps lists to the layers of a stage. A stage that is left out has none. ``mp_comm_recompute`` and
+``parallel_optimizer_comm_recompute`` have no effect, ``recompute_slice_activation`` only with ``recompute: true``, and a pattern
+without a match does nothing. Every such key is reported; ``as_written`` applies it instead.
+
+Patterns of ``swap_config`` name operators whose results move to the host. Multi-token prediction layers follow the last layer, on
+the last stage: legacy networks count them in ``offset``, as mindllm does; mcore networks do not. ``fine_grain_interleave`` only
+overlaps communication with computation.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mindllm.architecture.layer_counts import StageLayers
+from mindllm.architecture.layer_counts import StageLayers, layer_counts
+from mindllm.config.checks.sequence import MOST
 from mindllm.config.recompute import LEVEL_SEPARATOR
-from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.mesh import planned_layers
-from mindllm.mindformers.reading import AS_WRITTEN, Reading
+from mindllm.mindformers.mesh import is_count, planned_layers
+from mindllm.mindformers.reading import AS_WRITTEN, Outcome, Reading
 
 SECTION = "recompute_config"
 SELECTIONS = (
@@ -78,17 +81,26 @@ SHAPES_ONLY = re.compile(r".*(reshape|transpose|cast|split)$", re.IGNORECASE)
 def translate_recomputation(reading: Reading) -> None:
     """Every key of ``recompute_config``; the mesh and the model must have been translated."""
     layers = planned_layers(reading)
-    _counts_of_layers(reading, layers)
-    for name in SELECTIONS:
-        _selection(reading, name, layers)
-    _communication(reading)
-    _slices(reading)
-
-
-def _counts_of_layers(reading: Reading, layers: StageLayers | None) -> None:
     key = f"{SECTION}.recompute"
     if reading.has(key):
         _clamped(reading, key, layers)
+    for name in SELECTIONS:
+        _selection(reading, name, layers)
+    for name in ("mp_comm_recompute", "parallel_optimizer_comm_recompute"):
+        key = f"{SECTION}.{name}"
+        if not reading.has(key):
+            continue
+        if reading.as_written:
+            reading.use(key)
+        else:
+            reading.idle(key, PASSED_TO_NOTHING)
+    key = f"{SECTION}.recompute_slice_activation"
+    if not reading.has(key):
+        return
+    if reading.as_written or reading.get(f"{SECTION}.recompute", False) is True or not reading.get(key):
+        reading.use(key)
+    else:
+        reading.idle(key, f"MindFormers uses it with recompute: true only; {AS_WRITTEN} takes it at its word")
 
 
 def _clamped(reading: Reading, key: str, layers: StageLayers | None) -> None:
@@ -130,41 +142,33 @@ def _selection(reading: Reading, name: str, layers: StageLayers | None) -> None:
         return
     value = reading.get(key)
     if isinstance(value, dict):
-        _patterns(reading, key, value, layers)
+        # patterns with counts: one entry for every pattern
+        selection: dict[str, Any] = {}
+        path = (SECTION, key.removeprefix(f"{SECTION}."))
+        for theirs, counts in value.items():
+            ours, reason = known_pattern(reading, theirs)
+            if ours is None:
+                reading.note((*path, theirs), Outcome.WITHOUT_EFFECT, reason=reason)
+                continue
+            fitted, change = clamp(counts, layers)
+            if fitted is None:
+                reading.note((*path, theirs), Outcome.REFUSED, reason=change)
+                continue
+            selection[ours] = fitted
+            same = ours == theirs and fitted == counts
+            outcome = Outcome.USED if same else Outcome.TRANSLATED
+            reading.note((*path, theirs), outcome, "" if same else f"{ours}: {fitted}", reason or change)
+        reading.put(key, selection or False, path)
     elif isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
-        _pattern_list(reading, key, value)
+        matches = {theirs: known_pattern(reading, theirs) for theirs in value}
+        patterns = list(dict.fromkeys(ours for ours, _ in matches.values() if ours is not None))
+        dropped = [theirs for theirs, (ours, _) in matches.items() if ours is None]
+        reason = f"omitted, {matches[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
+        reading.translate(key, key, patterns or False, reason)
     elif name.endswith("exclude") and value is not False:
         reading.refuse(key, "write the patterns that are excluded")
     else:
         _clamped(reading, key, layers)
-
-
-def _patterns(reading: Reading, key: str, value: dict[str, Any], layers: StageLayers | None) -> None:
-    """A mapping of pattern to counts: one entry for every pattern."""
-    kept: dict[str, Any] = {}
-    path = (SECTION, key.removeprefix(f"{SECTION}."))
-    for theirs, counts in value.items():
-        ours, reason = known_pattern(reading, theirs)
-        if ours is None:
-            reading.note((*path, theirs), Outcome.WITHOUT_EFFECT, reason=reason)
-            continue
-        fitted, change = clamp(counts, layers)
-        if fitted is None:
-            reading.note((*path, theirs), Outcome.REFUSED, reason=change)
-            continue
-        kept[ours] = fitted
-        same = ours == theirs and fitted == counts
-        outcome = Outcome.USED if same else Outcome.TRANSLATED
-        reading.note((*path, theirs), outcome, "" if same else f"{ours}: {fitted}", reason or change)
-    reading.put(key, kept or False, path)
-
-
-def _pattern_list(reading: Reading, key: str, value: list[str]) -> None:
-    found = {theirs: known_pattern(reading, theirs) for theirs in value}
-    kept = list(dict.fromkeys(ours for ours, _ in found.values() if ours is not None))
-    dropped = [theirs for theirs, (ours, _) in found.items() if ours is None]
-    reason = f"left out, {found[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
-    reading.translate(key, key, kept or False, reason)
 
 
 def known_pattern(reading: Reading, pattern: str) -> tuple[str | None, str]:
@@ -194,22 +198,125 @@ def matches(pattern: str, operator: str) -> bool:
         return True  # the schema says what is wrong with it
 
 
-def _communication(reading: Reading) -> None:
-    for name in ("mp_comm_recompute", "parallel_optimizer_comm_recompute"):
-        key = f"{SECTION}.{name}"
-        if not reading.has(key):
-            continue
-        if reading.as_written:
-            reading.use(key)
-        else:
-            reading.idle(key, PASSED_TO_NOTHING)
+SWAP_SECTION = "swap_config"
+KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
+EVERYWHERE = r".*\.flash_attention"
+OFFSET = "model.model_config.offset"
+REASON = "layers that predict ahead are placed by it here: on the last stage, as there"
+KEY = "model.model_config.fine_grain_interleave"
+NEEDS_WHOLE_ROWS = {
+    "expert_num": "experts take their tokens at once",
+    "kv_lora_rank": "latent attention takes its tokens at once",
+    "hidden_dropout": "dropout is drawn for whole sequences",
+    "attention_dropout": "dropout is drawn for whole sequences",
+    "num_nextn_predict_layers": "layers that predict ahead take their tokens at once",
+}
+"""Keys of our architecture with which layers are not cut here, where they are above what a plain layer has."""
 
 
-def _slices(reading: Reading) -> None:
-    key = f"{SECTION}.recompute_slice_activation"
-    if not reading.has(key):
+def translate_swap(reading: Reading) -> None:
+    """Every key of ``swap_config``; those of ``recompute_config`` must have been translated."""
+    given = [f"{SWAP_SECTION}.{key}" for key in KEYS if reading.has(f"{SWAP_SECTION}.{key}")]
+    if reading.get(f"{SWAP_SECTION}.swap") is not True:
+        for key in given:
+            reading.idle(key, "nothing is swapped")
         return
-    if reading.as_written or reading.get(f"{SECTION}.recompute", False) is True or not reading.get(key):
-        reading.use(key)
+    for name in ("recompute", *SELECTIONS):
+        if isinstance(reading.get(f"recompute_config.{name}"), list | dict):
+            message = "with swap_config.swap a list has numbers of layers in MindFormers, and counts without"
+            reading.refuse(f"recompute_config.{name}", f"{message}; write true or false")
+    for key in given:
+        if key.endswith(".op_swap") and reading.get(key) is not None:
+            _operators(reading, key)
+        else:
+            reading.use(key)
+
+
+def _operators(reading: Reading, key: str) -> None:
+    """The list of operators under the names that they have here; MindFormers does nothing for one that matches none."""
+    value = reading.get(key)
+    entries, dropped = [], []
+    for entry in value if isinstance(value, list) else [value]:
+        if not isinstance(entry, dict) or "op_name" not in entry:
+            reading.use(key)  # our schema says what is wrong with it
+            return
+        names = entry["op_name"] if isinstance(entry["op_name"], list) else [entry["op_name"]]
+        found = {str(name): _ours(reading, str(name)) for name in names}
+        dropped += [name for name, ours in found.items() if ours is None]
+        if kept := [ours for ours in found.values() if ours is not None]:
+            entries.append({**entry, "op_name": kept})
+    reason = f"left out, no operator of a layer here: {', '.join(dropped)}" if dropped else ""
+    ours: Any = entries or None
+    reading.translate(key, key, ours, reason)
+
+
+def _ours(reading: Reading, pattern: str) -> str | None:
+    theirs = pattern if pattern != EVERYWHERE else r"attention\.flash_attention"
+    return known_pattern(reading, theirs.replace("self_attention", "attention").replace("core_attention", "attention"))[
+        0
+    ]
+
+
+def place_layers_ahead(reading: Reading) -> None:
+    """Adds such layers to the last stage of an ``offset`` that leaves them out."""
+    model = reading.ours.data.get("model", {}).get("model_config", {})
+    stages = reading.ours.data.get("parallel_config", {}).get("pipeline_stage", 1)
+    chunks, layers, ahead = (
+        model.get(key, 1) for key in ("pp_interleave_num", "num_layers", "num_nextn_predict_layers")
+    )
+    if (
+        "num_nextn_predict_layers" not in model
+        or not all(map(is_count, (stages, chunks, layers, ahead)))
+        or stages == 1
+    ):
+        return
+    offset = model.get("offset", 0)
+    if _counts(layers + ahead, stages, chunks, offset) or not (counts := _counts(layers, stages, chunks, offset)):
+        return
+    average = (layers + ahead) // (stages * chunks)
+    rows = [[count - average for count in row] for row in counts]
+    rows[-1][-1] += ahead
+    placed = rows if chunks > 1 else rows[0]
+    if reading.has(OFFSET):
+        reading.translate(OFFSET, OFFSET, placed, REASON)
     else:
-        reading.idle(key, f"MindFormers uses it with recompute: true only; {AS_WRITTEN} takes it at its word")
+        reading.left_out(OFFSET, OFFSET, placed, REASON)
+
+
+def _counts(layers: int, stages: int, chunks: int, offset: object) -> StageLayers | None:
+    """Layers of every place; None where they do not come out."""
+    try:
+        return layer_counts(layers, stages, chunks, offset)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return None
+
+
+def translate_row_parts(reading: Reading) -> None:
+    """The key, once architecture and mesh have been translated."""
+    if not reading.has(KEY):
+        return
+    parts = reading.get(KEY)
+    if parts is None or parts == 1:
+        reading.idle(KEY, "tokens are taken at once")
+    elif not is_count(parts):
+        reading.refuse(KEY, "must be a number of parts")
+    elif reason := _not_cut(reading):
+        reading.idle(KEY, f"{reason}: it only hides exchanges, and computes the same")
+    else:
+        more = f"MindSpore orders {MOST} parts, and leaves more in an order of chance" if parts > MOST else ""
+        reading.translate(KEY, KEY, min(parts, MOST), more)
+
+
+def _not_cut(reading: Reading) -> str:
+    model = reading.ours.data.get("model", {}).get("model_config", {})
+    sizes = reading.ours.data.get("parallel_config", {})
+    if sizes.get("model_parallel", 1) == 1:
+        return "without model_parallel a layer exchanges nothing, and MindFormers cuts nothing"
+    if sizes.get("context_parallel", 1) > 1:
+        return "ranks share each sequence"
+    if reading.ours.data.get("micro_batch_interleave_num", 1) > 1:
+        return "micro_batch_interleave_num makes whole copies"
+    for key, reason in NEEDS_WHOLE_ROWS.items():
+        if (model.get(key) or 0) > (key == "expert_num"):
+            return reason
+    return ""

@@ -11,9 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from mindllm.config.reading.document import KeyPath
-from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reader import Conversion
-from mindllm.mindformers.reading import Entry, shown
+from mindllm.mindformers.reading import Entry, Outcome, shown
 from mindllm.terminal.tables import Column, Table, width_limit
 from mindllm.terminal.text import visible
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.config.editor.schema import DRAFT, described
-from mindllm.config.editor.sections import Schema, run_sections
+from mindllm.config.editor import DRAFT, Schema, described, run_sections
 from mindllm.config.reading.document import path_of
 from mindllm.config.reading.schema import sections_at
 from mindllm.config.run import RunConfig
-from mindllm.mindformers.keys.rules import LIST_ENTRY, Outcome, Rule
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.reader import KEYS
+from mindllm.mindformers.reading import LIST_ENTRY, Outcome, Rule
 
 ANY_KEY = "*"
 EMPTY: tuple[Any, ...] = (None, "", {}, [])  # what a refused key may be

@@ -1,4 +1,4 @@
-"""Data sets and tokenizers of MindFormers: MindDataset, ADGen, Megatron blends, and Hugging Face's loader with local files."""
+"""Keys of data (MindDataset, ADGen, Megatron blends, Hugging Face's loader on local files) and tokenizers; their translation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,156 @@ from typing import Any
 from mindllm.config.reading.document import leaves, path_of
 from mindllm.errors import nearest
 from mindllm.mindformers.directory import expected_tokenizer
-from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.reading import Reading
+from mindllm.mindformers.reading import Outcome, Reading, Table, decided, idle, only, refused
+
+READING = "a batch is a function of (seed, consumed samples), whatever reads it and how fast"
+COLUMNS = "columns are input_ids, labels and what keeps documents apart, found by their names"
+COPY = "the same section again, by its anchor"
+FILE_SAYS = "the tokenizer's own file says it"
+SEEN = "padding stands behind the text, where nothing looks at it"
+OTHER_EVALUATION = "do_eval is off; the held-out text is a part of train_dataset's files here"
+PICTURES = "models are of text alone: no pictures, no videos"
+
+LOADER_KEYS: Table = {
+    "type": decided("train_dataset.data_loader.type"),
+    "dataset_dir": decided("train_dataset.data_loader.config.data_path"),
+    "dataset_files": decided("train_dataset.data_loader.config.data_path"),
+    "data_files": decided("train_dataset.data_loader.config.data_path"),
+    "path": decided("train_dataset.data_loader.config.data_path"),
+    "load_func": only(
+        "load_dataset", None, reason="files are read as they are", otherwise="files are read as they are"
+    ),
+    "split": decided("train_dataset.data_loader.config.split"),
+    "name": refused("a data set is the files of data_path here"),
+    "streaming": idle(READING),
+    "shuffle": decided("seed"),
+    "phase": idle("the file is named, and it is read whole"),
+    "version": idle("the chat template says how a conversation is written"),
+    "origin_columns": decided("train_dataset.data_loader.config.handler"),
+    "handler.[].type": decided("train_dataset.data_loader.config.handler"),
+    "handler.[].seq_length": decided("model.model_config.seq_length"),
+    "handler.[].n": decided("train_dataset.data_loader.config.split"),
+    "handler.[].padding": idle(SEEN),
+    "handler.[].pack_strategy": decided("train_dataset.data_loader.config.packing"),
+    "handler.[].prompt_key": idle("the chat template says how a conversation is written"),
+    "handler.[].output_columns": idle(COLUMNS),
+    "handler.[].tokenizer.*": idle(FILE_SAYS),
+    "annotation_file": refused(PICTURES),
+    "packing": decided("train_dataset.data_loader.config.packing"),
+    "adaptor_config.*": idle("masks follow from where documents begin"),
+    "create_attention_mask": decided("train_dataset.data_loader.config.packing"),
+    "create_compressed_eod_mask": decided("train_dataset.data_loader.config.packing"),
+    "compressed_eod_mask_length": idle("masks follow from where documents begin"),
+    "use_broadcast_data": idle(READING),
+    "datasets_type": only("GPTDataset", reason="the only kind", otherwise="only GPTDataset is a kind of blend here"),
+    "sizes": decided("runner_config.train_steps"),
+    "column_names": idle(COLUMNS),
+    "python_multiprocessing": idle(READING),
+    "config.data_path": decided("train_dataset.data_loader.config.data_path"),
+    "config.split": decided("train_dataset.data_loader.config.split"),
+    "config.seq_length": decided("model.model_config.seq_length"),
+    "config.seed": decided("seed"),
+    "config.random_seed": decided("seed"),
+    "config.eod": decided("model.model_config.eos_token_id"),
+    "config.pad": idle("samples of a blend are full"),
+    "config.eod_mask_loss": decided("train_dataset.data_loader.config.eod_mask_loss"),
+    "config.reset_position_ids": decided("train_dataset.data_loader.config.reset_position_ids"),
+    "config.reset_attention_mask": decided("train_dataset.data_loader.config.reset_attention_mask"),
+    "config.create_attention_mask": idle("masks follow from where documents begin"),
+    "config.create_compressed_eod_mask": decided("train_dataset.data_loader.config.reset_attention_mask"),
+    "config.eod_pad_length": idle("masks follow from where documents begin"),
+    "config.num_dataset_builder_threads": idle(READING),
+    "config.path_to_cache": idle("indices are kept beside the files"),
+}
+DATASET: Table = {
+    **{f"data_loader.{key}": rule for key, rule in LOADER_KEYS.items()},
+    "input_columns": idle(COLUMNS),
+    "output_columns": idle(COLUMNS),
+    "column_order": idle(COLUMNS),
+    "construct_args_key": idle(COLUMNS),
+    "batch_size": decided("runner_config.batch_size"),
+    "seed": decided("seed"),
+    "repeat": only(
+        1, None, reason="runner_config.epochs says how often", otherwise="runner_config.epochs says how often"
+    ),
+    "drop_remainder": only(
+        True, None, reason="batches are always full", otherwise="batches are always full; a last part is left out"
+    ),
+    "num_parallel_workers": idle(READING),
+    "python_multiprocessing": idle(READING),
+    "numa_enable": idle(READING),
+    "prefetch_size": idle(READING),
+    "tokenizer.type": idle(FILE_SAYS),
+    "tokenizer.vocab_file": decided("processor.tokenizer.vocab_file"),
+    "tokenizer.*": idle(FILE_SAYS),
+    "max_source_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
+    "max_target_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
+    "max_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
+    "max_seq_length": refused("it belongs to a data set of its own code"),
+    "ignore_pad_token_for_loss": only(
+        True, None, reason="padding never has a loss", otherwise="padding never has a loss here"
+    ),
+    "eos_id": refused("it belongs to a data set of its own code"),
+    "gmask_id": refused("it belongs to a data set of its own code"),
+    "sop_id": refused("it belongs to a data set of its own code"),
+    "micro_batch": refused("it belongs to a data set of its own code"),
+    "dataloader.*": decided("train_dataset.data_loader"),  # the PyNative form
+    "modal_to_text_transform.*": refused(PICTURES),
+}
+DATA: Table = {
+    **{f"train_dataset.{key}": rule for key, rule in DATASET.items()},
+    "train_dataset.dataset_dir": decided("train_dataset.data_loader.config.data_path"),
+    "train_dataset_task": idle("train_dataset says everything"),
+    "eval_dataset_task": idle("eval_dataset says everything"),
+    "train_dataset_task.type": decided("train_dataset.data_loader.type"),
+    "train_dataset_task.auto_register": refused("code beside the YAML is never run"),
+    **{f"train_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
+    **{f"eval_dataset.{key}": idle(OTHER_EVALUATION) for key in DATASET},
+    "eval_dataset_task.type": idle(OTHER_EVALUATION),
+    **{f"eval_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
+    "processor.type": idle(FILE_SAYS),
+    "processor.return_tensors": idle("prompts go straight into the compiled graph"),
+    "processor.audio_processor": only(None, reason="empty", otherwise=PICTURES),
+    "processor.image_processor": only(None, reason="empty", otherwise=PICTURES),
+    "processor.audio_processor.*": refused("models are language models"),
+    "processor.image_processor.*": refused("models are language models"),
+    "processor.model_transform_template.*": refused(PICTURES),
+    "processor.max_length": refused(PICTURES),
+    "processor.tokenizer.vocab_file": decided("processor.tokenizer.vocab_file"),
+    "processor.tokenizer.tokenizer_file": decided("processor.tokenizer.vocab_file"),
+    "processor.tokenizer.merges_file": idle("tokenizer.json holds merges and vocabulary"),
+    "processor.tokenizer.auto_register": idle(
+        "code beside the YAML is never run; the tokenizer's file is read instead"
+    ),
+    "processor.tokenizer.chat_template": idle("the chat template is that of the tokenizer's directory"),
+    **{
+        f"processor.tokenizer.{key}": idle(FILE_SAYS)
+        for key in [
+            "type",
+            "add_bos_token",
+            "add_eos_token",
+            "bos_token",
+            "end_token",
+            "eos_token",
+            "gmask_token",
+            "mask_token",
+            "model_max_length",
+            "pad_token",
+            "unk_token",
+            "padding_side",
+            "truncation_side",
+            "trust_remote_code",
+            "additional_special_tokens",
+            "name_or_path",
+            "fast_tokenizer",
+            "errors",
+            "add_prefix_space",
+            "use_default_system_prompt",
+            "legacy",
+        ]
+    },
+}
+
 
 LOADER, STEPS = "train_dataset.data_loader", "runner_config.train_steps"
 OURS = "train_dataset.data_loader.config"
@@ -86,7 +234,29 @@ def _loader(reading: Reading, theirs: str) -> None:
         return
     if theirs == "MindDataset":
         _files(reading, kind, "dataset_dir", "dataset_files")
-        _shifted_rows(reading)
+        # labels stand one place ahead with input_sliced_sig, and in the newer networks, which do not read that key
+        key, ours, columns = (
+            "model.model_config.input_sliced_sig",
+            f"{OURS}.shifted_labels",
+            "train_dataset.input_columns",
+        )
+        newer = reading.get("use_legacy", True) is False
+        named = reading.get(columns, [])
+        labels = isinstance(named, list) and "labels" in named
+        if newer and not labels:
+            place = columns if reading.has(columns) else f"{LOADER}.type"
+            reading.refuse(
+                place, "use_legacy is false: such networks learn from a column labels; name it in input_columns"
+            )
+        elif newer and reading.get(key) is False:
+            reading.put(ours, True, path_of(key))
+            reading.idle(key, "use_legacy is false: such networks never shift labels, whatever is written")
+        elif newer and not reading.has(key):
+            reading.left_out(key, ours, True, "use_legacy is false: such networks never shift labels")
+        elif reading.get(key) and not labels:
+            reading.idle(key, "without a column labels MindFormers shifts all the same")
+        elif reading.get(key):
+            reading.translate(key, ours, True)
         return
     if theirs == "ADGenDataLoader":
         _files(reading, kind, "dataset_dir")
@@ -94,7 +264,19 @@ def _loader(reading: Reading, theirs: str) -> None:
         _columns(reading)
     else:
         _hub_files(reading, kind)
-        _handlers(reading)
+        entries = reading.get(f"{LOADER}.handler", [])
+        entries = entries if isinstance(entries, list) else [entries]
+        separated = bool(
+            reading.get(f"{LOADER}.create_attention_mask") or reading.get(f"{LOADER}.create_compressed_eod_mask")
+        )
+        for index, entry in enumerate(entries):
+            if isinstance(entry, dict):
+                _handler(reading, index, entry, separated)
+        for name in ("create_attention_mask", "create_compressed_eod_mask"):
+            if reading.has(f"{LOADER}.{name}"):
+                reading.idle(f"{LOADER}.{name}", "config.packing says whether conversations of a sample see each other")
+        if reading.has(f"{LOADER}.packing"):
+            reading.refuse(f"{LOADER}.packing", "write a PackingHandler")
 
 
 def _files(reading: Reading, kind: str, *names: str) -> None:
@@ -110,26 +292,6 @@ def _files(reading: Reading, kind: str, *names: str) -> None:
             reading.translate(key, PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
     if not given:
         reading.left_out(f"{LOADER}.dataset_dir", PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
-
-
-def _shifted_rows(reading: Reading) -> None:
-    """Labels stand one place ahead with ``input_sliced_sig``, and in the newer networks, which do not read that key."""
-    key, ours, columns = "model.model_config.input_sliced_sig", f"{OURS}.shifted_labels", "train_dataset.input_columns"
-    newer = reading.get("use_legacy", True) is False
-    named = reading.get(columns, [])
-    labels = isinstance(named, list) and "labels" in named
-    if newer and not labels:
-        place = columns if reading.has(columns) else f"{LOADER}.type"
-        reading.refuse(place, "use_legacy is false: such networks learn from a column labels; name it in input_columns")
-    elif newer and reading.get(key) is False:
-        reading.put(ours, True, path_of(key))
-        reading.idle(key, "use_legacy is false: such networks never shift labels, whatever is written")
-    elif newer and not reading.has(key):
-        reading.left_out(key, ours, True, "use_legacy is false: such networks never shift labels")
-    elif reading.get(key) and not labels:
-        reading.idle(key, "without a column labels MindFormers shifts all the same")
-    elif reading.get(key):
-        reading.translate(key, ours, True)
 
 
 def _columns(reading: Reading) -> None:
@@ -161,22 +323,6 @@ def _hub_files(reading: Reading, kind: str) -> None:
             reading.refuse(split, "write the files of this part as data_path")
 
 
-def _handlers(reading: Reading) -> None:
-    entries = reading.get(f"{LOADER}.handler", [])
-    entries = entries if isinstance(entries, list) else [entries]
-    separated = bool(
-        reading.get(f"{LOADER}.create_attention_mask") or reading.get(f"{LOADER}.create_compressed_eod_mask")
-    )
-    for index, entry in enumerate(entries):
-        if isinstance(entry, dict):
-            _handler(reading, index, entry, separated)
-    for name in ("create_attention_mask", "create_compressed_eod_mask"):
-        if reading.has(f"{LOADER}.{name}"):
-            reading.idle(f"{LOADER}.{name}", "config.packing says whether conversations of a sample see each other")
-    if reading.has(f"{LOADER}.packing"):
-        reading.refuse(f"{LOADER}.packing", "write a PackingHandler")
-
-
 def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: bool) -> None:
     place = ("train_dataset", "data_loader", "handler", index)
     kind = entry.get("type")
@@ -190,7 +336,15 @@ def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: boo
         said = f"{OURS}.packing: {'true' if separated else 'joined'}"
         reading.note((*place, "type"), Outcome.TRANSLATED, said, "no mask keeps them apart" * (not separated))
         if "pack_strategy" in entry:
-            _pack_strategy(reading, place, entry["pack_strategy"])
+            strategy = entry["pack_strategy"]
+            if strategy == "pack":
+                reading.note(
+                    (*place, "pack_strategy"), Outcome.WITHOUT_EFFECT, reason="whole conversations share a sample"
+                )
+            else:
+                reading.note(
+                    (*place, "pack_strategy"), Outcome.REFUSED, reason="conversations are packed whole here (pack)"
+                )
     elif kind == "AlpacaInstructDataHandler":
         reading.put(f"{OURS}.handler", "alpaca", (*place, "type"))
         reading.note((*place, "type"), Outcome.TRANSLATED, f"{OURS}.handler: alpaca")
@@ -200,13 +354,6 @@ def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: boo
         )
     if "seq_length" in entry:
         _same_length(reading, (*place, "seq_length"), entry["seq_length"])
-
-
-def _pack_strategy(reading: Reading, place: tuple, strategy: Any) -> None:
-    if strategy == "pack":
-        reading.note((*place, "pack_strategy"), Outcome.WITHOUT_EFFECT, reason="whole conversations share a sample")
-    else:
-        reading.note((*place, "pack_strategy"), Outcome.REFUSED, reason="conversations are packed whole here (pack)")
 
 
 def _same_length(reading: Reading, path: tuple, length: Any) -> None:
@@ -226,7 +373,12 @@ def _blend(reading: Reading) -> None:
     if reading.get(f"{config}.data_path"):
         reading.use(f"{config}.data_path")
     else:
-        _nothing_named(reading, f"{config}.data_path")
+        key = f"{config}.data_path"
+        value, reason = NOT_NAMED["BlendedMegatronDatasetDataLoader"], "no file is named: give --train_dataset_dir"
+        if reading.has(key):
+            reading.translate(key, PATH, value, reason)
+        else:
+            reading.left_out(key, PATH, value, reason)
     for name in ("split", "eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
         if reading.has(f"{config}.{name}"):
             reading.use(f"{config}.{name}")
@@ -240,30 +392,7 @@ def _blend(reading: Reading) -> None:
         path = ("train_dataset", "data_loader", "config", "seq_length")
         _same_length(reading, path, reading.get(f"{config}.seq_length"))
     _end_of_document(reading, f"{config}.eod")
-    _sizes(reading)
-
-
-def _nothing_named(reading: Reading, key: str) -> None:
-    value, reason = NOT_NAMED["BlendedMegatronDatasetDataLoader"], "no file is named: give --train_dataset_dir"
-    if reading.has(key):
-        reading.translate(key, PATH, value, reason)
-    else:
-        reading.left_out(key, PATH, value, reason)
-
-
-def _end_of_document(reading: Reading, key: str) -> None:
-    if not reading.has(key):
-        return
-    config = f"{LOADER}.config"
-    counts = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_compressed_eod_mask")
-    if any(reading.get(f"{config}.{name}") for name in counts):
-        reading.translate(key, "model.model_config.eos_token_id", reason="where documents of a sample end")
-    else:
-        reading.idle(key, "documents of a sample are not kept apart")
-
-
-def _sizes(reading: Reading) -> None:
-    """Samples of an epoch, as optimizer steps of the run."""
+    # samples of an epoch, as optimizer steps of the run
     key = f"{LOADER}.sizes"
     sizes = reading.get(key)
     if not reading.has(key):
@@ -279,6 +408,17 @@ def _sizes(reading: Reading) -> None:
         return
     steps = samples // batch * epochs
     reading.translate(key, STEPS, steps, f"{samples} samples, batches of {batch}, {epochs} epochs")
+
+
+def _end_of_document(reading: Reading, key: str) -> None:
+    if not reading.has(key):
+        return
+    config = f"{LOADER}.config"
+    counts = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_compressed_eod_mask")
+    if any(reading.get(f"{config}.{name}") for name in counts):
+        reading.translate(key, "model.model_config.eos_token_id", reason="where documents of a sample end")
+    else:
+        reading.idle(key, "documents of a sample are not kept apart")
 
 
 def _global_batch(reading: Reading) -> int:

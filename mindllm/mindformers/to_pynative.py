@@ -94,22 +94,6 @@ def write_pynative(config: RunConfig, layers: Sequence[PlacedLayer]) -> Written:
     Raises:
         UserError: something that would change what is computed has no form there; its key.
     """
-    _refuse_what_is_not_there(config)
-    tree = {
-        "checkpoint": _checkpoint(config),
-        "training": _training(config),
-        "optimizer": _optimizer(config),
-        "lr_scheduler": _schedule(config),
-        "parallelism": _parallelism(config, layers),
-        "recompute": _recompute(layers[: config.model.config.num_layers]),
-        "context": {"mode": 1, "device_target": "Ascend", "max_device_memory": config.context.max_device_memory},
-        "train_dataset": _data(config),
-        "model": _model(config),
-    }
-    return Written(tree, dict(_differences(config, tree)))
-
-
-def _refuse_what_is_not_there(config: RunConfig) -> None:
     model = config.model.config
     kind = config.train_dataset.data_loader.type
     if model.model_type not in NETWORKS:
@@ -125,6 +109,18 @@ def _refuse_what_is_not_there(config: RunConfig) -> None:
         raise config.error("runner_config.train_steps", "how many steps? there they are written; give N")
     if config.optimizer.type not in ("AdamW", "Muon"):
         raise config.error("optimizer.type", "the PyNative trainer is known to have AdamW and Muon")
+    tree = {
+        "checkpoint": _checkpoint(config),
+        "training": _training(config),
+        "optimizer": _optimizer(config),
+        "lr_scheduler": _schedule(config),
+        "parallelism": _parallelism(config, layers),
+        "recompute": _recompute(layers[: config.model.config.num_layers]),
+        "context": {"mode": 1, "device_target": "Ascend", "max_device_memory": config.context.max_device_memory},
+        "train_dataset": _data(config),
+        "model": _model(config),
+    }
+    return Written(tree, dict(_differences(config, tree)))
 
 
 def _checkpoint(config: RunConfig) -> dict[str, Any]:
@@ -208,20 +204,18 @@ def _parallelism(config: RunConfig, layers: Sequence[PlacedLayer]) -> dict[str, 
     if ours.pipeline_stage > 1:
         tree["pipeline_parallel_schedule"] = "1f1b"
         tree["pipeline_parallel_interleave_num"] = config.model.config.pp_interleave_num
-        tree["pipeline_parallel_layers_per_stage"] = _intervals(config, layers)
+        # ['0-3,8-11', '4-7,12-15']: the layers of each stage, chunk by chunk, without those that predict ahead
+        stages: list[list[str]] = [[] for _ in range(config.parallel_config.pipeline_stage)]
+        numbered = list(enumerate(layers))[: config.model.config.num_layers]
+        for (_, stage), held in groupby(numbered, lambda one: (one[1].chunk, one[1].stage)):
+            numbers = [number for number, _ in held]
+            stages[stage].append(_span(numbers[0], numbers[-1]))
+        if any(len(spans) != config.model.config.pp_interleave_num for spans in stages):
+            raise config.error(
+                f"{SECTION}.offset", "a stage or chunk has no layer, which has no form there; give each one"
+            )
+        tree["pipeline_parallel_layers_per_stage"] = [",".join(spans) for spans in stages]
     return tree
-
-
-def _intervals(config: RunConfig, layers: Sequence[PlacedLayer]) -> list[str]:
-    """``['0-3,8-11', '4-7,12-15']``: the layers of each stage, chunk by chunk, without those that predict ahead."""
-    stages: list[list[str]] = [[] for _ in range(config.parallel_config.pipeline_stage)]
-    numbered = list(enumerate(layers))[: config.model.config.num_layers]
-    for (_, stage), held in groupby(numbered, lambda one: (one[1].chunk, one[1].stage)):
-        numbers = [number for number, _ in held]
-        stages[stage].append(_span(numbers[0], numbers[-1]))
-    if any(len(spans) != config.model.config.pp_interleave_num for spans in stages):
-        raise config.error(f"{SECTION}.offset", "a stage or chunk has no layer, which has no form there; give each one")
-    return [",".join(spans) for spans in stages]
 
 
 def _recompute(layers: Sequence[PlacedLayer]) -> dict[str, Any]:

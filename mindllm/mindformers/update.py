@@ -1,19 +1,131 @@
-"""Optimizer, learning rate, loss scale and callbacks of MindFormers.
+"""Keys of the update and its callbacks: optimizer, lr_schedule, runner_wrapper, callbacks; and their translation.
 
-``FP32StateAdamWeightDecay`` and its relatives derive from MindSpore's ``AdamWeightDecay``, which corrects no
-bias; ``AdamW`` does.
+``FP32StateAdamWeightDecay`` and its relatives derive from MindSpore's ``AdamWeightDecay``, which has no bias correction;
+``AdamW`` has. In ``grouped_lr_schedule``, ``default`` replaces ``lr_schedule``. A group names weights by parts of their names or
+by shell patterns (``trainer/optimizer_grouped_parameters.py``, 2.1): embedding, head and final norm by their mcore names; names
+inside layers differ between networks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fnmatch import fnmatch
 from typing import Any
 
-from mindllm.errors import KeyPath, nearest
+from mindllm.config.reading.document import Document, KeyPath
+from mindllm.errors import nearest
 from mindllm.mindformers.experts import is_latent
-from mindllm.mindformers.groups import translate_groups
-from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.keys.update import WATCHERS
-from mindllm.mindformers.reading import Reading
+from mindllm.mindformers.reading import Outcome, Reading, Table, decided, idle, only, refused, used
+from mindllm.mindformers.weight_names import LAYER, MCORE
+
+SAVED_WHOLE = "a checkpoint holds whole parameters with the optimizer's state, written by one rank"
+EXPERTS = "the keys of experts say how they are balanced; their tokens are in the metrics"
+STEPS = "MindFormers' graphs do five Newton-Schulz steps, whatever a YAML says; write 5"
+
+UPDATE: Table = {
+    "optimizer.type": decided("optimizer.type"),
+    "optimizer.betas": decided("optimizer.betas"),
+    "optimizer.beta1": decided("optimizer.betas: [beta1, beta2]"),
+    "optimizer.beta2": decided("optimizer.betas: [beta1, beta2]"),
+    "optimizer.eps": decided("optimizer.eps"),
+    "optimizer.weight_decay": decided("optimizer.weight_decay"),
+    "optimizer.learning_rate": decided("lr_schedule.learning_rate"),
+    "optimizer.use_fused": idle("the update is always one kernel per weight"),
+    "optimizer.use_fused_adamw": idle("the update is always one kernel per weight"),
+    "optimizer.swap": idle("optimizer state stays on the device here, and the dry run counts it"),
+    "optimizer.amsgrad": only(False, None, reason="off", otherwise="AdamW has no amsgrad here"),
+    "optimizer.maximize": only(False, None, reason="off", otherwise="the loss is made small"),
+    **{
+        f"optimizer.{key}": decided(f"optimizer.{ours}")
+        for key, ours in {
+            "adamw_betas": "betas",
+            "adamw_eps": "eps",
+            "matched_adamw_rms": "matched_adamw_rms",
+            "momentum": "momentum",
+            "nesterov": "nesterov",
+        }.items()
+    },
+    "optimizer.comm_strategy": idle("matrices are always put together whole, and every rank keeps its own part"),
+    "optimizer.ns_steps": only(5, None, reason="what it does anyway", otherwise=STEPS),
+    "optimizer.ns_coefficients": refused(
+        "MindFormers' graphs have the coefficients of Jordan et al., whatever a YAML says"
+    ),
+    "optimizer.qk_clip_enabled": decided("optimizer.qk_clip_threshold, or null"),
+    "optimizer.qk_clip_threshold": decided("optimizer.qk_clip_threshold"),
+    "optimizer.micro_batch_num": idle("the largest logit is that of all micro-batches whatever their number"),
+    "lr_schedule.type": decided("lr_schedule.type"),
+    "lr_schedule.learning_rate": used(),
+    "lr_schedule.lr_end": decided("lr_schedule.lr_end"),
+    "lr_schedule.warmup_ratio": decided("lr_schedule.warmup_ratio"),
+    "lr_schedule.warmup_steps": decided("lr_schedule.warmup_steps"),
+    "lr_schedule.warmup_lr_init": used(),
+    "lr_schedule.total_steps": used(),
+    "lr_schedule.power": used(),
+    "lr_schedule.num_cycles": decided("lr_schedule.num_cycles"),
+    "lr_schedule.decay_ratio": decided("lr_schedule.decay_ratio"),
+    "lr_schedule.decay_start_steps": decided("lr_schedule.decay_ratio"),
+    "lr_schedule.decay_start_ratio": decided("lr_schedule.decay_ratio"),
+    "lr_schedule.decay_steps": refused("schedules decay to the end of the run here"),
+    "lr_schedule.auto_register": refused("code beside the YAML is never run"),
+    "runner_wrapper.type": only(
+        "MFTrainOneStepCell", reason="the only kind of step", otherwise="only MFTrainOneStepCell is a kind of step here"
+    ),
+    "runner_wrapper.sens": refused("a fixed loss scale is written as scale_sense"),
+    "runner_wrapper.scale_sense": decided("runner_wrapper.scale_sense"),
+    "runner_wrapper.scale_sense.type": decided("runner_wrapper.scale_sense.type"),
+    "runner_wrapper.scale_sense.loss_scale_value": decided("runner_wrapper.scale_sense.loss_scale_value"),
+    "runner_wrapper.scale_sense.scale_factor": decided("runner_wrapper.scale_sense.scale_factor"),
+    "runner_wrapper.scale_sense.scale_window": decided("runner_wrapper.scale_sense.scale_window"),
+    "runner_wrapper.use_clip_grad": used(),
+    "runner_wrapper.max_grad_norm": used(),
+    "runner_wrapper.local_norm": idle("it only prints"),
+    "runner_wrapper.calculate_per_token_loss": idle("a token weighs the same wherever it falls"),
+    "runner_wrapper.enable_check_overflow": idle("an update that is not finite is always left out"),
+    "callbacks.[].type": decided("callbacks"),
+    "callbacks.[].per_print_times": decided("callbacks.MFLossMonitor.per_print_times"),
+    "callbacks.[].save_checkpoint_steps": decided("callbacks.CheckpointMonitor.save_checkpoint_steps"),
+    "callbacks.[].keep_checkpoint_max": decided("callbacks.CheckpointMonitor.keep_checkpoint_max"),
+    "callbacks.[].prefix": idle("checkpoints are named llm-STEP"),
+    "callbacks.[].directory": idle("checkpoints stand in output_dir/checkpoint"),
+    "callbacks.[].save_checkpoint_seconds": idle("checkpoints are written every save_checkpoint_steps"),
+    "callbacks.[].keep_checkpoint_per_n_minutes": idle("the newest keep_checkpoint_max are kept"),
+    "callbacks.[].integrated_save": idle(SAVED_WHOLE),
+    "callbacks.[].async_save": idle(SAVED_WHOLE),
+    "callbacks.[].save_network_params": idle(SAVED_WHOLE),
+    "callbacks.[].save_trainable_params": idle(SAVED_WHOLE),
+    "callbacks.[].save_optimizer": idle(SAVED_WHOLE),
+    "callbacks.[].checkpoint_format": idle("checkpoints are safetensors"),
+    "callbacks.[].remove_redundancy": idle(SAVED_WHOLE),
+    "callbacks.[].embedding_local_norm_threshold": idle("it only watches"),
+    "callbacks.[].keep_last": idle("nothing is uploaded"),
+    "callbacks.[].upload_frequence": idle("nothing is uploaded"),
+    "callbacks.[].step_interval": idle("it only watches"),
+    **{
+        f"callbacks.[].{key}": idle(EXPERTS)
+        for key in [
+            "balance_via_topk_bias",
+            "expert_num",
+            "micro_batch_num",
+            "topk_bias_update_rate",
+            "mtp_depth",
+            "num_layers",
+        ]
+    },
+}
+WATCHERS = {
+    "ObsMonitor": "nothing is uploaded",
+    "SummaryMonitor": "callbacks: SummaryMonitor has keys of its own here",
+    "ProfileMonitor": "the keys profile... say what is profiled",
+    "ColdHotExpertMonitor": EXPERTS,
+    "TopkBiasBalanceCallback": EXPERTS,
+    "MoEDropRateCallback": EXPERTS,
+    "MaxLogitsMonitor": "it only watches",
+    "TrainingStateMonitor": "it only watches; MetricsMonitor writes loss, norm and rate",
+    "StressDetectCallBack": "it only watches",
+    "EvalCallBack": "do_eval and eval_step_interval say when to evaluate",
+}
+"""Callbacks without a counterpart, and why none is needed (experts themselves are refused)."""
+
 
 MUON = "Muon"
 OF_MUON = (
@@ -170,21 +282,6 @@ def _schedule(reading: Reading) -> None:
         reading.refuse("lr_schedule.type", f"this schedule is not here yet{nearest(theirs, SCHEDULES)}")
         return
     reading.translate("lr_schedule.type", "lr_schedule.type", kind)
-    _warm_up(reading)
-    end = "lr_schedule.lr_end"
-    if reading.has(end):
-        if kind == "ConstantWarmUpLR":
-            reading.idle(end, "the rate stays what it is")
-        else:
-            reading.use(end)
-    elif kind in ("PolynomialWithWarmUpLR", STABLE):
-        reading.left_out(end, end, SMALL_END, "left out: the default of MindFormers")
-    _only_of(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
-    _only_of(reading, "lr_schedule.decay_ratio", kind, STABLE)
-    _decay_start(reading, kind)
-
-
-def _warm_up(reading: Reading) -> None:
     ratio, steps = "lr_schedule.warmup_ratio", "lr_schedule.warmup_steps"
     if reading.get(ratio) is not None:
         reading.use(ratio)
@@ -196,6 +293,17 @@ def _warm_up(reading: Reading) -> None:
             reading.idle(ratio, "empty")
     elif reading.has(ratio):
         reading.idle(ratio, "empty")
+    end = "lr_schedule.lr_end"
+    if reading.has(end):
+        if kind == "ConstantWarmUpLR":
+            reading.idle(end, "the rate stays what it is")
+        else:
+            reading.use(end)
+    elif kind in ("PolynomialWithWarmUpLR", STABLE):
+        reading.left_out(end, end, SMALL_END, "left out: the default of MindFormers")
+    _only_of(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
+    _only_of(reading, "lr_schedule.decay_ratio", kind, STABLE)
+    _decay_start(reading, kind)
 
 
 def _decay_start(reading: Reading, kind: str) -> None:
@@ -299,3 +407,70 @@ def _callback(reading: Reading, index: int, entry: dict[str, Any], name: str, ke
         if foreign:
             reading.note(("callbacks", index, key), Outcome.WITHOUT_EFFECT, reason=f"no key of {name}, or empty")
     return used
+
+
+SECTION, SCHEDULE = "grouped_lr_schedule", "lr_schedule"
+OUTSIDE = {origin.name: ours for ours, origin in MCORE.items() if LAYER not in ours}
+BEGINNINGS = tuple(name.split(".")[0] for name in OUTSIDE if not name.startswith("decoder."))
+FINAL_NORM = "decoder.final_layernorm"
+
+
+def translate_groups(reading: Reading, translate: Callable[[Reading], None]) -> None:
+    """Translates the section where it is written; ``translate`` translates ``lr_schedule`` of a document."""
+    default, groups = reading.get(f"{SECTION}.default"), reading.get(f"{SECTION}.grouped")
+    if isinstance(default, dict):
+        if isinstance(given := reading.get(SCHEDULE), dict):
+            for key in given:
+                reading.idle(f"{SCHEDULE}.{key}", f"{SECTION}.default decides")
+        reading.put(SCHEDULE, _translated(reading, (SECTION, "default"), default, translate), (SECTION, "default"))
+    elif default is not None:
+        reading.refuse(f"{SECTION}.default", "the schedule of weights without a group is a section")
+    if not isinstance(groups, list):
+        return
+    ours = []
+    for number, group in enumerate(groups):
+        path = (SECTION, "grouped", number)
+        if not isinstance(group, dict):
+            reading.note(path, Outcome.REFUSED, reason="a group is a section with params and a schedule")
+            continue
+        schedule = _translated(reading, path, group, translate)
+        ours.append({**schedule, "params": _weights(reading, (*path, "params"), group.get("params"))})
+    reading.put(f"{SECTION}.grouped", ours, (SECTION, "grouped"))
+
+
+def _translated(
+    reading: Reading, path: KeyPath, schedule: dict[str, Any], translate: Callable[[Reading], None]
+) -> dict[str, Any]:
+    """A schedule as ours has it; what became of its keys is noted at ``path``."""
+    inner = Reading(Document({SCHEDULE: {key: value for key, value in schedule.items() if key != "params"}}))
+    for key in schedule:
+        rule = UPDATE.get(f"{SCHEDULE}.{key}")
+        if rule is None and key != "params":
+            reading.note((*path, key), Outcome.REFUSED, reason=f"no key of {SCHEDULE}")
+        elif rule is not None and rule.outcome is Outcome.REFUSED:
+            inner.refuse(f"{SCHEDULE}.{key}", rule.reason)
+        elif rule is not None and not rule.decided:
+            inner.use(f"{SCHEDULE}.{key}")
+    translate(inner)
+    for (_, *below), entry in inner.entries.items():
+        if below[0] in schedule:
+            reading.note((*path, *below), entry.outcome, entry.becomes, entry.reason)
+    found: dict[str, Any] = inner.ours.data.get(SCHEDULE, {})
+    return found
+
+
+def _weights(reading: Reading, path: KeyPath, patterns: Any) -> list[str]:
+    """Our names of the weights that their patterns match."""
+    listed = patterns if isinstance(patterns, list) else []
+    found = []
+    for pattern in map(str, listed):
+        names = [ours for theirs, ours in OUTSIDE.items() if pattern in theirs or fnmatch(theirs, pattern)]
+        if not names or not pattern.startswith((*BEGINNINGS, FINAL_NORM)):
+            reason = (
+                f"weights of layers have other names here; write grouped_lr_schedule in a YAML of mindllm ({pattern})"
+            )
+            reading.note(path, Outcome.REFUSED, reason=reason)
+            return []
+        found += names
+    reading.note(path, Outcome.TRANSLATED, f"params: {found}")
+    return found

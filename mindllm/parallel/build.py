@@ -11,7 +11,7 @@ from mindspore import nn
 
 from mindllm.axes import CONTEXT, TENSOR
 from mindllm.config import RunConfig
-from mindllm.config.monitor import LOGIT
+from mindllm.config.callbacks import LOGIT
 from mindllm.finetune.preference import PreferenceLoss, base_of
 from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindllm.data.preprocess.build import Summary, build, is_up_to_date, measure, prepare_tokenizer
-from mindllm.data.preprocess.documents import DocumentReader
-from mindllm.data.preprocess.sources import Source, find_sources, shuffled
+from mindllm.data.preprocess.sources import DocumentReader, Source, find_sources, shuffled
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from mindllm.jobs.cores import cores
 from mindllm.process.temporary import temporary_directory

@@ -18,7 +18,7 @@ from mindllm.config import (
 )
 from mindllm.config.reading.load import BASE as BASE_KEY
 from mindllm.config.reading.shipped import shipped_configs
-from mindllm.config.swap import SwapConfig
+from mindllm.config.recompute import SwapConfig
 from mindllm.errors import LONGEST_PART, UserError, bounded, nearest
 from mindllm.families.hugging_face import CONFIG
 from mindllm.recipes.model_source import OF_THE_RUN, ModelSource, find_model

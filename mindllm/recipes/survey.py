@@ -16,8 +16,7 @@ import numpy as np
 
 from mindllm.data import AnswerRows, InstructionRows, PairRows, load_tokenizer
 from mindllm.data.chat.conversations import ANSWERED, ASKED
-from mindllm.data.chat.pairs import is_pair
-from mindllm.data.chat.unpaired import has_label
+from mindllm.data.chat.pairs import has_label, is_pair
 from mindllm.data.records import KINDS, Record, RecordTable, kind_of, record_files
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, counted, unwatched

@@ -20,7 +20,7 @@ from mindllm.config import (
     RunConfig,
     override_config,
 )
-from mindllm.config.swap import SwapConfig
+from mindllm.config.recompute import SwapConfig
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.plan_text import render_plan
 from mindllm.reduced_runs.layers import kept_layers, kept_plan, layer_keys

@@ -22,9 +22,8 @@ from mindllm.architecture.layer_counts import (
 from mindllm.architecture.optimizer_state import weight_of_cut_blocks
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
-from mindllm.config.checks.context_parallel import check_context_parallel
-from mindllm.config.checks.experts import check_experts
-from mindllm.config.checks.pieces import check_pieces
+from mindllm.config.checks.layers import check_experts
+from mindllm.config.checks.sequence import check_context_parallel, check_pieces
 from mindllm.config.parallel import GATHER, RING, ULYSSES
 from mindllm.strategies.dispatch import NO_DISPATCH, Dispatch, dispatches, with_dispatch
 from mindllm.timing.device import Device

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindllm.config.checks.fine_grain_interleave import MOST, can_be_cut
+from mindllm.config.checks.sequence import MOST, can_be_cut
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.simulate import simulate
 from mindllm.timing.device import Device

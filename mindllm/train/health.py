@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mindllm.config import RunConfig
-from mindllm.config.monitor import GRADIENT, LOGIT, UPDATE, WEIGHT
+from mindllm.config.callbacks import GRADIENT, LOGIT, UPDATE, WEIGHT
 from mindllm.train.job.ranks import Ranks
 
 Watched = Mapping[str, Mapping[str, float]]

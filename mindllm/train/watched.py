@@ -14,7 +14,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
 from mindllm.config import RunConfig
-from mindllm.config.monitor import GRADIENT, LOGIT, UPDATE, WEIGHT
+from mindllm.config.callbacks import GRADIENT, LOGIT, UPDATE, WEIGHT
 from mindllm.models.attention.largest_logit import LOWEST, largest_logits
 from mindllm.train.optimizers.adamw import AdamW, LastUpdate
 

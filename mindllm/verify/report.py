@@ -1,4 +1,4 @@
-"""Outcomes for people, for programs, and as rows of a document."""
+"""Render outcomes: tables for people, an object for programs, and rows of a document."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from mindllm.verify.outcome import Outcome
 if TYPE_CHECKING:
     from mindllm.results import Part
 
-MOST_PROBLEMS = 8
+PROBLEMS_SHOWN = 8
 HEAD = (
     "| configuration | devices | layout | as the YAML asks | largest error: loss | weights | optimizer state "
     "| seconds: compile | execute | checked |"
 )
-AGREE = "the ranks together compute what a single device does"
-NOT_OBEYED = "the graphs are not what the YAML asks for"
+MATCH = "all ranks match a single device"
+GRAPHS_MATCH, GRAPHS_DIFFER = "the graphs match the YAML", "the graphs do not match the YAML"
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """The outcome as plain values; an overflowing step has no loss."""
-    done = [comparison for comparison in outcome.comparisons if not comparison.single.overflow]
+    """Return an outcome as plain values. Overflowing steps have no loss."""
+    steps = [comparison for comparison in outcome.comparisons if not comparison.single.overflow]
     return {
         "ok": outcome.ok,
         "ranks": outcome.ranks,
@@ -43,11 +43,11 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "dtype": outcome.config.model.config.compute_dtype,
         "checked": outcome.scope.as_json() if outcome.scope else None,
         "memory": asdict(outcome.memory) if outcome.memory else None,
-        "losses": [comparison.cluster.loss for comparison in done],
-        "single_device_losses": [comparison.single.loss for comparison in done],
-        "global_norms": [comparison.cluster.norms[0] for comparison in done],
-        "single_device_global_norms": [comparison.single.global_norm for comparison in done],
-        "tokens": [comparison.cluster.tokens[0] for comparison in done],
+        "losses": [comparison.cluster.loss for comparison in steps],
+        "single_device_losses": [comparison.single.loss for comparison in steps],
+        "global_norms": [comparison.cluster.norms[0] for comparison in steps],
+        "single_device_global_norms": [comparison.single.global_norm for comparison in steps],
+        "tokens": [comparison.cluster.tokens[0] for comparison in steps],
         "max_parameter_error": _largest(outcome.comparisons, moments=False),
         "max_state_error": _largest(outcome.comparisons, moments=True),
         "overflow_skipped": all(all(item.cluster.overflows) for item in outcome.comparisons if item.single.overflow),
@@ -62,7 +62,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_parts(outcome: Outcome, name: str) -> Iterator[Part]:
-    """A table of steps and the largest errors, a table of what was asked for, and both verdicts."""
+    """Yield a table of steps with the largest errors, a table of graph properties, and both verdicts."""
     names = ("step", "single device", "cluster", "gradient norm", "tokens")
     table = Table(f"{name}: {describe(outcome)}", figures(*names))
     for number, item in enumerate(outcome.comparisons, start=1):
@@ -84,29 +84,30 @@ def outcome_parts(outcome: Outcome, name: str) -> Iterator[Part]:
             yield f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})"
     yield from _verdict_parts(outcome)
     if outcome.asked_for:
-        yield from _asked_for_parts(outcome)
+        yield from _graph_parts(outcome)
 
 
-def _asked_for_parts(outcome: Outcome) -> Iterator[Part]:
+def _graph_parts(outcome: Outcome) -> Iterator[Part]:
     table = Table("", texts("", "asked for", "in the compiled graphs", " "))
     for finding in outcome.asked_for:
-        table.add_row(finding.what, finding.asked, finding.found, "" if finding.holds else "not obeyed")
+        table.add_row(finding.what, finding.asked, finding.found, "" if finding.holds else "differs")
     yield table
     for finding in outcome.asked_for:
-        for problem in finding.problems[:MOST_PROBLEMS]:
+        for problem in finding.problems[:PROBLEMS_SHOWN]:
             yield f"  {finding.what}: {problem}"
-        if len(finding.problems) > MOST_PROBLEMS:
-            yield f"  and {len(finding.problems) - MOST_PROBLEMS} more"
-    verdict = ("the graphs are what the YAML asks for", "bold green") if outcome.obeys else (NOT_OBEYED, "bold red")
+        if len(finding.problems) > PROBLEMS_SHOWN:
+            yield f"  and {len(finding.problems) - PROBLEMS_SHOWN} more"
+    verdict = (GRAPHS_MATCH, "bold green") if outcome.obeys else (GRAPHS_DIFFER, "bold red")
     yield styled(verdict)
 
 
 def compiled_text(outcome: Outcome) -> str:
-    """How many ranks were compiled, how many derived, and where none could be."""
-    count, left = len(outcome.compiled), outcome.ranks - len(outcome.compiled)
-    words = [f"{count} ranks compiled" if left else f"all {count} ranks compiled"]
-    words += [f"{left} derived from them: --every_rank compiles all"] * bool(left)
-    words += [f"those of stage {stage} were, because {reason}" for stage, reason in outcome.refused.items()]
+    """Return the numbers of compiled and of derived ranks, and why all ranks of a stage were compiled."""
+    compiled, derived = len(outcome.compiled), outcome.ranks - len(outcome.compiled)
+    words = [f"{compiled} ranks compiled; {derived} derived from them (--every_rank compiles all)"]
+    if not derived:
+        words = [f"all {compiled} ranks compiled"]
+    words += [f"stage {stage}: no rank derived, because {reason}" for stage, reason in outcome.refused.items()]
     return "; ".join(words)
 
 
@@ -119,36 +120,38 @@ def _verdict_parts(outcome: Outcome) -> Iterator[Part]:
         words = {"taken": memory.taken, "estimated": memory.estimated, "allowed": memory.budget}
         yield "memory: " + ", ".join(f"{gibibytes(count)} {word}" for word, count in words.items())
     if not outcome.problems:
-        yield styled((AGREE, "bold green"), _checked(outcome))
+        yield styled((MATCH, "bold green"), _checked(outcome))
         return
-    for problem in outcome.problems[:MOST_PROBLEMS]:
+    for problem in outcome.problems[:PROBLEMS_SHOWN]:
         yield f"  {problem}"
-    if len(outcome.problems) > MOST_PROBLEMS:
-        yield f"  and {len(outcome.problems) - MOST_PROBLEMS} more"
+    if len(outcome.problems) > PROBLEMS_SHOWN:
+        yield f"  and {len(outcome.problems) - PROBLEMS_SHOWN} more"
     if outcome.first_difference:
-        yield styled(("where it begins:", "bold"), f" {outcome.first_difference}")
-    yield styled((_refusal(outcome), "bold red"), _checked(outcome))
+        yield styled(("first difference:", "bold"), f" {outcome.first_difference}")
+    yield styled((_failure(outcome), "bold red"), _checked(outcome))
 
 
 def _checked(outcome: Outcome) -> str:
     return f" (checked: {outcome.scope.text})" if outcome.scope else ""
 
 
-def _refusal(outcome: Outcome) -> str:
+def _failure(outcome: Outcome) -> str:
     if not outcome.executed:
-        return "this cannot be checked"
+        return "cannot be checked"
     if not outcome.comparisons:
-        return "the ranks together do not end a step"
-    return "the ranks together compute something else than a single device"
+        return "the ranks do not complete a step"
+    return "the ranks differ from a single device"
 
 
 def describe(outcome: Outcome) -> str:
-    """Devices, layout and dtype in a few words."""
+    """Return devices, layout and dtype in a few words."""
     return f"{outcome.ranks} ranks, {layout(outcome.config)}, {outcome.config.model.config.compute_dtype}"
 
 
 def layout(config: RunConfig) -> str:
-    """The layout as its users say it: ``dp2 tp2 pp2 micro 4, sequence parallel, optimizer parallel``."""
+    """Return a layout in short form, as ``dp2 tp2 pp2 micro 4, sequence parallel, optimizer parallel``."""
+    from mindllm.parallel.layer_plan import make_plan
+
     sizes, parallel = config.parallel_config, config.parallel
     words = [" ".join(f"{axis.name}{sizes.size(axis)}" for axis in NAMED_AXES if sizes.size(axis) > 1)]
     words[0] += f" micro {sizes.micro_batch_num}" if sizes.pipeline_stage > 1 else ""
@@ -162,7 +165,7 @@ def layout(config: RunConfig) -> str:
     words += [f"{config.runner_config.gradient_accumulation_steps} accumulation steps"] * (
         config.runner_config.gradient_accumulation_steps > 1
     )
-    words += ["recompute"] * any(layer for layer in _recomputed(config))
+    words += ["recompute"] * any(layer.recompute or layer.patterns for layer in make_plan(config).layers)
     return ", ".join(word for word in words if word)
 
 
@@ -173,18 +176,18 @@ def read_table(path: Path) -> dict[str, str]:
         UserError: ``path`` is another file, which would be overwritten.
     """
     try:
-        known = read_text(path).splitlines()
+        lines = read_text(path).splitlines()
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    if known and HEAD not in known:
-        raise UserError(f"{path}: not a table of mindllm check; give another file")
-    return {line.split("`")[1]: line for line in known if line.startswith("| `")}
+    if lines and HEAD not in lines:
+        raise UserError(f"{path}: not a table of mindllm check; pass another file")
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
 
 
 def write_table(rows: Sequence[tuple[str, Outcome]], path: Path) -> None:
-    """Write a table in Markdown. Rows of other configurations in ``path`` stay, so it can be made in several sittings."""
+    """Write a table in Markdown. Rows of other configurations in ``path`` stay."""
     lines = read_table(path)
     lines |= {name: _row(name, outcome) for name, outcome in rows}
     with atomic_open(path) as file:
@@ -192,32 +195,27 @@ def write_table(rows: Sequence[tuple[str, Outcome]], path: Path) -> None:
 
 
 def _row(name: str, outcome: Outcome) -> str:
-    found = as_json(outcome)
-    pairs = zip(found["losses"], found["single_device_losses"], strict=True)
+    tree = as_json(outcome)
+    pairs = zip(tree["losses"], tree["single_device_losses"], strict=True)
     loss = max((abs(a - b) for a, b in pairs), default=0.0)
-    errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
+    errors = f"{loss:.1e} | {tree['max_parameter_error']:.1e} | {tree['max_state_error']:.1e}"
     seconds = " | ".join(f"{outcome.seconds.get(phase, 0.0):.0f}" for phase in ("compile", "execute"))
-    verdict = f"{_refusal(outcome)}: {outcome.problems[0].splitlines()[0]} | |" if outcome.problems else errors
+    verdict = f"{_failure(outcome)}: {outcome.problems[0].splitlines()[0]} | |" if outcome.problems else errors
     checked = outcome.scope.text if outcome.scope else "unknown"
-    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {_obeyed(outcome)} | {verdict} | {seconds} | {checked} |"
+    cells = (f"`{name}`", outcome.ranks, layout(outcome.config), _graphs_cell(outcome), verdict, seconds, checked)
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def _obeyed(outcome: Outcome) -> str:
-    """Whether the graphs are as asked for, or what is not."""
+def _graphs_cell(outcome: Outcome) -> str:
+    """Return ``yes``, or the graph properties that differ from the YAML."""
     if not outcome.asked_for:
         return "unknown"
     return ", ".join(f"not: {finding.what}" for finding in outcome.asked_for if not finding.holds) or "yes"
 
 
-def _recomputed(config: RunConfig) -> list[bool]:
-    from mindllm.parallel.layer_plan import make_plan
-
-    return [layer.recompute or bool(layer.patterns) for layer in make_plan(config).layers]
-
-
 def _worst(comparisons: Sequence[Comparison], moments: bool) -> TensorError | None:
-    found = [error for item in comparisons if (error := item.worst(moments)) is not None]
-    return max(found, key=lambda error: error.absolute, default=None)
+    errors = [error for item in comparisons if (error := item.worst(moments)) is not None]
+    return max(errors, key=lambda error: error.absolute, default=None)
 
 
 def _largest(comparisons: Sequence[Comparison], moments: bool) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindllm.data import CorpusWriter, load_tokenizer
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 
 
 @pytest.fixture(scope="session")

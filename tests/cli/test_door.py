@@ -18,7 +18,7 @@ from mindllm.command import output_directory, output_file, run_command
 from mindllm.config import RunConfig
 from mindllm.config.generation import EvaluationConfig
 from mindllm.main import main
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.reader import KEYS
 from mindllm.shorthands import SHORTHANDS
 from tests.mindformers.mindformers_files import LEGACY, writer
 
@@ -176,7 +176,7 @@ for verb in TABLE:
 def test_what_help_says_of_the_library_is_true():
     """These stand twice, because importing them takes longer than help may."""
     from mindllm.cli import check, data, evaluate, plan
-    from mindllm.data.preprocess.documents import HANDLERS
+    from mindllm.data.preprocess.sources import HANDLERS
     from mindllm.planning.problem import Schedule
     from mindllm.planning.reports.picture import FORMATS
     from mindllm.timing.measured import kernel_file

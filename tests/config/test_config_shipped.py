@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import load_config, render_config
-from mindllm.config.reading.shipped_models import shipped_models
+from mindllm.config.reading.shipped import shipped_models
 from mindllm.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -90,6 +90,6 @@ def test_the_list_of_models_says_what_is_loaded():
         loaded = load_config(CONFIGS.parent / file).model.config
         assert (run.seq_length, model.dtype) == (loaded.seq_length, loaded.compute_dtype)
         assert model.context == (loaded.max_position_embedding or loaded.seq_length)
-    rows = (CONFIGS.parent / "docs" / "cluster_check.md").read_text()
+    rows = (CONFIGS.parent / "docs" / "proven_configurations.md").read_text()
     for file, (_, run) in listed.items():
-        assert ("cluster_check.md" in run.docs) == (f"| `{file}` |" in rows)
+        assert ("proven_configurations.md" in run.docs) == (f"| `{file}` |" in rows)

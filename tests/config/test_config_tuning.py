@@ -10,7 +10,7 @@ import pytest
 from mindllm.architecture.optimizer_state import further_state, state_shapes
 from mindllm.architecture.tuners import is_trained
 from mindllm.config import ModelConfig, keys_of_layers, load_config, render_config
-from mindllm.config.decoder import architecture
+from mindllm.config import model as architecture
 from mindllm.errors import UserError
 from mindllm.families import with_file_names
 from mindllm.families.family import Family

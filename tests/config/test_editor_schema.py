@@ -11,13 +11,13 @@ from jsonschema import Draft7Validator
 import mindllm
 from mindllm.cli.schema import main
 from mindllm.config import load_config
-from mindllm.config.editor.schema import run_schema
+from mindllm.config.editor import run_schema
 from mindllm.config.reading.load import SYNONYMS, read_file, tree_of
 from mindllm.config.reading.schema import sections_in, walk
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.reader import KEYS
 from mindllm.mindformers.schema import mindformers_schema
 from tests.mindformers.mindformers_files import LEGACY
 
@@ -116,7 +116,7 @@ RIGHT = (
     "parallel: {parallel_mode: SEMI_AUTO_PARALLEL, pipeline_config: }",
     "lr_schedule: {learning_rate: 1e-4}",
     "runner_wrapper: {scale_sense: {type: FixedLossScaleUpdateCell, loss_scale_value: 8}}",
-    "model: {model_config: {offset: [[0, 0], [0, 0]], num_hidden_layers: 4, quantised_base: codes}}",
+    "model: {model_config: {offset: [[0, 0], [0, 0]], num_hidden_layers: 4, quantized_base: keep}}",
     "model: {model_config: {rope_scaling: {rope_type: linear, factor: 2}, pet_config: {pet_type: adapter}}}",
     "recompute_config: {recompute: [1, true], select_recompute: {'feed_forward.w1': [[1], [2]]}}",
     "swap_config: {op_swap: {op_name: 'attention', layers: [0]}, layer_swap: [{layers: true}]}",

@@ -4,8 +4,8 @@ import json
 from types import SimpleNamespace
 
 from mindllm.data.chat.template import chat_template_of
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"

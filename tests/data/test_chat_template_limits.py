@@ -7,7 +7,7 @@ import os
 import pytest
 from chats import CHATML, chat_tokenizer, template_of
 
-from mindllm.data.chat import template_process
+from mindllm.data.chat import template as template_process
 from mindllm.data.chat.conversations import Conversation
 from mindllm.data.chat.template import LONGEST_SOURCE, PLAIN, ChatTemplate
 from mindllm.errors import UserError

@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mindllm.data import Corpus, bits_per_byte, bytes_per_token, unigram_loss
-from mindllm.data.corpus import byte_counts_path, corpus_files, meta_path, split_ranges
-from mindllm.data.statistics import byte_count
+from mindllm.data.corpus import byte_count, byte_counts_path, corpus_files, meta_path, split_ranges
 from mindllm.errors import UserError
 
 TEXTS = ["one\n", "zwei é\n", "", "three three\n", "🙂"]

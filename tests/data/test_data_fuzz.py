@@ -8,12 +8,11 @@ from chats import CHATML, chat_tokenizer
 from test_messages import CALLS
 
 from mindllm.data import load_tokenizer
-from mindllm.data.chat import template_process
+from mindllm.data.chat import template as template_process
 from mindllm.data.chat.conversations import HANDLERS, conversation_of
 from mindllm.data.chat.instruction import encode_chat
-from mindllm.data.chat.pairs import pair_of
+from mindllm.data.chat.pairs import answer_in, pair_of
 from mindllm.data.chat.template import ChatTemplate, chat_template_of
-from mindllm.data.chat.unpaired import answer_in
 from mindllm.errors import UserError
 
 ODD = [

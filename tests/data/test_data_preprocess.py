@@ -15,7 +15,7 @@ import pytest
 from mindllm.data import Corpus, load_tokenizer
 from mindllm.data.corpus import corpus_files
 from mindllm.data.preprocess.resume import LOGS, ResumableWriter, SavedProgress
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = {

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindllm.data import BlendedDataset, DocumentOptions, GPTDataset, HeldOutDataset, JoinedSamples
-from mindllm.data.blend import PERIOD, shares
 from mindllm.data.documents import positions, segment_starts
+from mindllm.data.loader import PERIOD, shares
 from mindllm.errors import UserError
 
 ends_of_documents = st.lists(st.booleans(), min_size=1, max_size=40)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mindllm.data.chat.template import chat_template_of
 from mindllm.data.tokenizers.files import copy_tokenizer
-from mindllm.data.tokenizers.gguf_vocabulary import PRE_TOKENIZERS
+from mindllm.data.tokenizers.sentencepiece_tokenizer import train_byte_level_bpe
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
-from mindllm.data.tokenizers.training import train_byte_level_bpe
+from mindllm.data.tokenizers.vocabularies import PRE_TOKENIZERS
 from mindllm.errors import UserError
 
 gguf = pytest.importorskip("gguf")

@@ -5,12 +5,10 @@ import json
 import pytest
 from chats import CHATML, CHATML_MARKED, chat_tokenizer, template_of
 
-from mindllm.data.chat.conversations import Conversation, conversation_of
+from mindllm.data.chat.conversations import Conversation, conversation_of, is_learned, read_message, read_tools
 from mindllm.data.chat.instruction import InstructionRows
-from mindllm.data.chat.messages import is_learned, read_message, read_tools
-from mindllm.data.chat.pairs import PairRows, pair_of
+from mindllm.data.chat.pairs import AnswerRows, PairRows, answer_in, pair_of
 from mindllm.data.chat.template import ChatTemplate
-from mindllm.data.chat.unpaired import AnswerRows, answer_in
 from mindllm.data.records import read_records
 from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.tokenizer import load_tokenizer

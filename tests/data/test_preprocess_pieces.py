@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from mindllm.data import load_tokenizer, records
 from mindllm.data.preprocess import pieces as pieces_module
-from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.preprocess.pieces import batched, cut, read
 from mindllm.data.preprocess.resume import encode_pieces
-from mindllm.data.preprocess.sources import find_sources
+from mindllm.data.preprocess.sources import DocumentReader, find_sources
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.data.tokenizers.tokenizer import is_cuttable
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 
 LINES = ["if x:", "    return x + 1", "", "  ", "été = 'é'", "value = 12345", "\treturn  value  ", "\u3000wide"]

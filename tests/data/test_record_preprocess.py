@@ -16,9 +16,9 @@ from mindllm.data import Corpus, IndexedDataset, load_tokenizer
 from mindllm.data.corpus import corpus_files
 from mindllm.data.preprocess import pieces as pieces_module
 from mindllm.data.preprocess import resume as resume_module
-from mindllm.data.preprocess.documents import DocumentReader
+from mindllm.data.preprocess.sources import DocumentReader
 from mindllm.data.records import RecordTable, read_records
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 
 TEXTS = [f'Document {i}.\nIts été line, "quoted", with a comma; {"x" * (i % 50)}\n' for i in range(60)]

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.files import copy_tokenizer
+from mindllm.data.tokenizers.sentencepiece_tokenizer import (
+    save_tokenizer,
+    train_byte_level_bpe,
+    train_sentencepiece,
+    train_tokenizer,
+)
 from mindllm.data.tokenizers.tokenizer import is_cuttable
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe, train_sentencepiece, train_tokenizer
 from mindllm.errors import UserError
 
 TEXTS = [Path(module.__file__).read_text(encoding="utf-8") for module in (json.decoder, textwrap)]

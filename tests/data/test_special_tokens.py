@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe, train_sentencepiece
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe, train_sentencepiece
 from mindllm.errors import UserError
 
 NAMES = ["<|endoftext|>", "<s>", "</s>", "<|pad|>", "<|eot|>"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.data.tokenizers.special_tokens import END_OF_TEXT
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 
 TEXTS = [f"def f{i % 7}(x):\n    return x + {i}  # été\n" for i in range(200)]

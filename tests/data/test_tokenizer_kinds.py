@@ -16,9 +16,9 @@ from mindllm.data import load_tokenizer
 from mindllm.data.chat.conversations import Conversation
 from mindllm.data.chat.instruction import encode_chat, end_ids
 from mindllm.data.chat.template import chat_template_of
-from mindllm.data.tokenizers.byte_level_files import _characters
 from mindllm.data.tokenizers.files import copy_tokenizer
-from mindllm.data.tokenizers.known import CL100K, KNOWN, QWEN
+from mindllm.data.tokenizers.special_tokens import CL100K, KNOWN, QWEN
+from mindllm.data.tokenizers.vocabularies import _characters
 from mindllm.errors import UserError
 from mindllm.generate.prompts import encode_prompt
 

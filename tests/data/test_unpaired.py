@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from chats import CHATML, chat_tokenizer
 
-from mindllm.data.chat.pairs import HeldOutPairs
-from mindllm.data.chat.unpaired import AnswerRows, answer_in
+from mindllm.data.chat.pairs import AnswerRows, HeldOutPairs, answer_in
 from mindllm.errors import UserError
 
 ASKED = {"role": "user", "content": "two?"}

@@ -12,7 +12,7 @@ from page_commands import steps
 from mindllm.cli.registry import VERBS
 from mindllm.config.reading.schema import walk
 from mindllm.config.run import RunConfig
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.reader import KEYS
 from mindllm.shorthands import SHORTHANDS
 
 README, README_ZH = ROOT / "README.md", ROOT / "README_zh.md"

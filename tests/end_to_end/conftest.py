@@ -8,7 +8,7 @@ import yaml
 from command_line import STEPS, run
 
 from mindllm.data import CorpusWriter, load_tokenizer
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 
 RUN = {
     "do_eval": True,

@@ -138,7 +138,7 @@ def test_a_checkpoint_of_the_run_is_exported_by_the_tool(tuned, tmp_path):
     ],
 )
 def test_mistakes(directory, bare_config, tmp_path, options, wanted):
-    from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+    from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 
     words = [f"word{index} " * 3 for index in range(2000)]
     save_tokenizer(train_byte_level_bpe(words, 600), tmp_path / "tokenizer.json")
@@ -160,7 +160,7 @@ def test_damaged_weights_are_told_before_anything_is_trained(directory, bare_con
     shard = sorted(damaged.glob("*.safetensors"))[1]
     os.truncate(shard, shard.stat().st_size - 5)
     printed = run(bare_config, tmp_path / "out", "--run_mode=finetune", f"--load_checkpoint={damaged}", expect=2)
-    assert f"{shard}: not a safetensors file, or a part of one" in printed
+    assert f"{shard}: not a safetensors file, or incomplete" in printed
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 

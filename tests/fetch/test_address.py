@@ -3,7 +3,7 @@
 import pytest
 
 from mindllm.errors import UserError
-from mindllm.fetch.address import Address, read_address
+from mindllm.fetch.hub import Address, read_address
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 

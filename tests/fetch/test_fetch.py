@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindllm.config.reading.shipped_models import shipped_models
+from mindllm.config.reading.shipped import shipped_models
 from mindllm.errors import RunFailed, UserError
 from mindllm.fetch import directory as fetching
 from mindllm.fetch.directory import fetch as write
+from mindllm.fetch.hub import PUBLISHED, PUBLISHED_ON_MODELSCOPE
 from mindllm.fetch.huggingface import HuggingFace
 from mindllm.fetch.listing import RemoteFile, choose_files
 from mindllm.fetch.modelscope import ModelScope
-from mindllm.fetch.names import PUBLISHED, PUBLISHED_ON_MODELSCOPE
 
 pytest.importorskip("huggingface_hub")
 

@@ -15,7 +15,7 @@ from tiny import options, tiny_config, tiny_model
 from mindllm.cli.predict import predict
 from mindllm.config import load_config
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import RunFailed, UserError
 from mindllm.generate.choosing.growing import Continuation
 from mindllm.generate.generator import Generator

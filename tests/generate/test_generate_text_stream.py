@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from mindllm.data.tokenizers.training import train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import train_byte_level_bpe
 from mindllm.generate.choosing.growing import REPLACEMENT, TextStream
 
 TEXT = "Grüße, 世界! 🙂👩‍👩‍👧 naïve café — ok"

@@ -15,9 +15,8 @@ from mindllm.config.reading.document import Document, leaves
 from mindllm.config.reading.load import build_config, read_file
 from mindllm.config.reading.shorten import short_yaml, write_short
 from mindllm.errors import UserError
-from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.keys.tables import KEYS
-from mindllm.mindformers.reader import convert, is_mindformers
+from mindllm.mindformers.reader import KEYS, convert, is_mindformers
+from mindllm.mindformers.reading import Outcome
 from tests.mindformers.mindformers_files import LEGACY, MCORE, changed, writer
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -5,8 +5,8 @@ import pytest
 from mindllm.config import load_config
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
-from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reader import convert
+from mindllm.mindformers.reading import Outcome
 from tests.mindformers.mindformers_files import LEGACY, writer
 
 SECTION = {  # all keys of MindFormers 2.1's MonitorConfig, with their defaults

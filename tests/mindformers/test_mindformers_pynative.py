@@ -14,9 +14,9 @@ from mindllm.config import load_config
 from mindllm.config.reading.document import leaves, path_of
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
-from mindllm.mindformers.keys.pynative import PYNATIVE
-from mindllm.mindformers.keys.rules import Outcome
+from mindllm.mindformers.pynative import PYNATIVE
 from mindllm.mindformers.reader import convert
+from mindllm.mindformers.reading import Outcome
 from mindllm.parallel.layer_plan import make_plan
 from tests.mindformers.mindformers_files import writer
 

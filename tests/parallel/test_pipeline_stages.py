@@ -11,7 +11,7 @@ from mindspore import nn
 from small_cluster import cluster_run
 
 from mindllm.config import RunConfig
-from mindllm.config.preference import PreferenceConfig
+from mindllm.config.tuning import PreferenceConfig
 from mindllm.finetune.preference import PreferenceLoss, base_of
 from mindllm.finetune.transform import tune
 from mindllm.models.causal_lm import CausalLM

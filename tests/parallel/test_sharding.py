@@ -6,7 +6,7 @@ import mindspore as ms
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.config.preference import PreferenceConfig
+from mindllm.config.tuning import PreferenceConfig
 from mindllm.finetune.preference import losses_of
 from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels

@@ -10,7 +10,7 @@ from mindllm import verify
 from mindllm.compiled.execute.rank_interpreter import CONTROL
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
-from mindllm.config.swap import ATTENTION, SwapConfig
+from mindllm.config.recompute import ATTENTION, SwapConfig
 from mindllm.errors import UserError
 from mindllm.models.causal_lm import CausalLM
 from mindllm.parallel.build import kernels_of

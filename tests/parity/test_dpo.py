@@ -18,7 +18,7 @@ from test_llama_torch import VOCABULARY  # noqa: E402
 from test_peft_training import FIELDS, beside, read_back  # noqa: E402
 
 from mindllm.config import ModelConfig  # noqa: E402
-from mindllm.config.preference import PreferenceConfig  # noqa: E402
+from mindllm.config.tuning import PreferenceConfig  # noqa: E402
 from mindllm.data.chat.pairs import pair_sample  # noqa: E402
 from mindllm.data.rows import Row  # noqa: E402
 from mindllm.families import with_file_names  # noqa: E402

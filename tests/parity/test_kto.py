@@ -18,7 +18,7 @@ from test_dpo import LENGTH, sides, their_logps  # noqa: E402, F401
 from test_llama_torch import VOCABULARY  # noqa: E402
 from test_peft_training import read_back  # noqa: E402
 
-from mindllm.config.preference import PreferenceConfig  # noqa: E402
+from mindllm.config.tuning import PreferenceConfig  # noqa: E402
 from mindllm.data.chat.pairs import pair_sample  # noqa: E402
 from mindllm.data.rows import Row  # noqa: E402
 from mindllm.finetune.preference import PreferenceLoss, base_of  # noqa: E402

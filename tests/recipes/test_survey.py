@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_chat import WORDS, conversation, pair, write_rows
 
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 from mindllm.recipes import survey as module
 from mindllm.recipes.survey import CONVERSATIONS, PAIRS, survey

@@ -11,7 +11,7 @@ from small_cluster import cluster_run
 
 from mindllm.cli.search import main
 from mindllm.config import override_config, render_config, tree_of
-from mindllm.config.checks.experts import check_experts
+from mindllm.config.checks.layers import check_experts
 from mindllm.errors import UserError
 from mindllm.reduced_runs.even import even_keys
 from mindllm.strategies.candidates import can_dispatch, candidates, read_candidate

@@ -16,7 +16,7 @@ import pytest
 
 from mindllm.data import Corpus, CorpusWriter, GPTDataset, load_tokenizer
 from mindllm.data.gpt import DocumentOptions
-from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import RunFailed
 from mindllm.train.job.data_agreement import require_same_data
 from mindllm.train.job.ranks import Ranks

@@ -6,7 +6,7 @@ from test_engine import YAML, batch, weights
 
 from mindllm.compiled.execute.engine import LockstepEngine
 from mindllm.config import load_config
-from mindllm.config.monitor import GRADIENT, LOGIT, UPDATE, WEIGHT
+from mindllm.config.callbacks import GRADIENT, LOGIT, UPDATE, WEIGHT
 from mindllm.errors import UserError
 from mindllm.train.callbacks.figures import health_line
 from mindllm.train.engine import ReplicaEngine

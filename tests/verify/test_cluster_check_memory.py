@@ -144,7 +144,7 @@ def test_the_verdict_says_what_was_checked(tmp_path, capsys, free):
     outcome = Outcome(small, (), (), small.parallel_config.device_num, scope=scope)
     words = ["of 32 layers", "64 of 512 ranks (", "data_parallel 4 of 16", "of 32 micro-batches", "float32 for float16"]
     PlainConsole().print(*outcome_parts(outcome, "run.yaml"), sep="\n")
-    verdict = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the ranks together"))
+    verdict = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("all ranks match"))
     write_table([("run.yaml", outcome)], tmp_path / "table.md")
     for text in (verdict, (tmp_path / "table.md").read_text(), json.dumps(as_json(outcome))):
         assert all(word in text for word in words), text

@@ -15,8 +15,8 @@ from mindllm.config.reading.problems import shown
 from mindllm.config.reading.schema import fields_of, kind_of, sections_in
 from mindllm.config.recompute import COUNTS_FORM, SELECTION_FORM, LayerCounts, LayerSelection
 from mindllm.config.section import Section
-from mindllm.mindformers.keys.rules import Rule
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.reader import KEYS
+from mindllm.mindformers.reading import Rule
 
 INTRODUCTION = """\
 # Configuration reference

@@ -25,7 +25,7 @@ from mindllm.compiled.execute.state import ACCUMULATORS, initial_parts, put_part
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.compiled.rank.compile_ranks import RankCompilation, cache_directory
 from mindllm.config import RunConfig
-from mindllm.config.monitor import LOGIT
+from mindllm.config.callbacks import LOGIT
 from mindllm.errors import RunFailed
 from mindllm.finetune.transform import initial_weights
 from mindllm.parallel.context import input_columns

@@ -1,7 +1,7 @@
-"""How much of this machine's memory it takes to compile a rank, and to hold its graph, from the configuration alone.
+"""Estimate the memory of this machine for compiling a rank and for its graph, from the configuration alone.
 
-Measured with MindSpore 2.10 on small models of every kind of layer (docs/cluster_check.md has the figures): MindSpore's front end
-reads the layers of all pipeline stages, whichever a rank holds, and widths hardly matter, since no weight is made.
+Measured with MindSpore 2.10 on small models of every kind of layer (docs/cluster_check_method.md). MindSpore's front end reads
+the layers of all pipeline stages on every rank. Widths hardly matter, because no weight is allocated.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.units import MIB
 
 PROCESS, PASS = 600 * MIB, 2 * MIB  # MindSpore itself; a micro-batch on a stage
-MANY_LAYERS = 128  # so many take twice as much each as few do
-LAYER, OF_EXPERTS, OF_LATENT_ATTENTION, OF_PREDICTION = 60 * MIB, 60 * MIB, 90 * MIB, 60 * MIB
-GRAPH, GRAPH_OF_LAYER = 3 * MIB, 2 * MIB
+MANY_LAYERS = 128  # with this many, each layer takes twice as much as one of a few
+LAYER, EXPERTS, LATENT_ATTENTION, PREDICTION = 60 * MIB, 60 * MIB, 90 * MIB, 60 * MIB
+GRAPH, GRAPH_LAYER = 3 * MIB, 2 * MIB
 
 
 def compile_bytes(config: RunConfig) -> int:
-    """Memory that the process takes which compiles a rank."""
+    """Return the memory of a process that compiles a rank."""
     layers = config.model.config.architecture.layers
-    read = int(sum(map(_layer_bytes, layers)) * (1 + len(layers) / MANY_LAYERS))
+    front_end = int(sum(map(_layer_bytes, layers)) * (1 + len(layers) / MANY_LAYERS))
     passes = config.parallel_config.micro_batch_num * config.parallel_config.pipeline_stage
-    return PROCESS + read * _unrolled(config) + passes * PASS
+    return PROCESS + front_end * _layer_copies(config) + passes * PASS
 
 
 def graph_bytes(config: RunConfig) -> int:
-    """Memory that the graph of a rank takes while it is executed, without its values."""
+    """Return the memory of a rank's graph while it is executed, without values."""
     chunks = config.parallel_config.pipeline_stage * config.model.config.pp_interleave_num
     on_stage = -(-len(config.model.config.architecture.layers) // chunks) * config.model.config.pp_interleave_num
-    return GRAPH + on_stage * _unrolled(config) * GRAPH_OF_LAYER
+    return GRAPH + on_stage * _layer_copies(config) * GRAPH_LAYER
 
 
 @contextmanager
 def claimed(config: RunConfig) -> Iterator[None]:
-    """Claims the memory of one rank that is compiled.
+    """Claim the memory to compile a rank.
 
     Raises:
-        UserError: there is not enough.
+        UserError: there is not enough memory.
     """
     with MemoryClaim() as claim:
         require(claim, config)
@@ -51,19 +51,19 @@ def claimed(config: RunConfig) -> Iterator[None]:
 
 
 def require(claim: MemoryClaim, config: RunConfig) -> None:
-    """Raises a UserError where a rank of ``config`` cannot be compiled within the budget of ``claim``."""
-    if not claim.fits(wanted := compile_bytes(config)):
+    """Raise UserError if compiling a rank exceeds the budget of ``claim``."""
+    if not claim.fits(size := compile_bytes(config)):
         raise UserError(
-            f"compiling a rank takes about {gibibytes(wanted)} of memory, and there are {claim.describe()}: {ADVICE}"
+            f"compiling a rank takes about {gibibytes(size)} of memory, and there are {claim.describe()}: {ADVICE}"
         )
 
 
 def _layer_bytes(spec: LayerSpec) -> int:
-    of_experts = 0 if isinstance(spec.feed_forward, FeedForwardSpec) else OF_EXPERTS
-    of_attention = OF_LATENT_ATTENTION if isinstance(spec.attention, LatentAttentionSpec) else 0
-    return LAYER + of_experts + of_attention + OF_PREDICTION * spec.is_mtp
+    experts = 0 if isinstance(spec.feed_forward, FeedForwardSpec) else EXPERTS
+    attention = LATENT_ATTENTION if isinstance(spec.attention, LatentAttentionSpec) else 0
+    return LAYER + experts + attention + PREDICTION * spec.is_mtp
 
 
-def _unrolled(config: RunConfig) -> int:
-    """How often the graph of a step has a layer: for every accumulation step, and every copy of the model."""
+def _layer_copies(config: RunConfig) -> int:
+    """Return how often the graph of a step contains a layer: for each accumulation step and each copy of the model."""
     return config.runner_config.gradient_accumulation_steps * config.micro_batch_interleave_num

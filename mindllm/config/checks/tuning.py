@@ -1,4 +1,4 @@
-"""Section ``pet_config``: adapters that would stand nowhere, and what cannot be tuned."""
+"""Cross checks of fine-tuning: adapters, frozen weights and preference tuning."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from mindllm.architecture.tuners import (
     is_trained,
     tuners_with,
 )
+from mindllm.axes import CONTEXT
 from mindllm.config.checks import MODEL, Finding
-from mindllm.config.decoder.adapter_targets import Files, names, targets
+from mindllm.config.model import Files, names, targets
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
-from mindllm.config.tuning import ALL, PetConfig
+from mindllm.config.tuning import ALL, PetConfig, PreferenceConfig
 from mindllm.errors import few, nearest
 
 SECTION: KeyPath = (*MODEL, "pet_config")
@@ -87,7 +88,18 @@ def mistakes(
 ) -> Iterator[tuple[str, str]]:
     """Keys of the section that cannot be meant, each with why. ``weights``: all weights of the model."""
     weights = list(weights)
-    yield from _keys_of_others(pet)
+    # keys that say something, and would change nothing
+    for key, info in type(pet).model_fields.items():
+        kinds = tuners_with(key)
+        if pet.tuner.name in kinds or getattr(pet, key) == info.default:
+            continue
+        if key in FREEZING:
+            message = (
+                f"adapters freeze the whole model (pet_type {pet.pet_type}); write pet_type: full, or modules_to_save"
+            )
+            yield key, message
+        else:
+            yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
     if own := MISTAKES.get(pet.tuner.name):
         yield from own(pet, layers, weights)
     if pet.tuner.low_rank:
@@ -132,21 +144,6 @@ def _full(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[
                 yield key, f"pattern '{pattern}' matches no weight; weights are called {weights[0]} or {weights[1]}"
     if not any(is_trained(pet.tuning, name) for name in weights):
         yield "freeze_include", "nothing is left to train"
-
-
-def _keys_of_others(pet: PetConfig) -> Iterator[tuple[str, str]]:
-    """Keys that say something, and would change nothing."""
-    for key, info in type(pet).model_fields.items():
-        kinds = tuners_with(key)
-        if pet.tuner.name in kinds or getattr(pet, key) == info.default:
-            continue
-        if key in FREEZING:
-            message = (
-                f"adapters freeze the whole model (pet_type {pet.pet_type}); write pet_type: full, or modules_to_save"
-            )
-            yield key, message
-        else:
-            yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
 
 
 def _bottlenecks(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
@@ -206,3 +203,61 @@ MISTAKES = {
     FULL_TUNING: _full,
 }
 """By the tuner whose keys they are about."""
+
+
+PREFERENCE: KeyPath = ("preference",)
+TUNING: KeyPath = ("model", "model_config", "pet_config")
+LOADER: KeyPath = ("train_dataset", "data_loader", "type")
+
+
+def check_preference(config: RunConfig) -> Iterator[Finding]:
+    """Everything about the section, and what pairs are learnt with."""
+    section = config.preference
+    if section.label_smoothing and section.loss_type != "sigmoid":
+        message = f"is of loss_type sigmoid, not {section.loss_type} (value {section.label_smoothing}); write 0"
+        yield (*PREFERENCE, "label_smoothing"), message
+    if section.simpo_gamma != PreferenceConfig.model_fields["simpo_gamma"].default and section.loss_type != "simpo":
+        message = f"is of loss_type simpo, not {section.loss_type} (value {section.simpo_gamma}); leave it out"
+        yield (*PREFERENCE, "simpo_gamma"), message
+    for name in ("desirable_weight", "undesirable_weight"):
+        if (weight := getattr(section, name)) != 1 and not section.is_unpaired:
+            message = f"is of loss_type kto or apo_zero_unpaired, not {section.loss_type} (value {weight}); write 1"
+            yield (*PREFERENCE, name), message
+    if not config.is_preference_tuning:
+        if section != PreferenceConfig():
+            kind = config.train_dataset.data_loader.type
+            message = f"pairs of answers are of type PreferenceDataLoader (value {kind}); write that, or leave out the section"
+            yield LOADER, f"{message} preference"
+        return
+    if config.run_mode in ("train", "finetune"):
+        if section.has_reference:
+            yield from _reference(config)
+        # what pairs cannot be divided by yet
+        if config.parallel_config.shares_sequences:
+            ways = config.parallel_config.size(CONTEXT)
+            message = f"pairs of answers are not learnt from parts of their sequences yet (value {ways}); write 1"
+            yield ("parallel_config", CONTEXT.key), message
+        if any(layer.adds_to_loss for layer in config.model.config.base.architecture.specifications()):
+            yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"
+    elif config.run_mode == "eval" and not config.eval_tasks:
+        yield LOADER, "pairs are evaluated beside their reference, while a run trains; write do_eval: true and train on"
+
+
+def _reference(config: RunConfig) -> Iterator[Finding]:
+    """The reference is the model without its adapters, so all that is trained must be adapters."""
+    model = config.model.config
+    pet = model.pet_config
+    if pet is None or not pet.tuner.learns_pairs:
+        value = "null" if pet is None else pet.pet_type
+        path = TUNING if pet is None else (*TUNING, "pet_type")
+        yield (
+            path,
+            f"pairs are learnt by adapters; the base without them is the reference (value {value}); write pet_type: lora, "
+            "or preference.loss_type: orpo or simpo, which need none",
+        )
+        return
+    if pet.modules_to_save:
+        message = (
+            f"the reference is the base, whose parts stay as they are (value {list(pet.modules_to_save)}); write []"
+        )
+        yield (*TUNING, "modules_to_save"), message

@@ -111,16 +111,16 @@ def _merge_mapping(base: dict, change: dict, path: KeyPath, origins: dict[KeyPat
     result = dict(base)
     for key, value in change.items():
         former = result.get(key)
-        if isinstance(former, dict) and isinstance(value, dict) and not _changes_type(former, value):
+        if (
+            isinstance(former, dict)
+            and isinstance(value, dict)
+            and not ("type" in value and "type" in former and value["type"] != former["type"])
+        ):
             result[key] = _merge_mapping(former, value, (*path, key), origins)
         else:
             _drop_origins(origins, (*path, key), former)
             result[key] = value
     return result
-
-
-def _changes_type(former: dict, value: dict) -> bool:
-    return "type" in value and "type" in former and value["type"] != former["type"]
 
 
 def _drop_origins(origins: dict[KeyPath, Origin], path: KeyPath, value: Any) -> None:

@@ -24,7 +24,7 @@ from mindllm.families.hugging_face import (
     tokenizer_in,
 )
 from mindllm.files import unexpanded
-from mindllm.gguf.header import gguf_files
+from mindllm.gguf import gguf_files
 
 STATE = "state.json"  # of a checkpoint
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
@@ -55,8 +55,18 @@ def fill_from_pretrained(document: Document) -> None:
             )
             document.data[key] = ""  # nothing else is said of it
             continue
-        if is_hugging_face(directory := _base_of_adapter(named) or named):
-            _fill(document, Path(directory))
+        directory = Path(_base_of_adapter(named) or named)
+        if is_hugging_face(directory):
+            origin = Origin(file=str(described_by(directory)))
+            for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
+                _set_if_absent(document, (*MODEL, name), value, origin)
+            if document.data.get("run_mode") in TEXT_MODES:
+                origin = Origin(file=str(directory / GENERATION_CONFIG))
+                for name, value in read_generation(directory).items():
+                    _set_if_absent(document, ("generation", name), value, origin)
+            tokenizer = tokenizer_in(directory)
+            if tokenizer is not None:
+                _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
         elif problem := _why_nothing_is_filled(document, key, Path(named)):
             document.problems.append(Problem(document.origins.get((key,)), (key,), f"{problem} (value {named})"))
 
@@ -70,19 +80,6 @@ def _why_no_path(name: str) -> str:
     except (OSError, ValueError) as error:
         return f"is no path: {error.strerror if isinstance(error, OSError) else error}"
     return ""
-
-
-def _fill(document: Document, directory: Path) -> None:
-    origin = Origin(file=str(described_by(directory)))
-    for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
-        _set_if_absent(document, (*MODEL, name), value, origin)
-    if document.data.get("run_mode") in TEXT_MODES:
-        origin = Origin(file=str(directory / GENERATION_CONFIG))
-        for name, value in read_generation(directory).items():
-            _set_if_absent(document, ("generation", name), value, origin)
-    tokenizer = tokenizer_in(directory)
-    if tokenizer is not None:
-        _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
 
 
 def without_what_follows(found: Sequence[Problem], further: Sequence[Problem]) -> list[Problem]:

@@ -25,8 +25,7 @@ from mindllm.config.reading.schema import (
     scalar_types,
     sections_at,
 )
-from mindllm.config.reading.syntax import line_advice
-from mindllm.config.reading.yaml_tree import LONGEST_VALUE, inline_yaml, without_quotes
+from mindllm.config.reading.yaml_tree import LONGEST_VALUE, inline_yaml, line_advice, without_quotes
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.section import Section
 from mindllm.errors import CLOSE, LONGEST_PART, MOST_SHOWN, MOST_SUGGESTIONS, few, nearest, text_of

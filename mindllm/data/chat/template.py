@@ -8,27 +8,33 @@ rendering the conversation turn by turn. A row is refused where the template lea
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mindllm.data.chat.conversations import Conversation
-from mindllm.data.chat.messages import is_learned
-from mindllm.data.chat.template_process import TemplateFailed, names_read, render_apart, render_here
-from mindllm.data.chat.template_program import BEGIN, END, MARKS, SEAM
+from mindllm.data.chat import template_program
+from mindllm.data.chat.conversations import Conversation, is_learned
+from mindllm.data.chat.template_program import BEGIN, END, MARKS, SEAM, receive, send
 from mindllm.data.chat.traces import Tracer, border, call_forms, is_python_text, without_traces
-from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf
-from mindllm.data.tokenizers.known import OWN_TEMPLATES
-from mindllm.data.tokenizers.special_tokens import without_allowed
+from mindllm.data.tokenizers.special_tokens import OWN_TEMPLATES, without_allowed
 from mindllm.data.tokenizers.tokenizer import Tokenizer
+from mindllm.data.tokenizers.vocabularies import chat_template_of_gguf
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
-from mindllm.gguf.header import gguf_file
+from mindllm.gguf import gguf_file
 from mindllm.outside import read_text
+from mindllm.process.exit_hooks import when_leaving
 
 PLAIN = """\
 {{- bos_token or '' -}}
@@ -400,3 +406,129 @@ def _without_marks(marked: str) -> RenderedChat:
             text.append(part)
             position += len(part)
     return RenderedChat("".join(text), tuple(zip(begins, ends, strict=True)), tuple(seams))
+
+
+SECONDS = 10.0  # of computing for one conversation: a thousand times what a long one takes
+MEMORY = 1 << 30
+NO_DATE = "0001-01-01"
+# The paths of this interpreter, not the directory of the program, whose files have names of the standard library.
+START = "import sys, runpy; sys.path[:] = {paths}; sys.argv[1:] = ['{memory}']; runpy.run_path({file!r}, run_name='__main__')"
+
+
+class TemplateFailed(Exception):
+    """A template did not render; ``line`` is that of its source where it is no template."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def render_apart(source: str, variables: list[dict[str, Any]], now: str) -> list[str]:
+    """Return what the template ``source`` writes for each of ``variables`` at the date ``now``, computed in the other process.
+
+    Raises:
+        TemplateFailed: the template is invalid, refuses, or takes more time or memory than any conversation needs.
+    """
+    return _checked(_ask(source, variables, now))["texts"]
+
+
+def render_here(source: str, variables: list[dict[str, Any]], now: str) -> list[str]:
+    """Return what a template of our own writes, computed in this process; raises as :func:`render_apart`."""
+    return _checked(template_program.rendered(source, variables, now))["texts"]
+
+
+def names_read(source: str, apart: bool) -> frozenset[str]:
+    """Return the names of the variables and functions that a template reads from outside; raises as :func:`render_apart`."""
+    answer = _ask(source, [], NO_DATE) if apart else template_program.rendered(source, [], NO_DATE)
+    return frozenset(_checked(answer)["names"])
+
+
+def _ask(source: str, variables: list[dict[str, Any]], now: str) -> dict[str, Any]:
+    with _state.lock:
+        return _state.running().ask(source, variables, now)
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer that has texts; raises TemplateFailed for one of an error."""
+    if "texts" not in answer:
+        raise TemplateFailed(answer["error"], answer.get("line"))
+    return answer
+
+
+class _Process:
+    """The other process. It ends with its standard input, so it does not outlive this one."""
+
+    def __init__(self) -> None:
+        command = START.format(paths=json.dumps(sys.path), memory=MEMORY, file=template_program.__file__)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process
+        )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, source: str, variables: list[dict[str, Any]], now: str) -> dict[str, Any]:
+        """Sends a request and waits for its answer; says why there is none."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            request = {"source": source, "variables": variables, "now": now, "seconds": SECONDS}
+            send(self._process.stdin, request)
+            answer = receive(self._process.stdout)
+        except BaseException as error:
+            self.end()  # what comes next on the pipe would be the answer to this
+            if not isinstance(error, OSError):
+                raise
+            answer = None
+        if answer is not None:
+            return answer
+        code = self.end()
+        if code == -signal.SIGPROF:
+            return {"error": f"it computes for over {SECONDS:g} seconds"}
+        return {
+            "error": f"it takes more memory than any conversation needs, or is nested too deeply (exit code {code})"
+        }
+
+    def end(self) -> int:
+        """Ends the process, if it still runs, and returns how it ended."""
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        try:
+            return self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+class _State:
+    """What this process has: none or one other process, and a lock, because its pipe takes one request at a time."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """After a fork: the pipe is the parent's, and its lock may have been held."""
+        self.lock = threading.Lock()
+        self.process: _Process | None = None
+
+    def running(self) -> _Process:
+        if self.process is None or not self.process.is_running:
+            self.process = _Process()
+        return self.process
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.end()
+            self.process = None
+
+
+_state = _State()
+os.register_at_fork(after_in_child=_state.forget)
+when_leaving(_state.end)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from mindllm.data.chat.messages import REASONING, Message, is_learned, tool_name
+from mindllm.data.chat.conversations import REASONING, Message, is_learned, tool_name
 from mindllm.data.chat.template_program import SEAM, TRACE
 
 TRACED = re.compile(f"{TRACE}\\d+{TRACE}")

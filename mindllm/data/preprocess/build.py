@@ -11,13 +11,12 @@ from pathlib import Path
 
 from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, end_of_documents, read_meta
 from mindllm.data.indexed import index_path
-from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.preprocess.pieces import PIECE_BYTES, Piece, cut, read
 from mindllm.data.preprocess.resume import ResumableWriter, encode_pieces
-from mindllm.data.preprocess.sources import Source, fingerprint
+from mindllm.data.preprocess.sources import DocumentReader, Source, fingerprint
 from mindllm.data.records import compression_of
+from mindllm.data.tokenizers.sentencepiece_tokenizer import TRAINED_KINDS, train_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable, load_tokenizer
-from mindllm.data.tokenizers.training import TRAINED_KINDS, train_tokenizer
 from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, unwatched
 

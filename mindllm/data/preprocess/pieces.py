@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from mindllm.data.preprocess.documents import DocumentReader
-from mindllm.data.preprocess.sources import Source
+from mindllm.data.preprocess.sources import DocumentReader, Source
 from mindllm.data.records import compression_of, kind_of, open_bytes, read_records, reading
 from mindllm.errors import UserError
 
@@ -65,18 +64,14 @@ def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentRea
         elif compression_of(source.path):
             yield from _marked_with_size(_cut_stream(source, cuttable), source)
         else:
-            yield from _cut_file(source, cuttable)
-
-
-def _cut_file(source: Source, cuttable: bool) -> Iterator[Piece]:
-    start = 0
-    if not cuttable:
-        _check_whole(source.size, source.path)
-    while cuttable and source.size - start > 2 * PIECE_BYTES:
-        stop = start + PIECE_BYTES + _find_cut(_bytes(source.path, start + PIECE_BYTES, PIECE_BYTES))
-        yield Piece(source.path, start, stop, last=False)
-        start = stop
-    yield Piece(source.path, start, source.size, last=True)
+            start = 0
+            if not cuttable:
+                _check_whole(source.size, source.path)
+            while cuttable and source.size - start > 2 * PIECE_BYTES:
+                stop = start + PIECE_BYTES + _find_cut(_bytes(source.path, start + PIECE_BYTES, PIECE_BYTES))
+                yield Piece(source.path, start, stop, last=False)
+                start = stop
+            yield Piece(source.path, start, source.size, last=True)
 
 
 def _cut_stream(source: Source, cuttable: bool) -> Iterator[Piece]:
@@ -100,17 +95,13 @@ def _records(source: Source, documents: DocumentReader, cuttable: bool) -> Itera
         content = documents.text(record, place).encode("utf-8", errors="surrogatepass")
         if not cuttable:
             _check_whole(len(content), place)
-        yield from _cut_document(source.path, content, cuttable)
-
-
-def _cut_document(path: str, content: bytes, cuttable: bool) -> Iterator[Piece]:
-    """Cuts the text of a record where a file with this text would be cut."""
-    start = 0
-    while cuttable and len(content) - start > 2 * PIECE_BYTES:
-        stop = start + PIECE_BYTES + _find_cut(content[start + PIECE_BYTES : start + 2 * PIECE_BYTES])
-        yield Piece(path, 0, 0, last=False, content=content[start:stop])
-        start = stop
-    yield Piece(path, 0, 0, last=True, content=content[start:])
+        # cuts the text of a record where a file with this text would be cut
+        start = 0
+        while cuttable and len(content) - start > 2 * PIECE_BYTES:
+            stop = start + PIECE_BYTES + _find_cut(content[start + PIECE_BYTES : start + 2 * PIECE_BYTES])
+            yield Piece(source.path, 0, 0, last=False, content=content[start:stop])
+            start = stop
+        yield Piece(source.path, 0, 0, last=True, content=content[start:])
 
 
 def _check_whole(size: int, place: str) -> None:

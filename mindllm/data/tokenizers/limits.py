@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.data.tokenizers import probe_program
-from mindllm.data.tokenizers.gguf_vocabulary import PRE_TOKENIZERS
+from mindllm.data.tokenizers.vocabularies import PRE_TOKENIZERS
 from mindllm.errors import UserError, shortened
 
 LONGEST_TEXT = (

@@ -19,13 +19,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TOKENIZER_FILES
-from mindllm.data.tokenizers.byte_level_files import content_of_tiktoken, content_of_vocabulary, is_tiktoken, spelled
-from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf, content_of_gguf, special_tokens_of_gguf
-from mindllm.data.tokenizers.known import known_tokenizer
 from mindllm.data.tokenizers.limits import LONGEST_TEXT, check_bounds
-from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens, without_allowed
+from mindllm.data.tokenizers.special_tokens import SpecialTokens, known_tokenizer, read_special_tokens, without_allowed
+from mindllm.data.tokenizers.vocabularies import (
+    chat_template_of_gguf,
+    content_of_gguf,
+    content_of_tiktoken,
+    content_of_vocabulary,
+    is_tiktoken,
+    special_tokens_of_gguf,
+    spelled,
+)
 from mindllm.errors import UserError, shortened
-from mindllm.gguf.header import gguf_file
+from mindllm.gguf import gguf_file
 from mindllm.outside import parse_json, read_text
 
 if TYPE_CHECKING:

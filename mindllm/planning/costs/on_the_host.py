@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mindllm.architecture.layer_counts import ONE_F_ONE_B
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig
-from mindllm.config.swap import ATTENTION
+from mindllm.config.recompute import ATTENTION
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.costs.swapped import late_seconds, moved_bytes
 from mindllm.timing.step import TimedWork

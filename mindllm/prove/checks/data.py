@@ -17,7 +17,7 @@ from mindllm.terminal.progress import Progress
 from mindllm.units import counted
 
 if TYPE_CHECKING:
-    from mindllm.data.blend import EndlessDataset
+    from mindllm.data.loader import EndlessDataset
 
 PATHS = "train_dataset.data_loader.config.data_path"
 STEPS = "runner_config.train_steps"

@@ -56,7 +56,7 @@ def _parity(found: Verification) -> Answer:
     figures = {key: value for key, value in found.tree().items() if key not in ("asked_for", "config")}
     where = outcome.first_difference
     ranks = (compiled_text(outcome),) if outcome.compiled else ()
-    evidence = (f"checked: {checked}", *ranks, *_words(figures), *((f"where it begins: {where}",) if where else ()))
+    evidence = (f"checked: {checked}", *ranks, *_words(figures), *((f"first difference: {where}",) if where else ()))
     if not outcome.problems:
         says = f"{outcome.ranks} ranks compute the steps of one device (checked: {checked})"
         return Answer(PARITY, Standing.PROVED, says, (), evidence, figures=figures)

@@ -20,7 +20,7 @@ from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from mindllm.architecture.optimizer_state import SCALARS, is_state, updated_weights
 from mindllm.config import RunConfig
-from mindllm.config.monitor import LOGIT
+from mindllm.config.callbacks import LOGIT
 from mindllm.errors import RunFailed
 from mindllm.finetune.preference import FIGURES
 from mindllm.finetune.unpaired import UNPAIRED_FIGURES

@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn
 
 from mindllm.architecture.optimizer_state import is_state
 from mindllm.config import RunConfig
-from mindllm.config.monitor import LOGIT
+from mindllm.config.callbacks import LOGIT
 from mindllm.finetune.preference import PreferenceLoss
 from mindllm.finetune.unpaired import UnpairedLosses
 from mindllm.models.attention.largest_logit import largest_logits

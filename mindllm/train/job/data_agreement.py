@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from mindllm.data.blend import EndlessDataset
+from mindllm.data.loader import EndlessDataset
 from mindllm.errors import RunFailed
 from mindllm.launch.heartbeat import named_ranks
 from mindllm.train.job.ranks import Ranks

@@ -161,7 +161,7 @@ def _by_answer(columns: Columns, values: np.ndarray, mean: bool = False) -> tupl
 
 
 def _loss_of_pairs(config: RunConfig, columns: Columns, values: StepValues, fixed: np.ndarray | None) -> float:
-    """The sum over pairs of what DPO and its kin make of log-probabilities (see :mod:`mindllm.config.preference`)."""
+    """The sum over pairs of what DPO and its kin make of log-probabilities (see :mod:`mindllm.config.tuning`)."""
     section = config.preference
     assert section is not None
     logps = _likelier(columns, values)

@@ -12,7 +12,7 @@ from mindllm.cli.models import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
-from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files import write_weights
 
 ROOT = Path(__file__).parents[3]
 MODEL = ModelConfig(vocab_size=64, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16, seq_length=16)
@@ -32,7 +32,7 @@ def test_words_choose_models_by_family_and_name(capsys):
         f"configs/llama3/{mode}_llama3_8b.yaml" for mode in ("pretrain", "finetune")
     ]
     assert {run["devices"] for run in model["runs"]} == {8}
-    assert "cluster_check.md" in model["runs"][0]["docs"]
+    assert "proven_configurations.md" in model["runs"][0]["docs"]
     assert {model["family"] for model in said(capsys, "yi", "GPT2")["models"]} == {"yi", "gpt2"}
     assert len(said(capsys)["models"]) > 50
 
@@ -40,7 +40,7 @@ def test_words_choose_models_by_family_and_name(capsys):
 def test_the_table_shows_them(capsys):
     assert main(["llama2_70b"]) == 0
     out = capsys.readouterr().out
-    for word in ("llama2_70b", "69B", "4096", "64", "pretrain_llama2_70b_64p.yaml", "cluster_check.md"):
+    for word in ("llama2_70b", "69B", "4096", "64", "pretrain_llama2_70b_64p.yaml", "proven_configurations.md"):
         assert word in out
 
 
@@ -55,7 +55,7 @@ def random_weights(directory):
     import numpy as np
 
     weights = {name: np.ones(shape, np.float32) for name, shape in MODEL.architecture.weight_shapes().items()}
-    export_hugging_face(directory, MODEL, weights)
+    write_weights(directory, MODEL, weights)
     return weights
 
 

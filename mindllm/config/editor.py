@@ -1,0 +1,189 @@
+"""The JSON Schema (draft 7) of a run's YAML: editors mark what loading would refuse.
+
+Pydantic describes a complete run. A file may leave keys to its ``base``, to a model directory or to the command line, so no
+section requires its keys. Entries of lists do, because lists are replaced as a whole. A section whose keys depend on ``type``
+is checked against that type; without ``type`` it may have the keys of any type. Checks that involve several keys (layers and
+stages, batch size and replicas) run when the file is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+from mindllm.config.reading.document import KeyPath
+from mindllm.config.reading.foreign import registered_readers
+from mindllm.config.reading.load import SYNONYMS
+from mindllm.config.reading.schema import fields_of, sections_at, sections_in, walk
+from mindllm.config.run import RunConfig
+from mindllm.config.section import Section
+
+Schema = dict[str, Any]
+
+REFERENCE = "#/definitions/{model}"
+START = REFERENCE.format(model="")
+UNUSED = ("title", "discriminator")  # a title is the key in other letters
+
+
+@cache
+def run_sections() -> tuple[Schema, dict[str, Schema]]:
+    """Return the properties of the top level, and all sections by the names of their classes."""
+    whole = RunConfig.model_json_schema(by_alias=True, ref_template=REFERENCE)
+    raw = whole.pop("$defs")
+    entries = set(_entries(raw))
+    sections = {name: _section(section, raw, name in entries) for name, section in raw.items()}
+    return _section(whole, raw, False)["properties"], sections
+
+
+def referred(schema: Schema) -> str:
+    """Return the name of the section that a schema is a reference to; else nothing."""
+    return str(schema.get("$ref", "")).removeprefix(START)
+
+
+def _section(raw: Schema, sections: dict[str, Schema], is_entry: bool) -> Schema:
+    """A section; ``null`` is one of which every line is commented out."""
+    properties = {key: _key(value, sections) for key, value in raw["properties"].items()}
+    section = {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
+    return {**section, "required": raw["required"]} if is_entry and "required" in raw else section
+
+
+def _key(raw: Schema, sections: dict[str, Schema]) -> Schema:
+    """What stands behind a key: a description as text, and once more for editors that read Markdown."""
+    described: Schema = {key: raw[key] for key in ("description", "default") if key in raw}
+    if "`" in described.get("description", ""):
+        described["markdownDescription"] = described["description"]
+    value = _value({key: value for key, value in raw.items() if key not in described}, sections)
+    return {**described, "allOf": [value]} if "$ref" in value else {**described, **value}
+
+
+def _value(raw: Schema, sections: dict[str, Schema], is_entry: bool = False) -> Schema:
+    value = {key: content for key, content in raw.items() if key not in UNUSED}
+    if "items" in value:
+        value["items"] = _value(value["items"], sections, is_entry=True)
+    for word in ("oneOf", "anyOf"):
+        if word in value:
+            value.update(_one_of(value.pop(word), sections, is_entry))
+    return value
+
+
+def _one_of(raw: list[Schema], sections: dict[str, Schema], is_entry: bool) -> Schema:
+    """Several forms, those that are sections with a ``type`` as one."""
+    kinds = {_kind(referred(form), sections): referred(form) for form in raw if _kind(referred(form), sections)}
+    others = [_value(form, sections, is_entry) for form in raw if not _kind(referred(form), sections)]
+    forms = [*([_choice(kinds, sections, is_entry)] if kinds else []), *others]
+    return forms[0] if len(forms) == 1 else {"anyOf": forms}
+
+
+def _kind(name: str, sections: dict[str, Schema]) -> str:
+    return sections[name]["properties"].get("type", {}).get("const", "") if name else ""
+
+
+def _choice(kinds: dict[str, str], sections: dict[str, Schema], is_entry: bool) -> Schema:
+    """A section of the kind that its ``type`` says; without one, which a file may leave to its base, of any kind."""
+    words = ("type", *(word for name in kinds.values() for word in _other_words(name)))
+    words = (*dict.fromkeys(words),)
+    told = [f"{kind}: {sections[name]['properties']['type'].get('description', '')}" for kind, name in kinds.items()]
+    choice: Schema = {
+        "type": "object",
+        "properties": {"type": {"enum": [*kinds], "description": "\n".join(told)}},
+        "allOf": [
+            {
+                "if": {"properties": {word: {"const": kind}}, "required": [word]},
+                "then": {"$ref": REFERENCE.format(model=name)},
+            }
+            for word in words
+            for kind, name in kinds.items()
+        ],
+    }
+    choice["properties"] |= {word: {"enum": [*kinds], "description": "Another name of `type`."} for word in words[1:]}
+    if is_entry:
+        return {**choice, "required": ["type"]}
+    any_kind = {"properties": _keys_of_any(kinds.values(), sections), "additionalProperties": False}
+    says = {"anyOf": [{"required": [word]} for word in words]} if words[1:] else {"required": ["type"]}
+    return {**choice, "if": says, "else": any_kind}
+
+
+def _other_words(name: str) -> list[str]:
+    """Other names of ``type`` in the section of this class."""
+    return [
+        word
+        for path, words in SYNONYMS.items()
+        for word, ours in words.items()
+        if ours == "type" and name in {section.__name__ for section in sections_at(RunConfig, path)}
+    ]
+
+
+def _keys_of_any(names: Any, sections: dict[str, Schema]) -> dict[str, Schema]:
+    """The keys of all these sections; one that several have may be as in any of them."""
+    found: dict[str, list[Schema]] = {}
+    for name in names:
+        for key, raw in sections[name]["properties"].items():
+            value = _key(raw, sections)
+            if key != "type" and value not in found.setdefault(key, []):
+                found[key].append(value)
+    return {key: forms[0] if len(forms) == 1 else _any(forms) for key, forms in found.items() if forms}
+
+
+def _any(forms: list[Schema]) -> Schema:
+    told = [form["description"] for form in forms if "description" in form]
+    return {**({"description": told[0]} if told else {}), "anyOf": forms}
+
+
+def _entries(node: Any) -> Any:
+    """Yield the names of sections that are entries of lists."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        if key == "items":
+            yield from (referred(form) for form in (value, *value.get("oneOf", ())) if referred(form))
+        yield from _entries(value)
+
+
+DRAFT = "http://json-schema.org/draft-07/schema#"
+BASE = (
+    "YAML that is read first, relative to this file, or below `configs/` of mindllm; this file changes it, key by key."
+)
+
+
+def run_schema(version: str) -> Schema:
+    """Return the JSON Schema of the YAMLs that :func:`mindllm.config.load_config` reads, but for those of MindFormers."""
+    top, sections = deepcopy(run_sections())
+    for path, section in _places():
+        properties = sections[section.__name__]["properties"] if path else top
+        for name, ours in SYNONYMS.get(path, {}).items():
+            same = {key: value for key, value in properties.get(ours, {}).items() if "escription" not in key}
+            properties.setdefault(name, described(f"Hugging Face's name of `{ours}`.", same))
+        _add_refused(properties, path)
+    return {
+        "$schema": DRAFT,
+        "$id": "urn:mindllm:run",
+        "title": "A run of mindllm",
+        "version": version,
+        "description": "Written by `mindllm schema` from the schema that loads the YAML.",
+        "type": "object",
+        "properties": {"base": described(BASE, {"type": "string"}), **top},
+        "additionalProperties": False,
+        "definitions": sections,
+    }
+
+
+def described(text: str, schema: Schema) -> Schema:
+    """``schema`` with a description, and the same as Markdown where it has some."""
+    return {"description": text, **({"markdownDescription": text} if "`" in text else {}), **schema}
+
+
+def _places() -> Iterator[tuple[KeyPath, type[Section]]]:
+    """Yield every section with its path."""
+    yield (), RunConfig
+    for path, info, _ in walk(RunConfig):
+        for section in sections_in(info.annotation):
+            yield path, section
+
+
+def _add_refused(properties: dict[str, Schema], path: KeyPath) -> None:
+    """Mark the keys of other programs as refused, with what to write instead."""
+    keys = {key for kind in sections_at(RunConfig, path) for key in fields_of(kind)}  # of this type or another
+    for reader in registered_readers():
+        for name, advice in reader.section_keys(path).items():
+            if name not in keys and name not in properties:
+                properties[name] = {"deprecationMessage": advice, "not": {}, "doNotSuggest": True}

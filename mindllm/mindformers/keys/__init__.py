@@ -1,1 +1,0 @@
-"""What becomes of every key of MindFormers, in one table by section."""
