@@ -19,7 +19,8 @@ def mindformers_workload(config: RunConfig) -> Workload | None:
     bias, where ours is composed. A
     kernel draws and applies dropout (``nn.Dropout``), where ours is drawn in the graph. And unless ``jit_level`` is O0 or O1, a
     graph engine compiles the step (O2) and is taken to make one kernel of casts, mask and softmax: published speeds of composed
-    attention say so (docs/benchmarks/published_yamls.md). At O1 and O2 the update of a weight in half precision is one kernel with its casts.
+    attention say so (docs/benchmarks/published_yamls.md). At O1 and O2 the update of a weight in half precision is one kernel
+    with its casts.
 
     Raises:
         UserError: the run has something that is not modelled.
