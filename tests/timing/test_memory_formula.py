@@ -268,7 +268,7 @@ def test_frozen_projections_behind_a_dropout_keep_no_result_of_attention():
     changes = ONE_STAGE | {"runner_config.batch_size": 2, "model.model_config.pet_config": adapters}
     config = load_config(SHIPPED / "llama2" / "finetune_llama2_7b_lora.yaml")
     memory = stage_bytes(workload_of(override_config(config, changes)))[0]
-    assert memory / MIB == pytest.approx(83_913, rel=0.005)
+    assert memory / MIB == pytest.approx(82_911, rel=0.005)
 
 
 @pytest.mark.parametrize("name", OTHERS)
