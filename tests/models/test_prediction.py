@@ -225,7 +225,7 @@ def test_files_hold_them_with_what_they_share(pair, ours, tmp_path, caplog):
     fewer = config.model_copy(update={"num_nextn_predict_layers": 1})
     with caplog.at_level("INFO"):
         assert set(read_hugging_face(directory, fewer)) == set(fewer.architecture.weight_shapes())
-    assert "layers from 3 on, which predict ahead, are not read" in caplog.text
+    assert "prediction layers from 3 on are not read" in caplog.text
     more = config.model_copy(update={"num_nextn_predict_layers": 3})
     with pytest.raises(UserError, match="does not hold layer 4, which predicts ahead"):
         read_hugging_face(directory, more)
