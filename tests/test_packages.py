@@ -13,7 +13,7 @@ from mindllm.cli.registry import VERBS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mindllm"
-ENTRY_POINTS = {"main", "api", "api_execution", "api_programs", "__init__", "__main__"}  # may import every package
+ENTRY_POINTS = {"main", "api", "__init__", "__main__"}  # may import every package
 MAY_PRINT = {"cli", "terminal", "main.py", "command.py"}  # commands, and what they print and exit with
 PRINTERS = ("mindllm.terminal.console", "mindllm.terminal.render")
 

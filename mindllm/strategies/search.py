@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, load_config, override_config, render_config, tree_of
-from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
 from mindllm.jobs.pool import Task
 from mindllm.jobs.ray_cluster import RayPool, is_spread
@@ -24,6 +23,7 @@ from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import KEYS, write_plan
 from mindllm.reduced_runs.even import even_keys
+from mindllm.sources import software_key
 from mindllm.strategies.candidates import Candidate, Sharing, candidates, read_candidate
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.dispatch import Dispatch, own_dispatch, with_dispatch
@@ -150,7 +150,7 @@ def _kept(directory: Path | None, key: str) -> Iterator[Callable[[str, Judged | 
 
 def _key(config: RunConfig, device: Device, limit: float, constraints: Constraints) -> str:
     judged_by = "" if constraints.recompute_attention else repr(sorted(constraints.kinds))
-    text = render_config(config) + device.model_dump_json() + str(limit) + versions() + judged_by
+    text = render_config(config) + device.model_dump_json() + str(limit) + software_key() + judged_by
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
