@@ -29,8 +29,7 @@ from toolkit.benchmark.mindformers import DATA, ENTERED, ENVIRONMENT, EXAMPLE, O
 from toolkit.benchmark.report import keep_rows, kept_rows, write_markdown
 
 KEPT_SECTIONS = (
-    "seed", "parallel", "parallel_config", "micro_batch_interleave_num", "context", "model", "optimizer", "lr_schedule",
-    "runner_config", "runner_wrapper",
+    "seed", "parallel", "parallel_config", "micro_batch_interleave_num", "context", "model",
 )  # fmt: skip
 COLUMNS = ("YAML", "recomputed", THEIRS, OURS, "difference", "with fragments: MindFormers", "mindllm")
 
@@ -61,6 +60,9 @@ def reduce_run(tree: Mapping[str, Any], data: str) -> dict[str, Any]:
     run["parallel_config"]["micro_batch_num"] = stages
     # MindFormers 1.8 has AdamW in place of the optimizers of earlier releases.
     run["optimizer"] = {"type": "AdamW", "betas": [0.9, 0.95], "eps": 1.0e-8}
+    run["lr_schedule"] = {"type": "ConstantWarmUpLR", "learning_rate": 1.0e-6, "warmup_ratio": 0, "total_steps": -1}
+    batch_size = tree.get("runner_config", {}).get("batch_size", 1)
+    run["runner_config"] = {"epochs": 1, "batch_size": batch_size, "gradient_accumulation_steps": 1}
     run["recompute_config"] = {"recompute": recomputes_first(tree.get("recompute_config", {}))}
     dataset = {
         "data_loader": {"type": "MindDataset", "dataset_dir": data, "shuffle": False},
@@ -68,7 +70,7 @@ def reduce_run(tree: Mapping[str, Any], data: str) -> dict[str, Any]:
         "num_parallel_workers": 1,
         "drop_remainder": True,
         "repeat": 1,
-        "batch_size": run["runner_config"].get("batch_size", 1),
+        "batch_size": batch_size,
     }
     return run | {
         "use_legacy": True,
@@ -99,8 +101,8 @@ def compare(path: Path, name: str, python: Path, seconds: float) -> Comparison:
         run = reduce_run(tree, str(place / DATA))
         (place / "run.yaml").write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
         length = run["model"]["model_config"]["seq_length"]
-        rows = 2 * run["parallel_config"].get("data_parallel", 1) * run["parallel_config"]["micro_batch_num"]
-        rows *= run["runner_config"].get("batch_size", 1) * run.get("micro_batch_interleave_num", 1)
+        rows = 8 * run["parallel_config"].get("data_parallel", 1) * run["parallel_config"]["micro_batch_num"]
+        rows *= run["runner_config"]["batch_size"] * run.get("micro_batch_interleave_num", 1)
         script = [str(python), str(EXAMPLE / "make_data.py"), f"--seq_length={length + 1}", f"--rows={rows}", DATA]
         subprocess.run(script, cwd=place, check=True, capture_output=True)
         theirs = [str(python), str(EXAMPLE / "run_mindformer.py"), "--config", str(place / "run.yaml")]
