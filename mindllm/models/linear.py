@@ -12,6 +12,11 @@ from mindllm.models.kernels import Kernels
 from mindllm.models.weights import make_weight, normal_parameter
 
 
+# Computed again with the operand that it waits for, it would read the parameter itself, which is copied then.
+depend_once = P.Depend()
+depend_once.recompute(False)
+
+
 class Operand(nn.Cell):
     """Brings an operand of a matrix product to the compute dtype; bf16 on CPU is rounded and kept as fp32."""
 
@@ -37,7 +42,7 @@ class Operand(nn.Cell):
         """
         operand = self.construct(weight)
         if self.is_half and weight.dtype == self.operand:
-            return ops.depend(operand, x)
+            return depend_once(operand, ops.stop_gradient(x))
         return operand
 
 
