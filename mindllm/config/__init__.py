@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
     from mindllm.config.generation import GenerationConfig
-    from mindllm.config.model import ModelConfig, keys_of_layers
+    from mindllm.config.model import ModelConfig, layer_keys
     from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
     from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
     from mindllm.config.precision import on_this_device
-    from mindllm.config.reading.load import load_config, override_config, render_config, tree_of, with_model
+    from mindllm.config.reading.load import config_tree, load_config, override_config, render_config, with_model
     from mindllm.config.recompute import RecomputeConfig
     from mindllm.config.run import RunConfig
     from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 HOMES = {
-    "keys_of_layers": "mindllm.config.model",
+    "layer_keys": "mindllm.config.model",
     "EvalDatasetConfig": "mindllm.config.dataset",
     "ProcessorConfig": "mindllm.config.dataset",
     "TrainDatasetConfig": "mindllm.config.dataset",
@@ -37,7 +37,7 @@ HOMES = {
     "load_config": "mindllm.config.reading.load",
     "override_config": "mindllm.config.reading.load",
     "render_config": "mindllm.config.reading.load",
-    "tree_of": "mindllm.config.reading.load",
+    "config_tree": "mindllm.config.reading.load",
     "with_model": "mindllm.config.reading.load",
     "ModelConfig": "mindllm.config.model",
     "LrSchedule": "mindllm.config.optimizer",
@@ -74,8 +74,9 @@ __all__ = [
     "RunnerWrapperConfig",
     "TrainDatasetConfig",
     "config_json",
+    "config_tree",
     "is_hugging_face",
-    "keys_of_layers",
+    "layer_keys",
     "load_config",
     "on_this_device",
     "override_config",
@@ -83,7 +84,6 @@ __all__ = [
     "read_model_config",
     "render_config",
     "tokenizer_in",
-    "tree_of",
     "with_model",
 ]
 

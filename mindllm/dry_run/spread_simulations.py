@@ -8,7 +8,7 @@ from typing import Any
 
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.compiled.simulation.simulate_rank import simulate_rank
-from mindllm.config import load_config, tree_of
+from mindllm.config import config_tree, load_config
 from mindllm.dry_run.profile import profile_of, save_profile
 from mindllm.dry_run.request import LINES, Request
 from mindllm.dry_run.source_lines import write_lines
@@ -42,7 +42,7 @@ def run_on_cluster(missing: Mapping[Path, Request], progress: Progress) -> None:
 
 
 def _work(request: Request) -> Work:
-    arguments = (tree_of(request.config), request.rank, request.what)
+    arguments = (config_tree(request.config), request.rank, request.what)
     return Work(FUNCTION, arguments, request.name, worker_bytes(request.config))
 
 

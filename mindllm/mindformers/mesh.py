@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from mindllm.architecture.layer_counts import IN_PIECES, StageLayers, layer_counts
+from mindllm.config.parallel import FOREIGN_CONTEXT_ALGORITHMS, RING
 from mindllm.config.parallel import GATHER as GATHERED
-from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS, RING
 from mindllm.errors import nearest
 from mindllm.mindformers.reading import Reading, shown
 
@@ -60,8 +60,8 @@ def translate_mesh(reading: Reading) -> None:
             reading.idle(key, "context_parallel_algo decides")
         elif reading.get(ring):
             reading.idle(algorithm, "use_ring_attention decides")
-        elif reading.get(algorithm) in OTHER_CONTEXT_ALGORITHMS:
-            reading.refuse(algorithm, OTHER_CONTEXT_ALGORITHMS[reading.word(algorithm)])
+        elif reading.get(algorithm) in FOREIGN_CONTEXT_ALGORITHMS:
+            reading.refuse(algorithm, FOREIGN_CONTEXT_ALGORITHMS[reading.word(algorithm)])
         else:
             reading.use(algorithm)
     _sequence_parallel(reading, distributed)

@@ -96,7 +96,7 @@ KEYS: Table = {
 """Every key of MindFormers that is known, dotted, and what becomes of it."""
 
 
-def instead_of(path: KeyPath) -> str:
+def replacement(path: KeyPath) -> str:
     """What to do about a key of MindFormers in a YAML of ours; nothing for a key that it does not have either."""
     rule = rule_for(KEYS, path)
     if rule is None:
@@ -108,7 +108,7 @@ def instead_of(path: KeyPath) -> str:
     return f"it is not part of mindllm: {rule.reason}" if rule.reason else ""
 
 
-__all__ = ["Conversion", "convert", "instead_of", "is_mindformers", "recognizes", "section_keys"]
+__all__ = ["Conversion", "convert", "is_mindformers", "recognizes", "replacement", "section_keys"]
 
 SHARED_KEYS = (EXPERT_PARALLEL, EXPERT_TENSOR)
 """Keys of both programs that decide which other keys of MindFormers are supported."""
@@ -194,7 +194,7 @@ def section_keys(path: KeyPath) -> dict[str, str]:
     """Return the keys that MindFormers has in the section at ``path``, each with what to write instead in our YAML."""
     is_list = any(key.startswith(f"{dotted(path)}.{LIST_ENTRY}.") for key in KEYS)
     section = (*path, 0) if is_list else path
-    return {name: instead_of((*section, name)) or SECTION_ADVICE for name in siblings(KEYS, (*section, ""))}
+    return {name: replacement((*section, name)) or SECTION_ADVICE for name in siblings(KEYS, (*section, ""))}
 
 
 def changes_source(key: str, document: Document) -> bool:

@@ -23,7 +23,7 @@ def test_a_ring_has_no_masks_of_rows():
     """In a pipeline positions come from the batch, and masks with them, but for keys that go round."""
     stages = {"pp": 2, "micro": 2}
     assert [
-        cluster_run(**stages, **form).has_masks_of_rows
+        cluster_run(**stages, **form).has_row_masks
         for form in ({"context_parallel": 2}, {"context_parallel": 2, **ULYSSES}, RING)
     ] == [True, True, False]
 

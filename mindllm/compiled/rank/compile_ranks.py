@@ -25,7 +25,7 @@ from mindllm.compiled.rank.host_needs import compile_bytes, require
 from mindllm.compiled.rank.pool import Pool
 from mindllm.compiled.rank.server_process import failure_of, graph_in, start_server
 from mindllm.compiled.rank.worker import GRAPH
-from mindllm.config import RunConfig, load_config, tree_of
+from mindllm.config import RunConfig, config_tree, load_config
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.jobs.cores import cores
@@ -256,7 +256,7 @@ class RanksOnCluster:
     """
 
     def __init__(self, config: RunConfig, ranks: Sequence[int], training: bool, directory: Path) -> None:
-        tree, memory = tree_of(config), compile_bytes(config)
+        tree, memory = config_tree(config), compile_bytes(config)
         self._groups = [ranks[first : first + TOGETHER] for first in range(0, len(ranks), TOGETHER)]
         self._directory = directory
         self._spread = Spread(
