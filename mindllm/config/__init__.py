@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
     from mindllm.config.generation import GenerationConfig
-    from mindllm.config.model import ModelConfig, layer_keys
+    from mindllm.config.model import ModelConfig, keys_for_layers
     from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
     from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
     from mindllm.config.precision import on_this_device
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 HOMES = {
-    "layer_keys": "mindllm.config.model",
+    "keys_for_layers": "mindllm.config.model",
     "EvalDatasetConfig": "mindllm.config.dataset",
     "ProcessorConfig": "mindllm.config.dataset",
     "TrainDatasetConfig": "mindllm.config.dataset",
@@ -76,7 +76,7 @@ __all__ = [
     "config_json",
     "config_tree",
     "is_hugging_face",
-    "layer_keys",
+    "keys_for_layers",
     "load_config",
     "on_this_device",
     "override_config",

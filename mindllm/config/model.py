@@ -175,7 +175,7 @@ def _with_experts(model: ModelKeys) -> tuple[bool, ...]:
     return tuple(number >= model.first_k_dense_replace and has for number, has in enumerate(chosen))
 
 
-def layer_keys(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, Any]:
+def keys_for_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, Any]:
     """Return the keys of ``model_config`` for a model that has only the given layers of ``model``, in this order.
 
     Multi-token prediction layers come last.
@@ -213,7 +213,7 @@ def merged_model(model: Model) -> Model:
     if pet is None or not pet.tuner.inserts_layers:
         return plain
     layers = build_architecture(plain).layers
-    keys = layer_keys(plain, [layers[origin.number] for origin in layer_origins(pet.tuning, len(layers))])
+    keys = keys_for_layers(plain, [layers[origin.number] for origin in layer_origins(pet.tuning, len(layers))])
     merged = type(model).model_validate({**plain.model_dump(exclude_unset=True), **keys})
     return merged.name_projections(model.named_projections)
 

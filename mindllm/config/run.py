@@ -184,8 +184,8 @@ class RunConfig(Section):
     def uses_position_ids(self) -> bool:
         """Return True if positions and masks are columns of the batch.
 
-        This is the case if rows have several documents, or if ranks share sequences in a pipeline: MindSpore 2.10 does not slice tables
-        of positions there.
+        This is the case if rows have several documents, or if ranks share sequences in a pipeline: MindSpore 2.10 does not slice
+        tables of positions there.
         """
         sizes = self.parallel_config
         shared = sizes.shares_sequences and sizes.pipeline_stage > 1

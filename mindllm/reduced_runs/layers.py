@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindllm.architecture.layer import LayerSpec
-from mindllm.config import ModelConfig, RunConfig, layer_keys
+from mindllm.config import ModelConfig, RunConfig, keys_for_layers
 from mindllm.config.reading.pretrained import DIRECTORY_KEYS
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
@@ -23,7 +23,7 @@ def layer_keys(model: ModelConfig, specs: Sequence[LayerSpec]) -> dict[str, Any]
 
     What a directory says of a model is in its keys by now; it has all layers, and no run of fewer may begin from it.
     """
-    keys = {f"model.model_config.{key}": value for key, value in layer_keys(model, specs).items()}
+    keys = {f"model.model_config.{key}": value for key, value in keys_for_layers(model, specs).items()}
     return {"run_mode": "train", **dict.fromkeys(DIRECTORY_KEYS, ""), **keys}
 
 

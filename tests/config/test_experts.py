@@ -6,7 +6,7 @@ import pytest
 from small_models import SIZES
 
 from mindllm.architecture.experts import ExpertsSpec
-from mindllm.config import ModelConfig, layer_keys, load_config
+from mindllm.config import ModelConfig, keys_for_layers, load_config
 from mindllm.errors import UserError
 
 MIXTRAL = Path(__file__).parents[2] / "configs/mixtral/pretrain_mixtral_8x7b.yaml"
@@ -40,7 +40,7 @@ def test_dense_and_expert_layers_are_kinds_of_their_own_and_a_model_can_be_cut_t
     whole = model(first_k_dense_replace=1)
     assert [kind.name for kind in whole.architecture.specifications()] == ["global", "global experts"]
     kept = [whole.architecture.layers[number] for number in (2, 0)]
-    assert list(whole.model_copy(update=layer_keys(whole, kept)).architecture.layers) == kept
+    assert list(whole.model_copy(update=keys_for_layers(whole, kept)).architecture.layers) == kept
 
 
 def test_what_a_token_does_not_meet_is_not_computed():

@@ -127,8 +127,8 @@ def check_pipeline(config: RunConfig) -> Iterator[Finding]:
     interleaves = config.parallel.pipeline_config.pipeline_interleave
     stages, chunks = mesh.pipeline_stage, model.pp_interleave_num
     if stages == 1 and mesh.micro_batch_num > 1:
-        message = f"requires pipeline_stage above 1 (value {mesh.micro_batch_num}); write runner_config.gradient_accumulation_steps"
-        yield (*MESH, "micro_batch_num"), message
+        message = f"requires pipeline_stage above 1 (value {mesh.micro_batch_num})"
+        yield (*MESH, "micro_batch_num"), f"{message}; write runner_config.gradient_accumulation_steps"
     pieces = mesh.seq_split_num if chunks == 1 else 1  # pieces fill the stages as well
     if mesh.micro_batch_num * pieces < stages:
         least = f"{-(-stages // pieces)} for {pieces} pieces of each (seq_split_num): " if pieces > 1 else ""

@@ -59,7 +59,7 @@ class BoundProcess:
         self._reader.join()
 
 
-def config_tree(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
+def tree_of(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
     """A tree that beats ``best``, with what whole layers take of each stage known."""
     program = PathProgram(problem, timetable(orders_of(problem), problem.chunks))
     program.deadline = deadline
@@ -75,7 +75,7 @@ def main() -> None:
     question = json.load(sys.stdin)
     deadline = started + question["seconds"]
     problem = Problem.model_validate(question["problem"])
-    tree = config_tree(problem, question["best"], question["proven"], deadline)
+    tree = tree_of(problem, question["best"], question["proven"], deadline)
     with contextlib.suppress(OutOfTime):
         tree.bound(deadline, lambda bound: print(bound, file=answers, flush=True))
 

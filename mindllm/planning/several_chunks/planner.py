@@ -17,7 +17,7 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
-from mindllm.planning.several_chunks.bound_process import BoundProcess, config_tree
+from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import SECONDS, Reoptimiser, StageRounding, dive
@@ -69,7 +69,7 @@ def solve_interleaved(
     bounds = [0.0]
     with contextlib.suppress(OutOfTime):
         if table.size <= SMALL:
-            tree = config_tree(problem, planner.best_time, PROVEN, deadline)
+            tree = tree_of(problem, planner.best_time, PROVEN, deadline)
             tree.bound(min(deadline, now() + ALONE), bounds.append)
             planner.first_plans(min(deadline, now() + ALONE), lambda: max(bounds))
     for work in (planner.first_plans, planner.improve):
