@@ -27,8 +27,8 @@ MODES = {
     "stand_alone": 1,
     "manual_parallel": 1,
 }
-WHOLE_SEQUENCES = "context_parallel is 1: every device has whole sequences"
-AS_RING = "by exchanges of its own; MindSpore 2.10 crashes on enable_ra_send_recv"
+UNSPLIT_SEQUENCES = "context_parallel is 1: every device has whole sequences"
+RING_REASON = "by exchanges of its own; MindSpore 2.10 crashes on enable_ra_send_recv"
 SINGLE = "use_parallel is false: one device"
 UNCUT_SEQUENCES = (
     "seq_split_num and pp_interleave_num are 1: neither sequences nor stages are cut, and the order is that of 1f1b"
@@ -37,7 +37,7 @@ ALWAYS_SPLIT = "use_legacy is false: such networks split the table of tokens ove
 
 
 def translate_mesh(reading: Reading) -> None:
-    """Sizes of the mesh, kind of parallelism, and how the batch is read and cut."""
+    """Translate sizes of the mesh, the parallel mode, and how the batch is read and split."""
     distributed = bool(reading.get("use_parallel", False))
     for name in SIZES:
         _size(reading, f"parallel_config.{name}", distributed)
@@ -46,16 +46,16 @@ def translate_mesh(reading: Reading) -> None:
     ring, both = "model.model_config.use_ring_attention", "parallel_config.ulysses_degree_in_cp"
     shares = distributed and reading.count(size) > 1
     if reading.has(size) and reading.get(size) is None:
-        reading.idle(size, WHOLE_SEQUENCES)
+        reading.idle(size, UNSPLIT_SEQUENCES)
     else:
         _size(reading, size, distributed)
     for key in filter(reading.has, (algorithm, ring, both)):
         if not shares:
-            reading.idle(key, WHOLE_SEQUENCES)
+            reading.idle(key, UNSPLIT_SEQUENCES)
         elif key == ring and reading.get(ring) and reading.get(algorithm, GATHERED) != GATHERED:
-            reading.refuse(ring, f"there is no ring of heads; write {algorithm}: {GATHERED}")
+            reading.refuse(ring, f"ring attention over heads is not supported; write {algorithm}: {GATHERED}")
         elif key == ring and reading.get(ring):
-            reading.translate(ring, algorithm, RING, AS_RING)
+            reading.translate(ring, algorithm, RING, RING_REASON)
         elif key != algorithm:
             reading.idle(key, "context_parallel_algo decides")
         elif reading.get(ring):
@@ -114,11 +114,11 @@ def _mode(reading: Reading) -> None:
     elif MODES[name] == 0:
         reading.translate(key, key, 1, "with model_parallel and pipeline_stage 1 this is data parallelism")
     else:
-        reading.translate(key, key, 1, "strategies are declared beside the mathematics, not searched")
+        reading.translate(key, key, 1, "strategies are declared, not searched")
 
 
 def _slices(reading: Reading) -> None:
-    """``full_batch`` and ``dataset_strategy``, whose columns are not ours."""
+    """Translate ``full_batch`` and ``dataset_strategy``, whose columns differ from those of mindllm."""
     full, strategy = "parallel.full_batch", "parallel.dataset_strategy"
     if reading.has(full):
         reading.use(full)
@@ -135,14 +135,14 @@ def _slices(reading: Reading) -> None:
 
 
 def with_replicas(rows: Any, replicas: Any) -> Any:
-    """Return a ``dataset_strategy`` whose columns are split over so many replicas."""
+    """Return a ``dataset_strategy`` whose columns are split over this number of replicas."""
     if isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows):
         return [[replicas, *row[1:]] for row in rows]
     return [[replicas, 1]]
 
 
 def _optimizer_share(reading: Reading) -> None:
-    """MindSpore drops a share of the optimizer's state that does not divide the replicas of a weight."""
+    """Translate the optimizer share. MindSpore ignores one that does not divide the replicas of a weight."""
     key = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
     if not reading.has(key):
         return
@@ -155,7 +155,7 @@ def _optimizer_share(reading: Reading) -> None:
 
 
 def _batch(reading: Reading, stages: int) -> None:
-    """Samples per replica and micro batch; what multiplies them."""
+    """Translate the samples per replica and micro batch, and their multipliers."""
     batch, copies = "runner_config.batch_size", "micro_batch_interleave_num"
     own, factor = reading.get(batch, 1), reading.get(copies, 1)
     whole = is_count(own) and is_count(factor)
@@ -188,11 +188,11 @@ def _batch(reading: Reading, stages: int) -> None:
         if stages > 1 or reading.get(micro) == 1:
             reading.use(micro)
         else:
-            reading.idle(micro, "there is no pipeline, and MindFormers splits no batch without one")
+            reading.idle(micro, "pipeline_stage is 1, and MindFormers splits batches in a pipeline only")
 
 
 def _schedule(reading: Reading, stages: int) -> None:
-    """Order of the micro batches, chunks, and where layers stand."""
+    """Translate the pipeline schedule, chunks and the placement of layers."""
     interleave = "parallel.pipeline_config.pipeline_interleave"
     scheduler = "parallel.pipeline_config.pipeline_scheduler"
     chunks, offset = "model.model_config.pp_interleave_num", "model.model_config.offset"
@@ -232,7 +232,7 @@ def _schedule(reading: Reading, stages: int) -> None:
 
 
 def planned_layers(reading: Reading) -> StageLayers | None:
-    """Layers of every ``[chunk][stage]`` of what is translated so far; None where they do not come out."""
+    """Return the number of layers per ``[chunk][stage]`` translated so far; None if it is invalid."""
     model = reading.ours.data.get("model", {}).get("model_config", {})
     stages = reading.ours.data.get("parallel_config", {}).get("pipeline_stage", 1)
     chunks, layers = model.get("pp_interleave_num", 1), model.get("num_layers")
@@ -245,5 +245,5 @@ def planned_layers(reading: Reading) -> StageLayers | None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a positive whole number."""
+    """Return True for a positive integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

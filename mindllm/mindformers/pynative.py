@@ -1,8 +1,10 @@
-"""The PyNative form of MindFormers 2.x, written as the form of its static graphs, which is then translated key by key.
+"""The PyNative form of MindFormers 2.x, rewritten as the form of its static graphs, which is then translated key by key.
 
-What such a run computes does not depend on how it is executed, so each key has a place in the other form
-(:data:`RENAMED`); sizes that the trainer derives from the number of devices are derived here from the batch. Entries and
-mistakes name the keys as they were written.
+Every key has a place in the other form (:data:`RENAMED`), because the result does not depend on the execution mode. Sizes that
+the trainer derives from the number of devices are derived from the batch. Entries and problems name the keys as written.
+
+:data:`PYNATIVE` has the keys without a place in the other form. Meanings are those of MindFormers' own page
+(``feature/configuration.md`` of r2.10.0).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from mindllm.mindformers.update import UPDATE
 SECTIONS = ("training", "parallelism", "lr_scheduler", "checkpoint")
 """Sections that only this form has."""
 ONE_FILE = "a checkpoint is written once, whole parameters with the optimizer's state, below output_dir"
-HIDING = "it only hides exchanges behind computing"
+HIDING = "it only overlaps communication with computation"
 GATHERED = (
     "weights are gathered before they are used and kept until the backward pass, unless "
     "recompute_config.parallel_optimizer_comm_recompute is true, which gathers them again as FSDP does"
@@ -152,14 +154,14 @@ ALL_OF_A_PLACE = "of every stage the first layers are recomputed here, as the li
 
 @dataclass
 class Static:
-    """Such a document in the form of static graphs.
+    """A PyNative document in the form of static graphs.
 
     Attributes:
-        document: what is translated.
-        places: where a key of it was written, by its path in ``document``.
-        added: dotted keys that were not written.
-        reasons: what is told of a key beside its translation, by its path in ``document``.
-        entries: what became of keys that are not in ``document``.
+        document: the rewritten document.
+        places: the path of each key in the source, by its path in ``document``.
+        added: dotted keys that the source does not have.
+        reasons: additional remarks about a key, by its path in ``document``.
+        entries: the outcome of keys that are not in ``document``.
     """
 
     document: Document
@@ -177,14 +179,14 @@ class Static:
 
 
 def is_pynative(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML has this form: a section that only it has, or a flat section ``model``."""
+    """Return True if a YAML has this form: a section that only it has, or a flat section ``model``."""
     model = data.get("model")
     flat = isinstance(model, dict) and "model_config" not in model and {"model_type", "architectures"} & model.keys()
     return bool(flat) or any(isinstance(data.get(section), dict) for section in SECTIONS)
 
 
-def as_static(theirs: Document) -> Static:
-    """Return ``theirs`` in the form of static graphs; what has no place there stays where it is."""
+def static_form(theirs: Document) -> Static:
+    """Return the document in the form of static graphs. Keys without a place there do not move."""
     mover = _Mover(theirs)
     mover.whole("model", "model.model_config")
     mover.whole("train_dataset.dataloader", "train_dataset.data_loader")
@@ -204,7 +206,7 @@ def as_static(theirs: Document) -> Static:
 
 
 def keep_masters(reading: Reading) -> None:
-    """Ask for the float32 copies that MindFormers' PyNative optimizers always keep of parameters in half precision."""
+    """Enable master weights: MindFormers' PyNative optimizers always keep float32 copies of half-precision parameters."""
     path = path_of("model.model_config.params_dtype")
     kind, entry = at(reading.ours.data, path_of("model.model_config.param_init_type")), reading.entries.get(path)
     if kind not in ("float16", "bfloat16"):
@@ -241,7 +243,7 @@ def problems_as_written(static: Static, problems: Iterable[Problem]) -> list[Pro
 
 
 class _Mover:
-    """Takes keys from one form to the other; what is taken is gone from the first."""
+    """Moves keys from one form to the other and removes them from the source."""
 
     def __init__(self, theirs: Document) -> None:
         self.original = theirs
@@ -249,26 +251,26 @@ class _Mover:
         self.static = Static(Document(self.left, dict(theirs.origins), list(theirs.problems)))
 
     def theirs(self, key: str, default: Any = None) -> Any:
-        """The value as it was written."""
+        """Return the value in the source."""
         value = at(self.original.data, path_of(key))
         return default if value is None else value
 
     def count(self, key: str, default: int = 1) -> int:
-        """A positive whole number as it was written; ``default`` for anything else."""
+        """Return a positive integer of the source, or ``default``."""
         value = self.theirs(key)
         return value if is_count(value) else default
 
     def ours(self, key: str) -> Any:
-        """A value in the other form."""
+        """Return a value in the other form."""
         return at(self.left, path_of(key))
 
     def whole(self, source: str, target: str) -> None:
-        """Moves a section with all that stands in it."""
+        """Move a complete section."""
         if isinstance(self.theirs(source), dict):
             self._put(path_of(target), self._take(path_of(source)), path_of(source))
 
     def move(self, source: str, target: str, value: Any = ABSENT, reason: str = "") -> None:
-        """Moves a key that is written, with its value or another one."""
+        """Move a key, with its value or another one."""
         path = path_of(source)
         parent = at(self.left, path[:-1])
         if not isinstance(parent, dict) or path[-1] not in parent:
@@ -279,7 +281,7 @@ class _Mover:
             self.static.reasons[path_of(target)] = reason
 
     def drop(self, source: str, outcome: Outcome, becomes: str = "", reason: str = "") -> None:
-        """Takes a key out that has no place of its own in the other form, and says what became of it."""
+        """Remove a key without a place in the other form, and record its outcome."""
         path = path_of(source)
         parent = at(self.left, path[:-1])
         if isinstance(parent, dict) and path[-1] in parent:
@@ -287,12 +289,12 @@ class _Mover:
             self.static.entries.append(Entry(path, value, outcome, becomes, reason, origin))
 
     def add(self, target: str, value: Any) -> None:
-        """Writes a key that follows from others."""
+        """Add a key that follows from other keys."""
         self._put(path_of(target), value)
         self.static.added.add(target)
 
     def default(self, target: str, value: Any) -> None:
-        """Writes a key that is left out."""
+        """Add a key that the source omits."""
         if self.ours(target) is None:
             self.add(target, value)
 
@@ -320,13 +322,13 @@ class _Mover:
 
 
 def _mesh(mover: _Mover) -> StageLayers | None:
-    """Sizes of the mesh and what each device takes of the batch; returns the layers of every place, where they come out."""
+    """Move the mesh and the batch; return the layers per chunk and stage, or None if they are invalid."""
     stages, tensor = mover.count("parallelism.pipeline_parallel"), mover.count("parallelism.tensor_parallel")
     context, shards = mover.count("parallelism.context_parallel"), mover.theirs("parallelism.data_parallel_shard", -1)
     own, whole = mover.count("training.local_batch_size"), mover.count("training.global_batch_size")
     replicas = shards if is_count(shards) else max(1, whole // own)
     told = f"all devices of a launch, here global_batch_size {whole} / local_batch_size {own}: nothing is accumulated"
-    told = "" if is_count(shards) else f"{told}; --parallelism.data_parallel_shard=N says otherwise"
+    told = "" if is_count(shards) else f"{told}; --parallelism.data_parallel_shard=N changes that"
     mover.move("parallelism.data_parallel_shard", "parallel_config.data_parallel", replicas, told)
     mover.default("parallel_config.data_parallel", replicas)
     mover.add("use_parallel", replicas * tensor * stages * context > 1)
@@ -367,7 +369,7 @@ def _mesh(mover: _Mover) -> StageLayers | None:
 
 
 def _intervals(said: Any, stages: int, chunks: int, layers: int) -> list[list[int]] | None:
-    """Layers of every ``[chunk][stage]`` from ``['0-3,8-11', '4-7,12-15']``; None where that does not come out."""
+    """Return the layers per ``[chunk][stage]`` of ``['0-3,8-11', '4-7,12-15']``; None if it is invalid."""
     rows = said.split("|") if isinstance(said, str) else said
     if not isinstance(rows, list) or len(rows) != stages:
         return None
@@ -385,7 +387,7 @@ def _intervals(said: Any, stages: int, chunks: int, layers: int) -> list[list[in
 
 
 def _interval(text: str) -> range:
-    """The layers of ``0-3`` or ``5``; none of any other text."""
+    """Return the layers of ``0-3`` or ``5``; empty for other text."""
     found = SPEC.fullmatch(text.strip())
     if not found:
         return range(0)
@@ -394,7 +396,7 @@ def _interval(text: str) -> range:
 
 
 def _recomputation(mover: _Mover, layers: StageLayers | None) -> None:
-    """``mode: full`` names layers; lists of the other form count the first ones of every place."""
+    """Move recomputation: ``mode: full`` lists layers, the other form counts the first layers per stage."""
     mode, key = str(mover.theirs("recompute.mode", "None")).lower(), "recompute.full_recompute_layer"
     if mode == "select":
         told = "modules have other names here; write recompute_config.select_recompute"
@@ -413,7 +415,7 @@ def _recomputation(mover: _Mover, layers: StageLayers | None) -> None:
 
 
 def _recomputed(said: Any, layers: StageLayers | None) -> bool | list[Any] | None:
-    """``true``, or the number of recomputed layers of every place; None where they are not the first ones of it."""
+    """Return ``true`` or the number of recomputed layers per stage; None if they are not the first ones."""
     if layers is None or not isinstance(said, list):
         return None
     chosen = {layer for part in said for layer in _interval(str(part))}
@@ -434,7 +436,7 @@ def _recomputed(said: Any, layers: StageLayers | None) -> bool | list[Any] | Non
 
 
 def _steps(mover: _Mover) -> None:
-    """Steps of the run, and whether it is deterministic; both have no place of their own in the other form."""
+    """Move the number of steps and determinism, which have other places in the other form."""
     mover.move("training.steps", "runner_config.train_steps")
     if mover.theirs("training.deterministic") is not None:
         mover.move("training.deterministic", "context.deterministic", bool(mover.theirs("training.deterministic")))
@@ -443,7 +445,7 @@ def _steps(mover: _Mover) -> None:
 
 
 def _checkpoints(mover: _Mover) -> None:
-    """What is saved, as a callback; what is loaded."""
+    """Move checkpoints: saving becomes a callback."""
     entries = mover.ours("callbacks")
     if not isinstance(entries, list):
         entries = []

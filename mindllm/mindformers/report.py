@@ -77,14 +77,14 @@ def _list_lines(entry: Entry, console: Console, limit: int) -> Iterator[Text]:
 
 
 def _without_copies(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The entries, those of a section that is the same again by its anchor as one."""
-    seen: set[KeyPath] = set()
+    """Yield the entries; a section repeated by an anchor is one entry."""
+    sections: set[KeyPath] = set()
     for entry in entries:
         section = entry.path[:2]
         if section[-1] != "dataset_config" or entry.outcome is not Outcome.WITHOUT_EFFECT:
             yield entry
-        elif section not in seen:
-            seen.add(section)
+        elif section not in sections:
+            sections.add(section)
             yield replace(entry, path=section, value=COPY)
 
 
@@ -108,7 +108,7 @@ def _summary(conversion: Conversion) -> str:
 
 
 def as_json(source: Path, conversion: Conversion, problem: str, text: str | None) -> dict[str, Any]:
-    """The same as plain data; ``yaml`` is null where something is refused."""
+    """Return the account as plain data; ``yaml`` is null if a key is refused."""
     return {
         "file": str(source),
         "counts": {outcome.value: count for outcome, count in conversion.counts().items()},

@@ -35,7 +35,7 @@ def mindformers_schema(version: str) -> Schema:
 
 
 def _node(key: str, tree: dict[str, Any]) -> Schema:
-    """What stands behind ``key``: a value, a section, or either."""
+    """Return the schema of ``key``: a value, a section, or either."""
     rule = tree.get("")
     inner = {name: below for name, below in tree.items() if name}
     if not inner:
@@ -44,10 +44,10 @@ def _node(key: str, tree: dict[str, Any]) -> Schema:
     section = section or _section(inner, key)
     of_all = tree.get(ANY_KEY, {}).get("")
     if rule is None and of_all and of_all.outcome is Outcome.REFUSED:
-        return described(_told(of_all), _refused(of_all))
+        return described(_outcome(of_all), _refused(of_all))
     if rule is None and of_all is None:
         return section
-    return described(_told(rule or of_all), {name: part for name, part in section.items() if name != "type"})
+    return described(_outcome(rule or of_all), {name: part for name, part in section.items() if name != "type"})
 
 
 def _section(tree: dict[str, Any], key: str = "") -> Schema:
@@ -57,7 +57,7 @@ def _section(tree: dict[str, Any], key: str = "") -> Schema:
 
 
 def _value(key: str, rule: Rule) -> Schema:
-    """One key. Where its value is taken as it is, it must be what our key takes; ``null`` is as if it was not there."""
+    """Return the schema of a value. A value that is copied must be valid for the key of mindllm; ``null`` means unset."""
     schema: Schema = {}
     if rule.outcome is Outcome.REFUSED:
         schema = _refused(rule)
@@ -65,7 +65,7 @@ def _value(key: str, rule: Rule) -> Schema:
         schema = {"enum": [*dict.fromkeys([*rule.only])], "errorMessage": rule.otherwise}
     elif rule.outcome in (Outcome.USED, Outcome.TRANSLATED) and not rule.decided:
         schema = _or_null(_ours(rule.target or key))
-    return described(_told(rule), schema)
+    return described(_outcome(rule), schema)
 
 
 def _refused(rule: Rule) -> Schema:
@@ -77,7 +77,7 @@ def _or_null(ours: Schema) -> Schema:
 
 
 def _ours(key: str) -> Schema:
-    """What is behind our key, where that is no section."""
+    """Return the schema of a key of mindllm; empty for a section."""
     path = path_of(key)
     sections = sections_at(RunConfig, path[:-1])
     top, definitions = run_sections()
@@ -86,8 +86,8 @@ def _ours(key: str) -> Schema:
     return {} if "$ref" in str(schema) else {name: part for name, part in schema.items() if "escription" not in name}
 
 
-def _told(rule: Rule) -> str:
-    """What becomes of a key, as ``mindllm convert`` says it."""
+def _outcome(rule: Rule) -> str:
+    """Return the outcome of a key as ``mindllm convert`` reports it."""
     target = f": `{rule.target}`" if rule.target else ""
     values = "; else refused" if rule.only else ""
     return f"{rule.outcome.value.capitalize()}{target}{f': {rule.reason}' if rule.reason else ''}{values}."

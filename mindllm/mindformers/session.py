@@ -23,7 +23,7 @@ OTHERS = {
     "local_loss_format": LOSS,
     "device_local_loss_format": LOSS,
     "device_local_norm_format": "metrics.jsonl has global_norm over all devices; local_norm_format has it by group of layers",
-    "optimizer_state_format": "norms of moments are not computed; update_ratio_format has what they do to the weights",
+    "optimizer_state_format": "norms of moments are not computed; update_ratio_format has the size of updates",
     "throughput_baseline": "metrics.jsonl has tokens per second, which nothing is compared with",
     "stable_rank_config": "stable ranks of weights are not computed",
     "global_norm_spike_threshold": "no spike ends a run; runner_wrapper.skip_spikes leaves such steps out",
@@ -63,10 +63,10 @@ PYNATIVE_MONITOR: Table = {
     "monitor.*": idle("it only watches; metrics.jsonl and monitor_config of mindllm have such figures"),
 }
 
-WHOLE_PARAMETERS = "checkpoints hold whole parameters, whatever the layout they are read into"
-NO_SINKING = "every step is one call of the compiled graph, there is no data sinking"
-ALWAYS_SAFETENSORS = "checkpoints are safetensors; older files are read as what they are"
-PIPELINE_OF_DATA = "a batch is a function of (seed, consumed samples), whatever reads it"
+UNSHARDED = "checkpoints hold whole parameters, whatever the layout they are read into"
+NO_SINKING = "every step is one call of the compiled graph, without data sinking"
+ALWAYS_SAFETENSORS = "checkpoints are safetensors; files of other formats are detected"
+DETERMINISTIC_DATA = "a batch is a function of (seed, consumed samples), whatever reads it"
 PROFILE = "the profile is that of level 1, which has shapes, and otherwise of MindSpore with its defaults"
 
 RUN: Table = {
@@ -78,27 +78,29 @@ RUN: Table = {
     "resume_training": used(),
     "pretrained_model_dir": used(),
     "load_ckpt_format": idle(ALWAYS_SAFETENSORS),
-    "auto_trans_ckpt": idle(WHOLE_PARAMETERS),
-    "transform_process_num": idle(WHOLE_PARAMETERS),
-    "src_strategy_path_or_dir": idle(WHOLE_PARAMETERS),
+    "auto_trans_ckpt": idle(UNSHARDED),
+    "transform_process_num": idle(UNSHARDED),
+    "src_strategy_path_or_dir": idle(UNSHARDED),
     "load_ckpt_async": idle("weights are read one tensor at a time"),
     "balanced_load": idle("weights are read one tensor at a time"),
-    "remove_redundancy": idle(WHOLE_PARAMETERS),
+    "remove_redundancy": idle(UNSHARDED),
     "only_save_strategy": only(
         False,
         None,
-        reason=WHOLE_PARAMETERS,
+        reason=UNSHARDED,
         otherwise="no strategy files are needed; mindllm dry-run compiles without a device",
     ),
     "ignore_data_skip": only(
-        False, None, reason=PIPELINE_OF_DATA, otherwise="a resumed run continues with the next sample"
+        False, None, reason=DETERMINISTIC_DATA, otherwise="a resumed run continues with the next sample"
     ),
-    "data_skip_steps": only(None, 0, reason=PIPELINE_OF_DATA, otherwise="a resumed run continues with the next sample"),
+    "data_skip_steps": only(
+        None, 0, reason=DETERMINISTIC_DATA, otherwise="a resumed run continues with the next sample"
+    ),
     "use_legacy": idle("one decoder stands for both kinds of networks"),
     "use_legacy_format": idle("one format of checkpoints, written whole or not at all"),
     "do_eval": decided("do_eval"),
     "eval_step_interval": decided("eval_step_interval"),
-    "eval_epoch_interval": idle("eval_step_interval says when to evaluate"),
+    "eval_epoch_interval": idle("eval_step_interval decides when to evaluate"),
     "eval_callbacks.*": idle("do_eval and eval_step_interval say when to evaluate"),
     "metric.*": idle("loss, perplexity and bits per byte are always reported"),
     "metric": idle("loss, perplexity and bits per byte are always reported"),
@@ -127,9 +129,9 @@ RUN: Table = {
     "profile_output": idle(PROFILE),
     "data_simplification": idle(PROFILE),
     "mstx": idle(PROFILE),
-    "auto_tune": idle(PIPELINE_OF_DATA),
-    "filepath_prefix": idle(PIPELINE_OF_DATA),
-    "autotune_per_step": idle(PIPELINE_OF_DATA),
+    "auto_tune": idle(DETERMINISTIC_DATA),
+    "filepath_prefix": idle(DETERMINISTIC_DATA),
+    "autotune_per_step": idle(DETERMINISTIC_DATA),
     "remote_save_url": idle("nothing is uploaded"),
     "save_file": used(),
     "input_data": used(),
@@ -187,8 +189,8 @@ RUN: Table = {
     "context.graph_kernel_flags": idle("fusion runs with its own defaults"),
     "context.ascend_config.precision_mode": only(
         "must_keep_origin_dtype",
-        reason="dtypes are always those that model.model_config says",
-        otherwise="dtypes are always those that model.model_config says (must_keep_origin_dtype)",
+        reason="dtypes are always those of model.model_config",
+        otherwise="dtypes are always those of model.model_config (must_keep_origin_dtype)",
     ),
     "context.ascend_config.parallel_speed_up_json_path": idle(
         "it only overlaps communication with computing; its keys change nothing in graphs compiled here: docs/step_time.md"
@@ -198,7 +200,7 @@ RUN: Table = {
     "context.affinity_cpu_list": idle("processes are bound to no cores"),
 }
 NO_LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
-DECLARED = "strategies are declared beside the mathematics, not searched"
+DECLARED = "strategies are declared, not searched"
 SUMS = "gradients are sums over tokens, divided once by the tokens of the global batch"
 
 PARALLEL: Table = {
@@ -258,7 +260,7 @@ PROFILE_KEYS = ("profile_start_step", "profile_stop_step", "profile_memory", "pr
 
 
 def translate_session(reading: Reading) -> None:
-    """Top-level keys that depend on each other, and the keys of generation in ``model.model_config``."""
+    """Translate top-level keys that depend on each other, and keys of generation."""
     _mode(reading)
     key, interval = "do_eval", "eval_step_interval"
     evaluates = bool(reading.get(key))
@@ -274,14 +276,14 @@ def translate_session(reading: Reading) -> None:
             reading.use(key)
         else:
             reading.idle(key, "profile is off")
-    # what a section of its own says counts before what stands among the keys of the model
+    # the section generation_config takes precedence over keys of the model
     for name in WRITING:
         given = next((one for one in LENGTHS if reading.has(f"{GENERATION}.{one}")), name) if name in LENGTHS else name
         if reading.has(f"{GENERATION}.{given}") and reading.has(f"{MODEL}.{name}"):
             reading.idle(f"{MODEL}.{name}", f"{GENERATION}.{given} is given")
     sampled = bool(reading.get(f"{GENERATION}.do_sample", reading.get(f"{MODEL}.do_sample", True)))
-    _generation_of(reading, GENERATION, sampled)
-    _generation_of(reading, MODEL, sampled)
+    _generation_keys(reading, GENERATION, sampled)
+    _generation_keys(reading, MODEL, sampled)
     if reading.has("context.deterministic"):
         reading.translate(
             "context.deterministic", "train_precision_sync", reading.get("context.deterministic") in ("ON", True)
@@ -311,8 +313,8 @@ def _why_not_evaluated(reading: Reading) -> str:
     return "a part of train_dataset's files is evaluated here; write --run_mode=train and do_eval"
 
 
-def _generation_of(reading: Reading, section: str, sampled: bool) -> None:
-    """Sampling counts with ``do_sample`` only; lengths and penalties always."""
+def _generation_keys(reading: Reading, section: str, sampled: bool) -> None:
+    """Translate keys of generation: sampling keys apply with ``do_sample`` only."""
     for name in ("do_sample", "temperature", "top_k", "top_p"):
         key = f"{section}.{name}"
         if not reading.left(key):
@@ -342,7 +344,7 @@ OFF = "monitor_on is false"
 
 
 def translate_monitor(reading: Reading) -> None:
-    """Decide every key of the section: figures that are asked for, what is told elsewhere, and what would end a run."""
+    """Translate every key of the section: supported figures, other figures, and keys that would end a run."""
     section = reading.get(MONITOR_SECTION)
     if not isinstance(section, dict):
         return
@@ -353,7 +355,7 @@ def translate_monitor(reading: Reading) -> None:
         if name == ON:
             watches = bool(asked)
             if value is True and not watches:
-                reading.translate(key, key, False, "of its figures mindllm has none that is asked for")
+                reading.translate(key, key, False, "none of the selected figures is supported")
             elif isinstance(value, bool):
                 reading.use(key)
             else:
@@ -365,14 +367,14 @@ def translate_monitor(reading: Reading) -> None:
         elif name in FIGURES:
             reading.translate(key, key, value, FIGURES[name])
         elif name in OTHERS or name in ENDING:
-            _of_theirs(reading, name, value, is_on)
+            _foreign_key(reading, name, value, is_on)
     if asked:
         for name in {*KEYS.values()} - {*asked}:
             reading.put(f"{MONITOR_SECTION}.{name}", None)
 
 
-def _of_theirs(reading: Reading, name: str, value: object, is_on: bool) -> None:
-    """A key of theirs alone, a section of which is told key by key."""
+def _foreign_key(reading: Reading, name: str, value: object, is_on: bool) -> None:
+    """Record the outcome of a key that mindllm does not have, for each key of its section."""
     wanted = is_on and any(found for _, found in leaves(value, (name,)))
     for path, found in leaves(value, (MONITOR_SECTION, name)):
         key = ".".join(map(str, path))

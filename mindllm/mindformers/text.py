@@ -13,8 +13,8 @@ from mindllm.mindformers.reading import Outcome, Reading, Table, decided, idle, 
 READING = "a batch is a function of (seed, consumed samples), whatever reads it and how fast"
 COLUMNS = "columns are input_ids, labels and what keeps documents apart, found by their names"
 COPY = "the same section again, by its anchor"
-FILE_SAYS = "the tokenizer's own file says it"
-SEEN = "padding stands behind the text, where nothing looks at it"
+IN_FILE = "part of the tokenizer's file"
+SEEN = "padding follows the text and is not attended to"
 OTHER_EVALUATION = "do_eval is off; the held-out text is a part of train_dataset's files here"
 PICTURES = "models are of text alone: no pictures, no videos"
 
@@ -32,16 +32,16 @@ LOADER_KEYS: Table = {
     "streaming": idle(READING),
     "shuffle": decided("seed"),
     "phase": idle("the file is named, and it is read whole"),
-    "version": idle("the chat template says how a conversation is written"),
+    "version": idle("the chat template decides how a conversation is written"),
     "origin_columns": decided("train_dataset.data_loader.config.handler"),
     "handler.[].type": decided("train_dataset.data_loader.config.handler"),
     "handler.[].seq_length": decided("model.model_config.seq_length"),
     "handler.[].n": decided("train_dataset.data_loader.config.split"),
     "handler.[].padding": idle(SEEN),
     "handler.[].pack_strategy": decided("train_dataset.data_loader.config.packing"),
-    "handler.[].prompt_key": idle("the chat template says how a conversation is written"),
+    "handler.[].prompt_key": idle("the chat template decides how a conversation is written"),
     "handler.[].output_columns": idle(COLUMNS),
-    "handler.[].tokenizer.*": idle(FILE_SAYS),
+    "handler.[].tokenizer.*": idle(IN_FILE),
     "annotation_file": refused(PICTURES),
     "packing": decided("train_dataset.data_loader.config.packing"),
     "adaptor_config.*": idle("masks follow from where documents begin"),
@@ -87,9 +87,9 @@ DATASET: Table = {
     "python_multiprocessing": idle(READING),
     "numa_enable": idle(READING),
     "prefetch_size": idle(READING),
-    "tokenizer.type": idle(FILE_SAYS),
+    "tokenizer.type": idle(IN_FILE),
     "tokenizer.vocab_file": decided("processor.tokenizer.vocab_file"),
-    "tokenizer.*": idle(FILE_SAYS),
+    "tokenizer.*": idle(IN_FILE),
     "max_source_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
     "max_target_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
     "max_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
@@ -110,12 +110,12 @@ DATA: Table = {
     "train_dataset_task": idle("train_dataset says everything"),
     "eval_dataset_task": idle("eval_dataset says everything"),
     "train_dataset_task.type": decided("train_dataset.data_loader.type"),
-    "train_dataset_task.auto_register": refused("code beside the YAML is never run"),
+    "train_dataset_task.auto_register": refused("code of the user is never run"),
     **{f"train_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
     **{f"eval_dataset.{key}": idle(OTHER_EVALUATION) for key in DATASET},
     "eval_dataset_task.type": idle(OTHER_EVALUATION),
     **{f"eval_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
-    "processor.type": idle(FILE_SAYS),
+    "processor.type": idle(IN_FILE),
     "processor.return_tensors": idle("prompts go straight into the compiled graph"),
     "processor.audio_processor": only(None, reason="empty", otherwise=PICTURES),
     "processor.image_processor": only(None, reason="empty", otherwise=PICTURES),
@@ -126,12 +126,10 @@ DATA: Table = {
     "processor.tokenizer.vocab_file": decided("processor.tokenizer.vocab_file"),
     "processor.tokenizer.tokenizer_file": decided("processor.tokenizer.vocab_file"),
     "processor.tokenizer.merges_file": idle("tokenizer.json holds merges and vocabulary"),
-    "processor.tokenizer.auto_register": idle(
-        "code beside the YAML is never run; the tokenizer's file is read instead"
-    ),
+    "processor.tokenizer.auto_register": idle("code of the user is never run; the tokenizer's file is read instead"),
     "processor.tokenizer.chat_template": idle("the chat template is that of the tokenizer's directory"),
     **{
-        f"processor.tokenizer.{key}": idle(FILE_SAYS)
+        f"processor.tokenizer.{key}": idle(IN_FILE)
         for key in [
             "type",
             "add_bos_token",
@@ -183,7 +181,7 @@ LOADED_NAMES = ("json", "csv", "parquet", "text", "arrow")
 
 
 def translate_text(reading: Reading) -> None:
-    """Sections ``train_dataset``, ``train_dataset_task`` and ``processor``; the schedule must have been translated."""
+    """Translate ``train_dataset``, ``train_dataset_task`` and ``processor``; the schedule must have been translated."""
     if reading.get("run_mode", "train") in ("train", "finetune") and not reading.get("train_dataset"):
         reading.refuse("train_dataset", "no data set is named, and MindFormers cannot train without one, either")
     _task(reading)
@@ -215,7 +213,7 @@ def _task(reading: Reading) -> None:
 
 
 def _copy(reading: Reading, name: str) -> None:
-    """MindFormers reads ``dataset_config`` alone; here it must say what the section beside it says."""
+    """Check ``dataset_config``, the only section that MindFormers reads: it must equal the section next to it."""
     copy = f"{name}_task.dataset_config"
     if reading.get(copy) is None:
         return
@@ -305,7 +303,7 @@ def _columns(reading: Reading) -> None:
 
 
 def _hub_files(reading: Reading, kind: str) -> None:
-    """``path`` and ``data_files`` of Hugging Face's ``load_dataset``: what names local files."""
+    """Translate local files in ``path`` and ``data_files`` of Hugging Face's ``load_dataset``."""
     files, path = f"{LOADER}.data_files", f"{LOADER}.path"
     if reading.get(files):
         reading.translate(files, PATH)
@@ -353,11 +351,11 @@ def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: boo
             (*place, "type"), Outcome.REFUSED, reason=f"this form of rows is not here{nearest(str(kind), HANDLERS)}"
         )
     if "seq_length" in entry:
-        _same_length(reading, (*place, "seq_length"), entry["seq_length"])
+        _check_length(reading, (*place, "seq_length"), entry["seq_length"])
 
 
-def _same_length(reading: Reading, path: tuple, length: Any) -> None:
-    """A sequence length beside the model's: the same, or refused; a model without one takes it."""
+def _check_length(reading: Reading, path: tuple, length: Any) -> None:
+    """Check that a sequence length equals that of the model; a model without one takes it."""
     model = reading.ours.data.setdefault("model", {}).setdefault("model_config", {})
     if "seq_length" not in model:
         reading.put("model.model_config.seq_length", length, path)
@@ -390,7 +388,7 @@ def _blend(reading: Reading) -> None:
         reading.idle(f"{config}.create_compressed_eod_mask", "off")
     if reading.has(f"{config}.seq_length"):
         path = ("train_dataset", "data_loader", "config", "seq_length")
-        _same_length(reading, path, reading.get(f"{config}.seq_length"))
+        _check_length(reading, path, reading.get(f"{config}.seq_length"))
     _end_of_document(reading, f"{config}.eod")
     # samples of an epoch, as optimizer steps of the run
     key = f"{LOADER}.sizes"
@@ -437,7 +435,7 @@ def _global_batch(reading: Reading) -> int:
 
 
 def _tokenizer(reading: Reading) -> None:
-    """The first file that is named and can be read; the data set's own wins, as conversations need it."""
+    """Translate the first readable tokenizer file. The file of the data set takes precedence."""
     keys = (
         "train_dataset.tokenizer.vocab_file",
         "processor.tokenizer.tokenizer_file",

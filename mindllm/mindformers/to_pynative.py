@@ -81,7 +81,7 @@ class Written:
 
     Attributes:
         tree: the YAML.
-        told: what is not carried over, by our key; nothing of it changes what is computed.
+        told: keys that are not carried over, with a remark. None of them changes the result.
     """
 
     tree: dict[str, Any]
@@ -89,10 +89,10 @@ class Written:
 
 
 def write_pynative(config: RunConfig, layers: Sequence[PlacedLayer]) -> Written:
-    """Return ``config`` in the PyNative form; ``layers`` are those of the whole model, in order.
+    """Return ``config`` in the PyNative form; ``layers`` are those of the complete model, in order.
 
     Raises:
-        UserError: something that would change what is computed has no form there; its key.
+        UserError: a key that changes the result has no form there.
     """
     model = config.model.config
     kind = config.train_dataset.data_loader.type
@@ -170,7 +170,7 @@ def _optimizer(config: RunConfig) -> dict[str, Any]:
 
 
 def _schedule(config: RunConfig) -> dict[str, Any]:
-    """Our keys have their names; what is not said is left out."""
+    """Return the schedule. The key names are the same; unset keys are omitted."""
     tree = config_tree(config)["lr_schedule"]
     return {key: value for key, value in tree.items() if value is not None and key != "total_steps"}
 
@@ -219,7 +219,7 @@ def _parallelism(config: RunConfig, layers: Sequence[PlacedLayer]) -> dict[str, 
 
 
 def _recompute(layers: Sequence[PlacedLayer]) -> dict[str, Any]:
-    """The layers that are recomputed whole; those that predict ahead are none of its numbers."""
+    """Return the recomputed layers, without multi-token prediction layers."""
     numbers = [number for number, layer in enumerate(layers) if layer.recompute]
     if not numbers:
         return {"mode": "None"}
@@ -257,12 +257,12 @@ def _data(config: RunConfig) -> dict[str, Any]:
 
 
 def _weighted(path: Any) -> Any:
-    """One corpus as a blend of it alone."""
+    """Return one corpus as a blend."""
     return ["1", path] if isinstance(path, str) else path
 
 
 def _model(config: RunConfig) -> dict[str, Any]:
-    """The names of Hugging Face, and those of MindFormers for what its files do not say."""
+    """Return the model with the names of Hugging Face, and of MindFormers for other keys."""
     model = config.model.config
     content = {key: value for key, value in config_json(model, "", {}).items() if key not in UNREAD}
     tree = {key: value for key, value in content.items() if value is not None}
@@ -310,10 +310,10 @@ def _experts(config: RunConfig) -> dict[str, Any]:
 
 
 def _differences(config: RunConfig, tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What does not come back as it was, with what is told of it.
+    """Yield keys that do not come back unchanged, with a remark.
 
     Raises:
-        UserError: it changes what is computed, or what is written cannot be read.
+        UserError: the difference changes the result, or the result cannot be read.
     """
     try:
         again = build_config(convert(Document(tree)), None)
@@ -336,7 +336,7 @@ def _differences(config: RunConfig, tree: dict[str, Any]) -> Iterator[tuple[str,
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    """Every value by its dotted key."""
+    """Return every value by its dotted key."""
     return {
         ".".join(map(str, path)): _weighted(value) if path[-1] == "data_path" else value
         for path, value in leaves(config_tree(config))
@@ -344,7 +344,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
 
 
 def _same_network(config: RunConfig, again: RunConfig, key: str) -> bool:
-    """Whether a key of the architecture is said otherwise and means the same."""
+    """Return True if a key of the architecture has another form with the same meaning."""
     name = key.removeprefix(f"{SECTION}.").partition(".")[0]
     said_otherwise = key.startswith(SECTION) and (name == "offset" or name not in RUN_KEYS)
     return said_otherwise and config.model.config.architecture == again.model.config.architecture

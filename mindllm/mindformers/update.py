@@ -66,7 +66,7 @@ UPDATE: Table = {
     "lr_schedule.decay_start_steps": decided("lr_schedule.decay_ratio"),
     "lr_schedule.decay_start_ratio": decided("lr_schedule.decay_ratio"),
     "lr_schedule.decay_steps": refused("schedules decay to the end of the run here"),
-    "lr_schedule.auto_register": refused("code beside the YAML is never run"),
+    "lr_schedule.auto_register": refused("code of the user is never run"),
     "runner_wrapper.type": only(
         "MFTrainOneStepCell", reason="the only kind of step", otherwise="only MFTrainOneStepCell is a kind of step here"
     ),
@@ -174,7 +174,7 @@ SCALE = "runner_wrapper.scale_sense"
 
 
 def translate_update(reading: Reading) -> None:
-    """Sections ``optimizer``, ``lr_schedule``, ``runner_wrapper`` and ``callbacks``."""
+    """Translate ``optimizer``, ``lr_schedule``, ``runner_wrapper`` and ``callbacks``."""
     _optimizer(reading)
     _schedule(reading)
     translate_groups(reading, _schedule)
@@ -212,7 +212,7 @@ def _optimizer(reading: Reading) -> None:
 
 
 def _muon(reading: Reading) -> None:
-    """Muon, whose AdamW has keys of its own."""
+    """Translate Muon, whose AdamW has separate keys."""
     reading.use("optimizer.type")
     _qk_clip(reading)
     for theirs, ours, usual in (("adamw_betas", "betas", [0.95, 0.95]), ("adamw_eps", "eps", 1e-8)):
@@ -227,7 +227,7 @@ def _muon(reading: Reading) -> None:
 
 
 def _qk_clip(reading: Reading) -> None:
-    """QK-clip, which theirs does unless it is told otherwise; one key says it here, and null is none."""
+    """Translate QK-clip, which MindFormers enables by default; null disables it."""
     clips, given = reading.get(CLIPS, True), reading.has(THRESHOLD)
     if clips is False or not is_latent(reading):
         reason = "off" if clips is False else NO_HEADS
@@ -266,7 +266,7 @@ def _betas(reading: Reading) -> None:
 
 
 def _or_default(reading: Reading, key: str, theirs: Any, ours: Any) -> None:
-    """Uses the key, or their default where it is left out and ours is another."""
+    """Copy the key, or set MindFormers' default if it differs from that of mindllm."""
     if reading.get(key) is not None:
         reading.use(key)
     elif theirs != ours:
@@ -307,7 +307,7 @@ def _schedule(reading: Reading) -> None:
 
 
 def _decay_start(reading: Reading, kind: str) -> None:
-    """Where their decay begins: a step, or a part of all steps, which wins. Ours has a length, as a part of all steps."""
+    """Translate the start of the decay, a step or a fraction of all steps, into its length as a fraction."""
     ratio, steps, total = (f"lr_schedule.{key}" for key in ("decay_start_ratio", "decay_start_steps", "total_steps"))
     given = [key for key in (ratio, steps) if reading.has(key)]
     if kind != STABLE:
@@ -381,7 +381,7 @@ def _callbacks(reading: Reading) -> None:
 
 
 def is_of_watcher(reading: Reading, path: KeyPath) -> bool:
-    """Whether ``path`` is a key of a callback that changes nothing, whatever it says."""
+    """Return True if ``path`` is a key of a callback without effect."""
     return path[0] == "callbacks" and len(path) > 1 and reading.get(f"callbacks.{path[1]}.type") in WATCHERS
 
 
@@ -416,7 +416,7 @@ FINAL_NORM = "decoder.final_layernorm"
 
 
 def translate_groups(reading: Reading, translate: Callable[[Reading], None]) -> None:
-    """Translates the section where it is written; ``translate`` translates ``lr_schedule`` of a document."""
+    """Translate ``grouped_lr_schedule``."""
     default, groups = reading.get(f"{SECTION}.default"), reading.get(f"{SECTION}.grouped")
     if isinstance(default, dict):
         if isinstance(given := reading.get(SCHEDULE), dict):
@@ -441,7 +441,7 @@ def translate_groups(reading: Reading, translate: Callable[[Reading], None]) -> 
 def _translated(
     reading: Reading, path: KeyPath, schedule: dict[str, Any], translate: Callable[[Reading], None]
 ) -> dict[str, Any]:
-    """A schedule as ours has it; what became of its keys is noted at ``path``."""
+    """Return a schedule in the form of mindllm; record the outcome of its keys at ``path``."""
     inner = Reading(Document({SCHEDULE: {key: value for key, value in schedule.items() if key != "params"}}))
     for key in schedule:
         rule = UPDATE.get(f"{SCHEDULE}.{key}")
@@ -460,7 +460,7 @@ def _translated(
 
 
 def _weights(reading: Reading, path: KeyPath, patterns: Any) -> list[str]:
-    """Our names of the weights that their patterns match."""
+    """Return the weights of mindllm that match the patterns."""
     listed = patterns if isinstance(patterns, list) else []
     found = []
     for pattern in map(str, listed):

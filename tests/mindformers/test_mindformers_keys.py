@@ -97,8 +97,8 @@ def test_what_a_network_always_has_is_not_written_over_what_a_yaml_says(theirs):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model.model_config": SPEECH, "model.arch.type": "WhisperForConditionalGeneration"}, "an encoder of sound"),
-        ({"model.model_config": PICTURES, "model.arch.type": "CogVLM2ForCausalLM"}, "pictures beside the text"),
+        ({"model.model_config": SPEECH, "model.arch.type": "WhisperForConditionalGeneration"}, "an audio encoder"),
+        ({"model.model_config": PICTURES, "model.arch.type": "CogVLM2ForCausalLM"}, "image input"),
         ({"run_mode": "eval", "metric.type": "ADGENMetric"}, "ADGENMetric scores generated text"),
         ({"runner_wrapper": {"type": "TrainOneStepCell", "sens": 1024}}, "only MFTrainOneStepCell"),
         ({"train_dataset": ..., "train_dataset_task": ...}, "no data set is named"),
