@@ -67,13 +67,13 @@ def _write_windows(model: ModelConfig) -> Content:
 
 
 def _scalar(model: ModelConfig) -> Content:
-    """A whole number, which their files want to be written as one."""
+    """Return the scale as an integer if it is one, which Gemma's files require."""
     scalar = float(model.query_pre_attn_scalar or model.head_dim)
     return {"query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar}
 
 
 def _read_third(path: Path, content: Content) -> dict[str, Any]:
-    """Newer files have rotary parameters for each of the two types of layers; ``rope_scaling`` is for full attention."""
+    """Return the keys of Gemma 3. Newer files have rotary parameters per layer type; ``rope_scaling`` is for full attention."""
     nested, scaling = content.get("rope_parameters") or {}, content.get("rope_scaling") or {}
     if not isinstance(nested, dict) or nested.keys() - {FULL, SLIDING}:
         raise UserError(f"{path}: rope_parameters: must hold {FULL} and {SLIDING} (value {shortened(nested)})")

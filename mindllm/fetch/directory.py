@@ -127,7 +127,7 @@ def _size(path: Path) -> int:
 
 
 def _problem(path: Path, file: RemoteFile) -> str:
-    """Return how a file differs from the listed one by size or digest; empty where it does not."""
+    """Return the difference of a file from the listed one in size or digest; empty if they agree."""
     size = _size(path)
     if size != file.size or not path.is_file():
         return f"has {size:,} bytes, expected {file.size:,}"

@@ -154,7 +154,7 @@ def translate_architecture(reading: Reading) -> None:
     if legacy or not reading.get("pretrained_model_dir"):
         for name, value in ({**LEGACY_DEFAULTS, **network.defaults} if legacy else MCORE_DEFAULTS).items():
             if name not in _ours(reading):
-                reading.left_out(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
+                reading.set_omitted(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
     fill_in(reading)
 
 
@@ -221,7 +221,7 @@ def _attention(reading: Reading) -> None:
             reading.idle(groups, "multi_query_attention is false")
     if reading.has(grouped):
         reading.idle(grouped, "n_kv_heads applies")
-    if reading.left(f"{MODEL}.kv_channels"):
+    if reading.is_open(f"{MODEL}.kv_channels"):
         reading.translate(f"{MODEL}.kv_channels", f"{MODEL}.head_dim")
     for key in (f"{MODEL}.attention_bias", f"{MODEL}.has_bias"):
         if reading.get(key):
@@ -247,11 +247,11 @@ def _attention(reading: Reading) -> None:
 def _feed_forward(reading: Reading, legacy: bool) -> None:
     act, unit, bias = f"{MODEL}.hidden_act", f"{MODEL}.gated_linear_unit", f"{MODEL}.add_bias_linear"
     if reading.has(act):
-        given = reading.word(act)
-        if given in ACTIVATIONS:
-            _described(reading, act, "hidden_act", ACTIVATIONS[given])
+        activation = reading.word(act)
+        if activation in ACTIVATIONS:
+            _described(reading, act, "hidden_act", ACTIVATIONS[activation])
         else:
-            reading.refuse(act, f"this activation is not here{nearest(given, ACTIVATIONS)}")
+            reading.refuse(act, f"this activation is not here{nearest(activation, ACTIVATIONS)}")
     if reading.has(f"{MODEL}.activation_func"):
         reading.idle(f"{MODEL}.activation_func", "hidden_act applies")
     if reading.has(unit):
@@ -293,7 +293,7 @@ def _width(reading: Reading) -> None:
 
 def _rotary(reading: Reading) -> None:
     base, ratio = f"{MODEL}.rotary_emb_base", f"{MODEL}.rope_ratio"
-    if reading.left(base):
+    if reading.is_open(base):
         if "theta" in _ours(reading):
             reading.idle(base, "theta is given")
         else:
@@ -360,10 +360,10 @@ def _types(reading: Reading) -> None:
         key = f"{MODEL}.{name}"
         if not reading.has(key):
             continue
-        wanted = {"true": "float32", "false": compute, "": compute}.get(reading.word(key), reading.word(key))
-        if wanted == compute:
+        dtype = {"true": "float32", "false": compute, "": compute}.get(reading.word(key), reading.word(key))
+        if dtype == compute:
             reading.idle(key, "hidden states flow in compute_dtype")
-        elif wanted == "float32":
+        elif dtype == "float32":
             reading.translate(key, f"{MODEL}.fp32_residual_connection", True)
         else:
             instead = f"--{key}={'false' if name.startswith('fp32') else compute}"
@@ -372,17 +372,17 @@ def _types(reading: Reading) -> None:
 
 def _parameter_types(reading: Reading) -> None:
     """Translate the type of parameters, and state what else has another type here than in MindFormers."""
-    own = "float32"
+    dtype = "float32"
     for name in ("param_init_type", "params_dtype"):
         key = f"{MODEL}.{name}"
         if reading.has(key):
-            own = reading.word(key)
-            reading.translate(key, f"{MODEL}.param_init_type", reason="" if own == "float32" else HALF[name])
+            dtype = reading.word(key)
+            reading.translate(key, f"{MODEL}.param_init_type", reason="" if dtype == "float32" else HALF[name])
     table = f"{MODEL}.embedding_init_type"
     if reading.has(table):
-        same = reading.word(table) == own
+        is_same = reading.word(table) == dtype
         reading.idle(
-            table, "param_init_type" if same else f"the embedding has param_init_type {own} here, as all matrices"
+            table, "param_init_type" if is_same else f"the embedding has param_init_type {dtype} here, as all matrices"
         )
 
 
@@ -427,13 +427,13 @@ def _adapted_projections(reading: Reading, network: Network) -> None:
     key = f"{MODEL}.pet_config.target_modules"
     if not reading.has(key):
         return
-    names, wanted = PROJECTIONS.get(network.family, {}), reading.get(key)
-    if not isinstance(wanted, str) or not any(name in wanted for name in names):
+    names, pattern = PROJECTIONS.get(network.family, {}), reading.get(key)
+    if not isinstance(pattern, str) or not any(name in pattern for name in names):
         reading.use(key)
         return
     for theirs, ours in names.items():
-        wanted = wanted.replace(theirs, ours)
-    reading.translate(key, key, wanted)
+        pattern = pattern.replace(theirs, ours)
+    reading.translate(key, key, pattern)
 
 
 def _trained_modules(reading: Reading, network: Network) -> None:
@@ -442,11 +442,11 @@ def _trained_modules(reading: Reading, network: Network) -> None:
     patterns = reading.get(key)
     if not reading.has(key):
         return
-    known = TRAINED_MODULES.get(network.family, {})
+    modules = TRAINED_MODULES.get(network.family, {})
     if not patterns:
         reading.idle(key, "empty")
-    elif isinstance(patterns, list) and all(pattern in known for pattern in patterns):
-        parts = [known[pattern] for pattern in patterns]
+    elif isinstance(patterns, list) and all(pattern in modules for pattern in patterns):
+        parts = [modules[pattern] for pattern in patterns]
         reading.translate(key, f"{MODEL}.pet_config.modules_to_save", parts, "trained in addition to the adapters")
     else:
         reading.refuse(key, "modules_to_save names modules that are trained in addition to adapters")

@@ -55,7 +55,7 @@ def read_directory(reading: Reading) -> None:
         model = read_model_config(named).model_dump(exclude_unset=True) if present else standing_in(named)
     except UserError:
         return
-    reading.assumed = {f"{MODEL}.{theirs}": model[ours] for theirs, ours in HF_NAMES.items() if model.get(ours)}
+    reading.assumed = {f"{MODEL}.{name}": model[ours] for name, ours in HF_NAMES.items() if model.get(ours)}
 
 
 def shipped_yaml(directory: str) -> str:
@@ -80,15 +80,15 @@ def fill_in(reading: Reading) -> None:
     shipped = shipped_yaml(named) if isinstance(named, str) else ""
     if not shipped:
         return
-    said = reading.ours.data.get("model", {}).get("model_config", {})
+    model_keys = reading.ours.data.get("model", {}).get("model_config", {})
     for key, value in standing_in(named).items():
-        if key not in said:
+        if key not in model_keys:
             reading.put(f"{MODEL}.{key}", value, (KEY,))
     _translate_mtp(reading, PurePath(named).name)
-    told = f"the architecture of {shipped} stands in until the directory is there"
+    message = f"the architecture of {shipped} stands in until the directory is there"
     if reading.entries[(KEY,)].outcome is not Outcome.REFUSED:
-        reading.note(KEY, Outcome.USED, reason=told)
-    reading.warnings.append(f"{KEY}: {named} is not there: {told}")
+        reading.note(KEY, Outcome.USED, reason=message)
+    reading.warnings.append(f"{KEY}: {named} is not there: {message}")
 
 
 def has_mtp_layers(reading: Reading) -> bool:
@@ -118,5 +118,5 @@ def _translate_mtp(reading: Reading, name: str) -> None:
     if MTP_KEY in ModelConfig.model_fields:
         reading.put(f"{MODEL}.{MTP_KEY}", layers, (KEY,))
     else:
-        left_out = f"--{MODEL}.{MTP_KEY}=0 leaves it out"
-        reading.refuse(KEY, f"{name} has {layers} multi-token prediction layer, which is not supported yet; {left_out}")
+        option = f"--{MODEL}.{MTP_KEY}=0 leaves it out"
+        reading.refuse(KEY, f"{name} has {layers} multi-token prediction layer, which is not supported yet; {option}")

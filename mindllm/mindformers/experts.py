@@ -113,14 +113,14 @@ MTP_FACTORS = tuple(f"{MODEL}.{name}" for name in ("mtp_loss_scaling_factor", "m
 def expert_keys() -> tuple[str, ...]:
     """Return every key about experts."""
     rows = (*SYNONYMS.values(), *GROUPS.values(), GROUPED, SHARED, FACTORS, SCORES, RATES, LISTED)
-    alone = (KIND, PRE_SOFTMAX, SHARED_WIDTH, CAPACITY, DROPS, METHOD, DISPATCHER)
-    return (*(key for row in rows for key in row), *alone, *FIXED)
+    single_keys = (KIND, PRE_SOFTMAX, SHARED_WIDTH, CAPACITY, DROPS, METHOD, DISPATCHER)
+    return (*(key for row in rows for key in row), *single_keys, *FIXED)
 
 
 def keys_below(section: str) -> dict[str, Rule]:
     """Return the rows of a key table for the expert keys of ``section``."""
-    others = [f"{MODEL}.{name}" for name in LATENT] + [*MTP_KEYS, *MTP_FACTORS, LATENT_SWITCH]
-    names = [key.removeprefix(f"{section}.") for key in (*expert_keys(), *others) if key.startswith(f"{section}.")]
+    latent_keys = [f"{MODEL}.{name}" for name in LATENT] + [*MTP_KEYS, *MTP_FACTORS, LATENT_SWITCH]
+    names = [key.removeprefix(f"{section}.") for key in (*expert_keys(), *latent_keys) if key.startswith(f"{section}.")]
     return {name: decided() for name in names}
 
 
@@ -162,11 +162,11 @@ def translate_experts(reading: Reading) -> None:
             if written:
                 reading.translate(DISPATCHER, ours, "allgather", GATHERED)
             else:
-                reading.left_out(DISPATCHER, ours, "allgather", f"left out: {GATHERED}")
+                reading.set_omitted(DISPATCHER, ours, "allgather", f"left out: {GATHERED}")
         elif written:
             reading.translate(DISPATCHER, ours, "alltoall", SENDS[kind])
         else:
-            reading.left_out(DISPATCHER, ours, "alltoall", "left out: sorted tokens are sent to their experts")
+            reading.set_omitted(DISPATCHER, ours, "alltoall", "left out: sorted tokens are sent to their experts")
         for key, fixed in FIXED.items():
             if reading.has(key):
                 _fixed(reading, key, fixed)
@@ -191,9 +191,9 @@ def _devices(reading: Reading) -> None:
         reading.use(EXPERT_TENSOR)
         return
     ranks = _tensor_ranks(reading)
-    whole = _is_grouped(reading) or not reading.get("model.arch.type")
-    if whole and ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0:
-        reading.left_out(EXPERT_TENSOR, EXPERT_TENSOR, 1, "left out: an expert is whole on its device")
+    is_unsharded = _is_grouped(reading) or not reading.get("model.arch.type")
+    if is_unsharded and ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0:
+        reading.set_omitted(EXPERT_TENSOR, EXPERT_TENSOR, 1, "left out: an expert is whole on its device")
 
 
 def _grouped(reading: Reading) -> None:
@@ -255,13 +255,13 @@ def _shared(reading: Reading) -> None:
     elif reading.has(SHARED_WIDTH):
         reading.idle(SHARED_WIDTH, "empty")
     widths = (*SYNONYMS["moe_intermediate_size"], f"{MODEL}.intermediate_size")
-    of_expert = next((reading.count(key) for key in widths if reading.number(key, 0) > 0), 1)
+    width = next((reading.count(key) for key in widths if reading.number(key, 0) > 0), 1)
     for key in SHARED:
         if not reading.has(key):
             continue
         count = int(reading.number(key, 0))
         if count and not reading.get(SHARED_WIDTH):
-            reading.translate(key, SHARED_WIDTH, count * of_expert, "one as wide as all of them")
+            reading.translate(key, SHARED_WIDTH, count * width, "one as wide as all of them")
         else:
             reading.idle(key, f"{SHARED_WIDTH} says it" if count else "there is none")
 
@@ -278,8 +278,8 @@ def _groups(reading: Reading) -> None:
             else:
                 reading.idle(key, reason or "no groups are configured")
     if reading.has(METHOD):
-        wanted = "group_limited_greedy" if reading.get(METHOD) == "group_limited_greedy" else "greedy"
-        _fixed(reading, METHOD, Fixed("groups and bias say how experts are chosen", (wanted, None)))
+        expected = "group_limited_greedy" if reading.get(METHOD) == "group_limited_greedy" else "greedy"
+        _fixed(reading, METHOD, Fixed("groups and bias say how experts are chosen", (expected, None)))
 
 
 def _no_group_reason(reading: Reading) -> str:

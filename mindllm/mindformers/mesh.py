@@ -72,7 +72,7 @@ def translate_mesh(reading: Reading) -> None:
     if split and splittable and reading.has(key):
         reading.translate(key, key, False, ALWAYS_SPLIT)
     elif split and splittable:
-        reading.left_out(key, key, False, ALWAYS_SPLIT)
+        reading.set_omitted(key, key, False, ALWAYS_SPLIT)
     elif reading.has(key):
         reading.use(key)
     _mode(reading)
@@ -157,16 +157,16 @@ def _optimizer_share(reading: Reading) -> None:
 def _batch(reading: Reading, stages: int) -> None:
     """Translate the samples per replica and micro batch, and their multipliers."""
     batch, copies = "runner_config.batch_size", "micro_batch_interleave_num"
-    own, factor = reading.get(batch, 1), reading.get(copies, 1)
-    whole = is_count(own) and is_count(factor)
+    batch_size, factor = reading.get(batch, 1), reading.get(copies, 1)
+    is_valid = is_count(batch_size) and is_count(factor)
     if reading.has(batch):
         reason = f"batch_size x {copies} {factor}" if factor != 1 else ""
-        reading.translate(batch, batch, own * factor if whole else own, reason)
+        reading.translate(batch, batch, batch_size * factor if is_valid else batch_size, reason)
     if reading.has(copies):
         if factor == 1:
             reading.idle(copies, "one copy")
-        elif whole:
-            reading.put(batch, own * factor)
+        elif is_valid:
+            reading.put(batch, batch_size * factor)
             if any(reading.get(f"parallel_config.{key}", 1) != 1 for key in ("model_parallel", "expert_parallel")):
                 reading.use(copies)
             else:
@@ -197,7 +197,7 @@ def _schedule(reading: Reading, stages: int) -> None:
     scheduler = "parallel.pipeline_config.pipeline_scheduler"
     chunks, offset = "model.model_config.pp_interleave_num", "model.model_config.offset"
     pieces = "parallel_config.seq_split_num"
-    several = stages > 1 and bool(reading.get(interleave, False))
+    is_interleaved = stages > 1 and bool(reading.get(interleave, False))
     if reading.has(pieces):
         if stages > 1 and reading.get(pieces) is not None:
             reading.use(pieces)
@@ -211,16 +211,16 @@ def _schedule(reading: Reading, stages: int) -> None:
         else:
             reading.idle(interleave, "there is no pipeline")
     if reading.has(scheduler):
-        whole = reading.get(pieces, 1) in (1, None)
-        in_one_chunk = not several or reading.get(chunks, 1) == 1
-        if stages > 1 and reading.get(scheduler) in IN_PIECES and whole and in_one_chunk:
+        is_unsplit = reading.get(pieces, 1) in (1, None)
+        in_one_chunk = not is_interleaved or reading.get(chunks, 1) == 1
+        if stages > 1 and reading.get(scheduler) in IN_PIECES and is_unsplit and in_one_chunk:
             reading.translate(scheduler, scheduler, "1f1b", UNCUT_SEQUENCES)
         elif stages > 1:
             reading.use(scheduler)
         else:
             reading.idle(scheduler, "there is no pipeline")
     if reading.has(chunks):
-        if several or reading.get(chunks) == 1:
+        if is_interleaved or reading.get(chunks) == 1:
             reading.use(chunks)
         else:
             reading.idle(chunks, "pipeline_interleave is off: MindFormers sets this to 1 without a word")

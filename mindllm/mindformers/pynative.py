@@ -185,9 +185,9 @@ def is_pynative(data: Mapping[str, Any]) -> bool:
     return bool(flat) or any(isinstance(data.get(section), dict) for section in SECTIONS)
 
 
-def static_form(theirs: Document) -> Static:
+def static_form(document: Document) -> Static:
     """Return the document in the form of static graphs. Keys without a place there do not move."""
-    mover = _Mover(theirs)
+    mover = _Mover(document)
     mover.whole("model", "model.model_config")
     mover.whole("train_dataset.dataloader", "train_dataset.data_loader")
     mover.whole("lr_scheduler", "lr_schedule")
@@ -245,19 +245,19 @@ def problems_as_written(static: Static, problems: Iterable[Problem]) -> list[Pro
 class _Mover:
     """Moves keys from one form to the other and removes them from the source."""
 
-    def __init__(self, theirs: Document) -> None:
-        self.original = theirs
-        self.left: dict[str, Any] = copy.deepcopy(theirs.data)
-        self.static = Static(Document(self.left, dict(theirs.origins), list(theirs.problems)))
+    def __init__(self, source: Document) -> None:
+        self.original = source
+        self.left: dict[str, Any] = copy.deepcopy(source.data)
+        self.static = Static(Document(self.left, dict(source.origins), list(source.problems)))
 
-    def theirs(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:
         """Return the value in the source."""
         value = at(self.original.data, path_of(key))
         return default if value is None else value
 
     def count(self, key: str, default: int = 1) -> int:
         """Return a positive integer of the source, or ``default``."""
-        value = self.theirs(key)
+        value = self.get(key)
         return value if is_count(value) else default
 
     def ours(self, key: str) -> Any:
@@ -266,7 +266,7 @@ class _Mover:
 
     def whole(self, source: str, target: str) -> None:
         """Move a complete section."""
-        if isinstance(self.theirs(source), dict):
+        if isinstance(self.get(source), dict):
             self._put(path_of(target), self._take(path_of(source)), path_of(source))
 
     def move(self, source: str, target: str, value: Any = ABSENT, reason: str = "") -> None:
@@ -300,10 +300,10 @@ class _Mover:
 
     def _take(self, path: KeyPath) -> Any:
         parent = at(self.left, path[:-1])
-        taken = parent.pop(path[-1])
+        value = parent.pop(path[-1])
         if not parent and len(path) > 1:
             at(self.left, path[:-2]).pop(path[-2])
-        return taken
+        return value
 
     def _put(self, path: KeyPath, value: Any, source: KeyPath = ()) -> None:
         section: Any = self.left
@@ -315,52 +315,53 @@ class _Mover:
         if not source:
             return
         self.static.places[path] = source
-        for known, origin in self.original.origins.items():
-            if known[: len(source)] == source:
-                here = path + known[len(source) :]
-                self.static.document.origins[here] = origin
+        for inner, origin in self.original.origins.items():
+            if inner[: len(source)] == source:
+                moved = path + inner[len(source) :]
+                self.static.document.origins[moved] = origin
 
 
 def _mesh(mover: _Mover) -> StageLayers | None:
     """Move the mesh and the batch; return the layers per chunk and stage, or None if they are invalid."""
     stages, tensor = mover.count("parallelism.pipeline_parallel"), mover.count("parallelism.tensor_parallel")
-    context, shards = mover.count("parallelism.context_parallel"), mover.theirs("parallelism.data_parallel_shard", -1)
-    own, whole = mover.count("training.local_batch_size"), mover.count("training.global_batch_size")
-    replicas = shards if is_count(shards) else max(1, whole // own)
-    told = f"all devices of a launch, here global_batch_size {whole} / local_batch_size {own}: nothing is accumulated"
-    told = "" if is_count(shards) else f"{told}; --parallelism.data_parallel_shard=N changes that"
-    mover.move("parallelism.data_parallel_shard", "parallel_config.data_parallel", replicas, told)
+    context, shards = mover.count("parallelism.context_parallel"), mover.get("parallelism.data_parallel_shard", -1)
+    local_batch, global_batch = mover.count("training.local_batch_size"), mover.count("training.global_batch_size")
+    replicas = shards if is_count(shards) else max(1, global_batch // local_batch)
+    sizes = f"global_batch_size {global_batch} / local_batch_size {local_batch}"
+    reason = f"all devices of a launch, here {sizes}: without gradient accumulation"
+    reason = "" if is_count(shards) else f"{reason}; --parallelism.data_parallel_shard=N changes that"
+    mover.move("parallelism.data_parallel_shard", "parallel_config.data_parallel", replicas, reason)
     mover.default("parallel_config.data_parallel", replicas)
     mover.add("use_parallel", replicas * tensor * stages * context > 1)
     mover.add("parallel.enable_parallel_optimizer", replicas > 1)
     mover.add("parallel_config.use_seq_parallel", tensor > 1)
-    parts = max(1, whole // (replicas * own))
-    told = f"{whole} samples / ({replicas} replicas x {own})"
+    parts = max(1, global_batch // (replicas * local_batch))
+    reason = f"{global_batch} samples / ({replicas} replicas x {local_batch})"
     target = "parallel_config.micro_batch_num" if stages > 1 else "runner_config.gradient_accumulation_steps"
-    mover.move("training.global_batch_size", target, parts, told)
+    mover.move("training.global_batch_size", target, parts, reason)
     mover.default(target, parts)
     method = "parallelism.context_parallel_method"
-    said = mover.theirs(method)
-    known = METHODS.get(said, said) if isinstance(said, str) else said
-    mover.move(method, "parallel_config.context_parallel_algo", known)
+    method_name = mover.get(method)
+    algorithm = METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
+    mover.move(method, "parallel_config.context_parallel_algo", algorithm)
     chunks = mover.count("parallelism.pipeline_parallel_interleave_num")
     if stages > 1 and chunks > 1:
         mover.add("parallel.pipeline_config.pipeline_interleave", True)
     # layers of every [chunk][stage]: an even split, or the intervals that are written for each stage
     key, layers = "parallelism.pipeline_parallel_layers_per_stage", mover.count("model.num_hidden_layers", 0)
-    said = mover.theirs(key)
-    if said is None or said == "auto" or stages == 1:
+    method_name = mover.get(key)
+    if method_name is None or method_name == "auto" or stages == 1:
         mover.drop(key, Outcome.WITHOUT_EFFECT, reason="an even split" if stages > 1 else "there is no pipeline")
         try:
             return layer_counts(layers, stages, chunks, 0)
         except ValueError:
             return None
-    counts = _intervals(said, stages, chunks, layers)
+    counts = _intervals(method_name, stages, chunks, layers)
     if counts is None:
-        told = (
+        reason = (
             f"must be {chunks} intervals in order for each of {stages} stages, as in ['0-3', '4-7'], of {layers} layers"
         )
-        mover.drop(key, Outcome.REFUSED, reason=told)
+        mover.drop(key, Outcome.REFUSED, reason=reason)
         return None
     average = layers // (stages * chunks)
     offset = [[count - average for count in row] for row in counts]
@@ -368,9 +369,9 @@ def _mesh(mover: _Mover) -> StageLayers | None:
     return tuple(map(tuple, counts))
 
 
-def _intervals(said: Any, stages: int, chunks: int, layers: int) -> list[list[int]] | None:
+def _intervals(intervals: Any, stages: int, chunks: int, layers: int) -> list[list[int]] | None:
     """Return the layers per ``[chunk][stage]`` of ``['0-3,8-11', '4-7,12-15']``; None if it is invalid."""
-    rows = said.split("|") if isinstance(said, str) else said
+    rows = intervals.split("|") if isinstance(intervals, str) else intervals
     if not isinstance(rows, list) or len(rows) != stages:
         return None
     places = [[_interval(part) for part in str(row).split(",")] for row in rows]
@@ -388,22 +389,22 @@ def _intervals(said: Any, stages: int, chunks: int, layers: int) -> list[list[in
 
 def _interval(text: str) -> range:
     """Return the layers of ``0-3`` or ``5``; empty for other text."""
-    found = SPEC.fullmatch(text.strip())
-    if not found:
+    match = SPEC.fullmatch(text.strip())
+    if not match:
         return range(0)
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = int(match[1]), int(match[2] or match[1])
     return range(first, last + 1) if last < MOST_LAYERS else range(0)
 
 
 def _recomputation(mover: _Mover, layers: StageLayers | None) -> None:
     """Move recomputation: ``mode: full`` lists layers, the other form counts the first layers per stage."""
-    mode, key = str(mover.theirs("recompute.mode", "None")).lower(), "recompute.full_recompute_layer"
+    mode, key = str(mover.get("recompute.mode", "None")).lower(), "recompute.full_recompute_layer"
     if mode == "select":
-        told = "modules have other names here; write recompute_config.select_recompute"
-        mover.drop("recompute.mode", Outcome.REFUSED, reason=told)
+        reason = "modules have other names here; write recompute_config.select_recompute"
+        mover.drop("recompute.mode", Outcome.REFUSED, reason=reason)
     elif mode == "full":
         mover.drop("recompute.mode", Outcome.TRANSLATED, "recompute_config.recompute", "the layers below")
-        counts = _recomputed(mover.theirs(key), layers)
+        counts = _recomputed(mover.get(key), layers)
         if counts is None:
             mover.drop(key, Outcome.REFUSED, reason=ALL_OF_A_PLACE)
         else:
@@ -414,11 +415,11 @@ def _recomputation(mover: _Mover, layers: StageLayers | None) -> None:
     mover.drop("recompute.select_module", Outcome.WITHOUT_EFFECT, reason=f"mode is {mode}")
 
 
-def _recomputed(said: Any, layers: StageLayers | None) -> bool | list[Any] | None:
+def _recomputed(value: Any, layers: StageLayers | None) -> bool | list[Any] | None:
     """Return ``true`` or the number of recomputed layers per stage; None if they are not the first ones."""
-    if layers is None or not isinstance(said, list):
+    if layers is None or not isinstance(value, list):
         return None
-    chosen = {layer for part in said for layer in _interval(str(part))}
+    chosen = {layer for part in value for layer in _interval(str(part))}
     if chosen >= set(range(sum(map(sum, layers)))):
         return True
     following = 0
@@ -438,9 +439,9 @@ def _recomputed(said: Any, layers: StageLayers | None) -> bool | list[Any] | Non
 def _steps(mover: _Mover) -> None:
     """Move the number of steps and determinism, which have other places in the other form."""
     mover.move("training.steps", "runner_config.train_steps")
-    if mover.theirs("training.deterministic") is not None:
-        mover.move("training.deterministic", "context.deterministic", bool(mover.theirs("training.deterministic")))
-    if mover.theirs("context.mode") == 1:
+    if mover.get("training.deterministic") is not None:
+        mover.move("training.deterministic", "context.deterministic", bool(mover.get("training.deterministic")))
+    if mover.get("context.mode") == 1:
         mover.move("context.mode", "context.mode", 0, "runs are compiled graphs here, with the same results")
 
 
@@ -450,7 +451,7 @@ def _checkpoints(mover: _Mover) -> None:
     if not isinstance(entries, list):
         entries = []
     mover.left["callbacks"] = entries
-    if mover.theirs("checkpoint.enable_save", True) is False:
+    if mover.get("checkpoint.enable_save", True) is False:
         entries.append({"type": "MFLossMonitor"})
         mover.drop("checkpoint.enable_save", Outcome.TRANSLATED, "callbacks", "without a CheckpointMonitor")
         for name in (*SAVING, "async_save"):
@@ -463,11 +464,11 @@ def _checkpoints(mover: _Mover) -> None:
         for source, (target, _) in SAVING.items():
             mover.move(f"checkpoint.{source}", f"{place}.{target}")
         mover.move("checkpoint.async_save", f"{place}.async_save")
-    if mover.theirs("checkpoint.load_path", "") == "":
+    if mover.get("checkpoint.load_path", "") == "":
         for name in ("load_path", "no_load_optim"):
             mover.drop(f"checkpoint.{name}", Outcome.WITHOUT_EFFECT, reason="nothing is loaded")
         return
     mover.move("checkpoint.load_path", "load_checkpoint")
-    resumed = mover.theirs("checkpoint.no_load_optim", False) is False
+    resumed = mover.get("checkpoint.no_load_optim", False) is False
     mover.move("checkpoint.no_load_optim", "resume_training", resumed)
     mover.default("resume_training", resumed)

@@ -221,26 +221,26 @@ def changes_source(key: str, document: Document) -> bool:
     path = path_of(key)
     if rule_for(KEYS, path) is None:
         return False
-    is_written = any(other[: len(path)] == path for other, _ in leaves(document.data))
+    is_written = any(inner[: len(path)] == path for inner, _ in leaves(document.data))
     return is_written or not has_key(RunConfig, path) or key in SHARED_KEYS
 
 
-def with_class_defaults(theirs: Document) -> tuple[Document, frozenset[str]]:
+def with_class_defaults(source: Document) -> tuple[Document, frozenset[str]]:
     """Return the document with the defaults of its configuration class, and the added keys."""
-    model = theirs.data.get("model")
+    model = source.data.get("model")
     if not isinstance(model, dict):
-        return theirs, frozenset()
-    said = model.get("model_config")
-    if not isinstance(said, dict) or model.get("arch") or theirs.data.get("pretrained_model_dir"):
-        return theirs, frozenset()
-    kind = said.get("model_type")
-    written = {_canonical_name(f"{MODEL}.{key}") for key, value in said.items() if value is not None}
+        return source, frozenset()
+    keys = model.get("model_config")
+    if not isinstance(keys, dict) or model.get("arch") or source.data.get("pretrained_model_dir"):
+        return source, frozenset()
+    kind = keys.get("model_type")
+    written = {_canonical_name(f"{MODEL}.{key}") for key, value in keys.items() if value is not None}
     added = {
         key: value
         for key, value in DEFAULTS.get(kind if isinstance(kind, str) else "", {}).items()
         if _canonical_name(f"{MODEL}.{key}") not in written
     }
-    completed = merge(theirs, Document({"model": {"model_config": added}})) if added else theirs
+    completed = merge(source, Document({"model": {"model_config": added}})) if added else source
     return completed, frozenset(f"{MODEL}.{key}" for key in added)
 
 
@@ -286,8 +286,8 @@ class Conversion:
 
     def counts(self) -> dict[Outcome, int]:
         """Return the number of keys per outcome. Added defaults do not count."""
-        found = Counter(entry.outcome for entry in self.entries if entry.origin is not None)
-        return {outcome: found[outcome] for outcome in Outcome}
+        counter = Counter(entry.outcome for entry in self.entries if entry.origin is not None)
+        return {outcome: counter[outcome] for outcome in Outcome}
 
     def source_values(self) -> dict[str, Any]:
         """Return the keys that the YAML has with their values."""
@@ -299,26 +299,26 @@ class Conversion:
         return f"{name}: MindFormers YAML ({counts}); for every key: mindllm convert {name}"
 
 
-def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
+def convert(source: Document, overrides: Overrides = ()) -> Conversion:
     """Translate ``theirs``, changed by those of ``overrides`` that are about it; raise UserError for a wrong option."""
     options, rest = split_overrides(overrides, lambda key: key.startswith(OPTIONS))
-    own, remaining = split_overrides(rest, lambda key: changes_source(key, theirs))
+    source_overrides, remaining = split_overrides(rest, lambda key: changes_source(key, source))
     meaning = _ignored_keys(options) == "as_written"
-    changed = merge(theirs, override_document(own, theirs, RunConfig))
+    changed = merge(source, override_document(source_overrides, source, RunConfig))
     # sections shared by an anchor stay equal if an option changes one of them
     for name in ("train_dataset", "eval_dataset"):
-        task = theirs.data.get(f"{name}_task")
-        if isinstance(task, dict) and task.get("dataset_config") == theirs.data.get(name):
+        task = source.data.get(f"{name}_task")
+        if isinstance(task, dict) and task.get("dataset_config") == source.data.get(name):
             changed.data[f"{name}_task"] = {**task, "dataset_config": changed.data.get(name)}
-    adapted = _adapt_dataset_strategy(theirs, changed)
+    adapted = _adapt_dataset_strategy(source, changed)
     # authors write None for null, which YAML reads as text
     data, named = copy.deepcopy(changed.data), []
     for path, value in leaves(changed.data):
         if value == NONE and path[-1] not in KEYS_WITH_NONE:
             at(data, path[:-1])[path[-1]] = None
             named.append(dotted(path))
-    said = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
-    changed, nothing = (replace(changed, data=data) if named else changed), said
+    messages = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
+    changed, null_warnings = (replace(changed, data=data) if named else changed), messages
     static = static_form(changed) if is_pynative(changed.data) else None
     completed, added = with_class_defaults(static.document if static else changed)
     reading = translate(completed, meaning, ignores_unknown(overrides))
@@ -333,16 +333,16 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries.sort(key=lambda entry: order.get(entry.path, len(order)))
     return Conversion(
-        reading.ours, remaining, tuple(entries), (*nothing, *adapted, *reading.warnings), reading.has_ignored_keys
+        reading.ours, remaining, tuple(entries), (*null_warnings, *adapted, *reading.warnings), reading.has_ignored_keys
     )
 
 
-def _adapt_dataset_strategy(theirs: Document, changed: Document) -> list[str]:
+def _adapt_dataset_strategy(source: Document, changed: Document) -> list[str]:
     """Split the columns of a batch over a ``data_parallel`` that an option changed. Return a line about it."""
     rows, size = at(changed.data, STRATEGY), ("parallel_config", "data_parallel")
-    before, after = at(theirs.data, size) or 1, at(changed.data, size) or 1
+    before, after = at(source.data, size) or 1, at(changed.data, size) or 1
     new = with_replicas(rows, after)
-    follows = rows == at(theirs.data, STRATEGY) and rows == with_replicas(rows, before)
+    follows = rows == at(source.data, STRATEGY) and rows == with_replicas(rows, before)
     if rows is None or before == after or not follows or at(changed.data, ("parallel", "full_batch")) is not False:
         return []
     changed.data["parallel"] = {**changed.data["parallel"], STRATEGY[-1]: new}
@@ -381,20 +381,20 @@ SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
 )
 
 
-def translate(theirs: Document, as_written: bool = False, ignore_unknown: bool = False) -> Reading:
+def translate(source: Document, as_written: bool = False, ignore_unknown: bool = False) -> Reading:
     """Translate a whole document. Mistakes and refusals are part of the result, nothing is raised.
 
     Args:
         as_written: take keys that MindFormers itself ignores at their word.
         ignore_unknown: report unknown keys as warnings, not as mistakes.
     """
-    reading = Reading(theirs, as_written, ignore_unknown)
+    reading = Reading(source, as_written, ignore_unknown)
     drop_unread(reading)
     read_directory(reading)
     _plain_keys(reading)
     for subject in SUBJECTS:
         subject(reading)
-    for path, value in leaves(theirs.data):
+    for path, value in leaves(source.data):
         if not reading.claimed(path) and not _is_unknown(reading, path):
             # not translated by any subject: an empty section, or a key of another form
             if _is_empty_section(path, value):
@@ -402,16 +402,16 @@ def translate(theirs: Document, as_written: bool = False, ignore_unknown: bool =
             else:
                 reading.note(path, Outcome.WITHOUT_EFFECT, reason="its section is not configured")
     if "device_target" not in reading.ours.data.get("context", {}):
-        reading.left_out(
+        reading.set_omitted(
             "context.device_target", "context.device_target", "Ascend", "left out: the default of MindFormers"
         )
-    reading.ours.problems = [*theirs.problems, *reading.unknown.values(), *_wrong_values(reading)]
+    reading.ours.problems = [*source.problems, *reading.unknown.values(), *_wrong_values(reading)]
     return reading
 
 
 def _plain_keys(reading: Reading) -> None:
     """Translate keys that a table decides without other keys."""
-    for path, value in leaves(reading.theirs.data):
+    for path, value in leaves(reading.source.data):
         rule = rule_for(KEYS, path)
         if rule is None:
             if not (_is_unknown(reading, path) or _is_empty_section(path, value) or is_of_watcher(reading, path)):
@@ -439,7 +439,7 @@ def _carry(reading: Reading, path: KeyPath, value: Any, rule: Rule) -> None:
     present = _value_at(reading.ours.data, target)
     if present is not None and present != value:
         message = f"another name of {target}, which is given too (value {shown(present)}); keep one"
-        reading.unknown[path] = Problem(closest_origin(reading.theirs.origins, path), path, message)
+        reading.unknown[path] = Problem(closest_origin(reading.source.origins, path), path, message)
         return
     reading.put(target, value, path)
     if rule.outcome is Outcome.USED:
@@ -467,21 +467,21 @@ def _is_unknown(reading: Reading, path: KeyPath) -> bool:
 def _report_unknown(reading: Reading, path: KeyPath) -> None:
     """Add the mistake, or the warning, of a key that MindFormers does not have, at the outermost name that is wrong."""
     for length in range(1, len(path) + 1):
-        here = path[:length]
-        if not (isinstance(here[-1], int) or is_section(KEYS, here) or rule_for(KEYS, here) is not None):
+        outermost = path[:length]
+        if not (isinstance(outermost[-1], int) or is_section(KEYS, outermost) or rule_for(KEYS, outermost) is not None):
             break
-    origin = closest_origin(reading.theirs.origins, here)
+    origin = closest_origin(reading.source.origins, outermost)
     if reading.ignore_unknown:
         reading.has_ignored_keys = True
         reading.note(
-            here, Outcome.WITHOUT_EFFECT, reason=f"unknown key of MindFormers, ignored ({IGNORE_UNKNOWN_KEYS})"
+            outermost, Outcome.WITHOUT_EFFECT, reason=f"unknown key of MindFormers, ignored ({IGNORE_UNKNOWN_KEYS})"
         )
-        reading.warnings.append(f"{origin}: {dotted(here)}: unknown key of MindFormers, ignored")
+        reading.warnings.append(f"{origin}: {dotted(outermost)}: unknown key of MindFormers, ignored")
         return
-    value = _value_at_path(reading.theirs.data, here)
+    value = _value_at_path(reading.source.data, outermost)
     text = "" if isinstance(value, dict | list) else f" (value {shown(value)})"
-    hint = _similar_key(here) if len(reading.unknown) < MOST_SHOWN else ""
-    reading.unknown[here] = Problem(origin, here, f"unknown key of MindFormers{text}{hint}")
+    hint = _similar_key(outermost) if len(reading.unknown) < MOST_SHOWN else ""
+    reading.unknown[outermost] = Problem(origin, outermost, f"unknown key of MindFormers{text}{hint}")
 
 
 def _similar_key(path: KeyPath) -> str:
@@ -505,8 +505,8 @@ def _wrong_values(reading: Reading) -> list[Problem]:
             by_reason.setdefault(entry.reason, []).append(entry)
     problems = []
     for reason, entries in by_reason.items():
-        first, others = entries[0], len(entries) - 1
+        first, other_count = entries[0], len(entries) - 1
         value = "" if isinstance(first.value, dict) else f" (value {shown(first.value)})"
-        more = f"; and {others} more such keys" if others else ""
+        more = f"; and {other_count} more such keys" if other_count else ""
         problems.append(Problem(first.origin, first.path, f"{reason}{value}{more}"))
     return problems

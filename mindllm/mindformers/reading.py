@@ -106,7 +106,7 @@ def siblings(table: Table, path: KeyPath) -> list[str]:
 
 def places(table: Table, name: str) -> list[str]:
     """Return every dotted key of the table whose last part is ``name``."""
-    return [known for known in table if known.rpartition(".")[2] == name]
+    return [key for key in table if key.rpartition(".")[2] == name]
 
 
 @cache
@@ -149,7 +149,7 @@ class Reading:
     keys that the YAML leaves to a Hugging Face directory.
     """
 
-    theirs: Document
+    source: Document
     as_written: bool = False
     ignore_unknown: bool = False
     ours: Document = field(default_factory=Document)
@@ -161,7 +161,7 @@ class Reading:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a dotted key in the source; without a value, what is ``assumed``, or ``default``."""
-        value: Any = self.theirs.data
+        value: Any = self.source.data
         for part in path_of(key):
             value = child(value, part)
         return self.assumed.get(key, default) if value is None else value
@@ -185,12 +185,12 @@ class Reading:
     def has(self, key: str) -> bool:
         """Return True if the source has the key."""
         *around, last = path_of(key)
-        section: Any = self.theirs.data
+        section: Any = self.source.data
         for part in around:
             section = child(section, part)
         return isinstance(section, dict) and last in section
 
-    def left(self, key: str) -> bool:
+    def is_open(self, key: str) -> bool:
         """Return True if the source has the key and nothing has claimed it."""
         return self.has(key) and not self.claimed(path_of(key))
 
@@ -201,7 +201,7 @@ class Reading:
         for part in path[:-1]:
             section = section.setdefault(part, {})
         section[path[-1]] = value
-        origin = closest_origin(self.theirs.origins, source)
+        origin = closest_origin(self.source.origins, source)
         if origin is not None:
             self.ours.origins[path] = origin
 
@@ -227,7 +227,7 @@ class Reading:
         """Record that the key would change the result and is not supported."""
         self.note(key, Outcome.REFUSED, reason=reason)
 
-    def left_out(self, key: str, target: str, value: Any, reason: str) -> None:
+    def set_omitted(self, key: str, target: str, value: Any, reason: str) -> None:
         """Set a key that the source omits and whose default differs from mindllm."""
         self.put(target, value)
         path = path_of(key)
@@ -236,10 +236,10 @@ class Reading:
     def note(self, key: str | KeyPath, outcome: Outcome, becomes: str = "", reason: str = "") -> None:
         """Record the outcome of a key of the source."""
         path = path_of(key) if isinstance(key, str) else key
-        value: Any = self.theirs.data
+        value: Any = self.source.data
         for part in path:
             value = child(value, part)
-        origin = closest_origin(self.theirs.origins, path)
+        origin = closest_origin(self.source.origins, path)
         self.entries[path] = Entry(path, value, outcome, becomes, reason, origin)
 
     def claimed(self, path: KeyPath) -> bool:

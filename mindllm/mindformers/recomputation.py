@@ -120,19 +120,19 @@ def clamp(value: Any, layers: StageLayers | None) -> tuple[Any, str]:
     if rows and (len(rows) != len(value) or len(rows) != len(layers)):
         return value, ""  # the schema reports the error
     available = [list(row) for row in layers] if rows else [[sum(stage) for stage in zip(*layers, strict=True)]]
-    given = rows or [value]
-    if any(len(row) > len(held) for row, held in zip(given, available, strict=True)):
+    lists = rows or [value]
+    if any(len(row) > len(held) for row, held in zip(lists, available, strict=True)):
         return None, f"has more entries than the {len(layers[0])} stages"
-    fitted = [_fit(row, held) for row, held in zip(given, available, strict=True)]
-    reason = "" if fitted == given else "clamped to the layers that a stage has, as MindFormers does"
+    fitted = [_fit(row, held) for row, held in zip(lists, available, strict=True)]
+    reason = "" if fitted == lists else "clamped to the layers that a stage has, as MindFormers does"
     return (fitted if rows else fitted[0]), reason
 
 
-def _fit(row: list[Any], held: list[int]) -> list[Any]:
-    padded = [*row, *[0] * (len(held) - len(row))]
+def _fit(row: list[Any], layers: list[int]) -> list[Any]:
+    padded = [*row, *[0] * (len(layers) - len(row))]
     return [
         min(count, most) if isinstance(count, int) and not isinstance(count, bool) else count
-        for count, most in zip(padded, held, strict=True)
+        for count, most in zip(padded, layers, strict=True)
     ]
 
 
@@ -145,24 +145,24 @@ def _selection(reading: Reading, name: str, layers: StageLayers | None) -> None:
         # patterns with counts: one entry for every pattern
         selection: dict[str, Any] = {}
         path = (SECTION, key.removeprefix(f"{SECTION}."))
-        for theirs, counts in value.items():
-            ours, reason = known_pattern(reading, theirs)
+        for source, counts in value.items():
+            ours, reason = known_pattern(reading, source)
             if ours is None:
-                reading.note((*path, theirs), Outcome.WITHOUT_EFFECT, reason=reason)
+                reading.note((*path, source), Outcome.WITHOUT_EFFECT, reason=reason)
                 continue
             fitted, change = clamp(counts, layers)
             if fitted is None:
-                reading.note((*path, theirs), Outcome.REFUSED, reason=change)
+                reading.note((*path, source), Outcome.REFUSED, reason=change)
                 continue
             selection[ours] = fitted
-            same = ours == theirs and fitted == counts
-            outcome = Outcome.USED if same else Outcome.TRANSLATED
-            reading.note((*path, theirs), outcome, "" if same else f"{ours}: {fitted}", reason or change)
+            is_same = ours == source and fitted == counts
+            outcome = Outcome.USED if is_same else Outcome.TRANSLATED
+            reading.note((*path, source), outcome, "" if is_same else f"{ours}: {fitted}", reason or change)
         reading.put(key, selection or False, path)
     elif isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
-        matches = {theirs: known_pattern(reading, theirs) for theirs in value}
+        matches = {source: known_pattern(reading, source) for source in value}
         patterns = list(dict.fromkeys(ours for ours, _ in matches.values() if ours is not None))
-        dropped = [theirs for theirs, (ours, _) in matches.items() if ours is None]
+        dropped = [source for source, (ours, _) in matches.items() if ours is None]
         reason = f"omitted, {matches[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
         reading.translate(key, key, patterns or False, reason)
     elif name.endswith("exclude") and value is not False:
@@ -216,16 +216,16 @@ UNSPLIT_FEATURES = {
 
 def translate_swap(reading: Reading) -> None:
     """Translate ``swap_config``; ``recompute_config`` must have been translated."""
-    given = [f"{SWAP_SECTION}.{key}" for key in KEYS if reading.has(f"{SWAP_SECTION}.{key}")]
+    keys = [f"{SWAP_SECTION}.{key}" for key in KEYS if reading.has(f"{SWAP_SECTION}.{key}")]
     if reading.get(f"{SWAP_SECTION}.swap") is not True:
-        for key in given:
+        for key in keys:
             reading.idle(key, "nothing is swapped")
         return
     for name in ("recompute", *SELECTIONS):
         if isinstance(reading.get(f"recompute_config.{name}"), list | dict):
             message = "with swap_config.swap a list has numbers of layers in MindFormers, and counts without"
             reading.refuse(f"recompute_config.{name}", f"{message}; write true or false")
-    for key in given:
+    for key in keys:
         if key.endswith(".op_swap") and reading.get(key) is not None:
             _operators(reading, key)
         else:
@@ -241,18 +241,18 @@ def _operators(reading: Reading, key: str) -> None:
             reading.use(key)  # the schema reports the error
             return
         names = entry["op_name"] if isinstance(entry["op_name"], list) else [entry["op_name"]]
-        found = {str(name): _ours(reading, str(name)) for name in names}
-        dropped += [name for name, ours in found.items() if ours is None]
-        if kept := [ours for ours in found.values() if ours is not None]:
-            entries.append({**entry, "op_name": kept})
+        names_by_pattern = {str(name): _ours(reading, str(name)) for name in names}
+        dropped += [name for name, ours in names_by_pattern.items() if ours is None]
+        if operators := [ours for ours in names_by_pattern.values() if ours is not None]:
+            entries.append({**entry, "op_name": operators})
     reason = f"left out, no operator of a layer here: {', '.join(dropped)}" if dropped else ""
     ours: Any = entries or None
     reading.translate(key, key, ours, reason)
 
 
 def _ours(reading: Reading, pattern: str) -> str | None:
-    theirs = pattern if pattern != EVERYWHERE else r"attention\.flash_attention"
-    return known_pattern(reading, theirs.replace("self_attention", "attention").replace("core_attention", "attention"))[
+    known = pattern if pattern != EVERYWHERE else r"attention\.flash_attention"
+    return known_pattern(reading, known.replace("self_attention", "attention").replace("core_attention", "attention"))[
         0
     ]
 
@@ -261,26 +261,26 @@ def place_mtp_layers(reading: Reading) -> None:
     """Add multi-token prediction layers to the last stage of an ``offset`` that does not count them."""
     model = reading.ours.data.get("model", {}).get("model_config", {})
     stages = reading.ours.data.get("parallel_config", {}).get("pipeline_stage", 1)
-    chunks, layers, ahead = (
+    chunks, layers, mtp_layers = (
         model.get(key, 1) for key in ("pp_interleave_num", "num_layers", "num_nextn_predict_layers")
     )
     if (
         "num_nextn_predict_layers" not in model
-        or not all(map(is_count, (stages, chunks, layers, ahead)))
+        or not all(map(is_count, (stages, chunks, layers, mtp_layers)))
         or stages == 1
     ):
         return
     offset = model.get("offset", 0)
-    if _counts(layers + ahead, stages, chunks, offset) or not (counts := _counts(layers, stages, chunks, offset)):
+    if _counts(layers + mtp_layers, stages, chunks, offset) or not (counts := _counts(layers, stages, chunks, offset)):
         return
-    average = (layers + ahead) // (stages * chunks)
+    average = (layers + mtp_layers) // (stages * chunks)
     rows = [[count - average for count in row] for row in counts]
-    rows[-1][-1] += ahead
+    rows[-1][-1] += mtp_layers
     placed = rows if chunks > 1 else rows[0]
     if reading.has(OFFSET):
         reading.translate(OFFSET, OFFSET, placed, REASON)
     else:
-        reading.left_out(OFFSET, OFFSET, placed, REASON)
+        reading.set_omitted(OFFSET, OFFSET, placed, REASON)
 
 
 def _counts(layers: int, stages: int, chunks: int, offset: object) -> StageLayers | None:

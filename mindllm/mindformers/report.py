@@ -30,7 +30,9 @@ def account(source: Path, conversion: Conversion, changes: bool = False) -> Iter
     """Yield every key with what became of it, refused ones first, used ones last, or ``changes`` alone; and how many of each."""
     entries = list(_without_copies(conversion.entries))
     outcomes = CHANGING if changes else ORDER
-    yield Account(str(source), {one: [entry for entry in entries if entry.outcome is one] for one in outcomes})
+    yield Account(
+        str(source), {outcome: [entry for entry in entries if entry.outcome is outcome] for outcome in outcomes}
+    )
     yield _summary(conversion)
 
 
@@ -66,8 +68,8 @@ class Account:
 
 def _list_lines(entry: Entry, console: Console, limit: int) -> Iterator[Text]:
     """Yield a key with its value, and below it what stands here and why, no line wider than ``limit``."""
-    line, key, value, _, here, why = (cell.plain for cell in _cells(entry))
-    parts = [f"{key} {value}" if entry.origin is None else f"{key}: {value}", f"-> {here}" if here else "", why]
+    line, key, value, _, target, why = (cell.plain for cell in _cells(entry))
+    parts = [f"{key} {value}" if entry.origin is None else f"{key}: {value}", f"-> {target}" if target else "", why]
     for number, part in enumerate(part for part in parts if part):
         start = f"{line:>4}  " if not number else " " * INDENT
         for folded in Text(part).wrap(console, max(limit - INDENT - 2, NARROWEST), overflow="fold"):

@@ -42,17 +42,17 @@ def _node(key: str, tree: dict[str, Any]) -> Schema:
         return _value(key, rule) if rule else {}
     section = {"type": ["array", "null"], "items": _section(inner[LIST_ENTRY], key)} if LIST_ENTRY in inner else None
     section = section or _section(inner, key)
-    of_all = tree.get(ANY_KEY, {}).get("")
-    if rule is None and of_all and of_all.outcome is Outcome.REFUSED:
-        return described(_outcome(of_all), _refused(of_all))
-    if rule is None and of_all is None:
+    any_key = tree.get(ANY_KEY, {}).get("")
+    if rule is None and any_key and any_key.outcome is Outcome.REFUSED:
+        return described(_outcome(any_key), _refused(any_key))
+    if rule is None and any_key is None:
         return section
-    return described(_outcome(rule or of_all), {name: part for name, part in section.items() if name != "type"})
+    return described(_outcome(rule or any_key), {name: part for name, part in section.items() if name != "type"})
 
 
 def _section(tree: dict[str, Any], key: str = "") -> Schema:
-    known = {name: below for name, below in tree.items() if name not in ("", ANY_KEY, LIST_ENTRY)}
-    properties = {name: _node(f"{key}.{name}" if key else name, below) for name, below in known.items()}
+    named = {name: below for name, below in tree.items() if name not in ("", ANY_KEY, LIST_ENTRY)}
+    properties = {name: _node(f"{key}.{name}" if key else name, below) for name, below in named.items()}
     return {"type": ["object", "null"], "properties": properties, "additionalProperties": ANY_KEY in tree}
 
 
@@ -81,8 +81,11 @@ def _ours(key: str) -> Schema:
     path = path_of(key)
     sections = sections_at(RunConfig, path[:-1])
     top, definitions = run_sections()
-    found = [(definitions[one.__name__]["properties"] if path[:-1] else top).get(str(path[-1]), {}) for one in sections]
-    schema = found[0] if len(found) == 1 else {}
+    schemas = [
+        (definitions[section.__name__]["properties"] if path[:-1] else top).get(str(path[-1]), {})
+        for section in sections
+    ]
+    schema = schemas[0] if len(schemas) == 1 else {}
     return {} if "$ref" in str(schema) else {name: part for name, part in schema.items() if "escription" not in name}
 
 

@@ -278,9 +278,13 @@ def translate_session(reading: Reading) -> None:
             reading.idle(key, "profile is off")
     # the section generation_config takes precedence over keys of the model
     for name in WRITING:
-        given = next((one for one in LENGTHS if reading.has(f"{GENERATION}.{one}")), name) if name in LENGTHS else name
-        if reading.has(f"{GENERATION}.{given}") and reading.has(f"{MODEL}.{name}"):
-            reading.idle(f"{MODEL}.{name}", f"{GENERATION}.{given} is given")
+        written = (
+            next((length for length in LENGTHS if reading.has(f"{GENERATION}.{length}")), name)
+            if name in LENGTHS
+            else name
+        )
+        if reading.has(f"{GENERATION}.{written}") and reading.has(f"{MODEL}.{name}"):
+            reading.idle(f"{MODEL}.{name}", f"{GENERATION}.{written} is given")
     sampled = bool(reading.get(f"{GENERATION}.do_sample", reading.get(f"{MODEL}.do_sample", True)))
     _generation_keys(reading, GENERATION, sampled)
     _generation_keys(reading, MODEL, sampled)
@@ -317,7 +321,7 @@ def _generation_keys(reading: Reading, section: str, sampled: bool) -> None:
     """Translate keys of generation: sampling keys apply with ``do_sample`` only."""
     for name in ("do_sample", "temperature", "top_k", "top_p"):
         key = f"{section}.{name}"
-        if not reading.left(key):
+        if not reading.is_open(key):
             continue
         if sampled:
             reading.translate(key, f"generation.{name}")
@@ -325,15 +329,15 @@ def _generation_keys(reading: Reading, section: str, sampled: bool) -> None:
             reading.idle(key, "the most likely token is taken")
     for name in ("num_beams", "repetition_penalty"):
         key = f"{section}.{name}"
-        if reading.left(key):
+        if reading.is_open(key):
             if reading.get(key) == 1:
                 reading.idle(key, "1 is none")
             else:
                 reading.translate(key, f"generation.{name}")
     new, longest = (f"{section}.{name}" for name in LENGTHS)
-    if reading.left(new):
+    if reading.is_open(new):
         reading.translate(new, "generation.max_new_tokens")
-    if reading.left(longest):
+    if reading.is_open(longest):
         if reading.has(new):
             reading.idle(longest, "max_new_tokens is given")
         else:
@@ -349,36 +353,36 @@ def translate_monitor(reading: Reading) -> None:
     if not isinstance(section, dict):
         return
     is_on = section.get(ON) is True
-    asked = [name for name in FIGURES if is_on and section.get(name)]
+    figures = [name for name in FIGURES if is_on and section.get(name)]
     for name, value in section.items():
         key = f"{MONITOR_SECTION}.{name}"
         if name == ON:
-            watches = bool(asked)
+            watches = bool(figures)
             if value is True and not watches:
                 reading.translate(key, key, False, "none of the selected figures is supported")
             elif isinstance(value, bool):
                 reading.use(key)
             else:
                 reading.idle(key, "empty")
-        elif name == INTERVAL and asked:
+        elif name == INTERVAL and figures:
             reading.use(key)
-        elif name == INTERVAL or (name in FIGURES and name not in asked):
+        elif name == INTERVAL or (name in FIGURES and name not in figures):
             reading.idle(key, (OFF if not is_on else "none of its figures is computed") if value else "empty")
         elif name in FIGURES:
             reading.translate(key, key, value, FIGURES[name])
         elif name in OTHERS or name in ENDING:
             _foreign_key(reading, name, value, is_on)
-    if asked:
-        for name in {*KEYS.values()} - {*asked}:
+    if figures:
+        for name in {*KEYS.values()} - {*figures}:
             reading.put(f"{MONITOR_SECTION}.{name}", None)
 
 
 def _foreign_key(reading: Reading, name: str, value: object, is_on: bool) -> None:
     """Record the outcome of a key that mindllm does not have, for each key of its section."""
-    wanted = is_on and any(found for _, found in leaves(value, (name,)))
-    for path, found in leaves(value, (MONITOR_SECTION, name)):
+    is_set = is_on and any(inner_value for _, inner_value in leaves(value, (name,)))
+    for path, inner_value in leaves(value, (MONITOR_SECTION, name)):
         key = ".".join(map(str, path))
-        if name in ENDING and wanted and found:
+        if name in ENDING and is_set and inner_value:
             reading.refuse(key, ENDING[name])
         elif not is_on:
             reading.idle(key, OFF)

@@ -185,12 +185,12 @@ def translate_text(reading: Reading) -> None:
     if reading.get("run_mode", "train") in ("train", "finetune") and not reading.get("train_dataset"):
         reading.refuse("train_dataset", "no data set is named, and MindFormers cannot train without one, either")
     _task(reading)
-    theirs = reading.word(f"{LOADER}.type")
-    if theirs:
-        if theirs in KINDS:
-            _loader(reading, theirs)
+    kind = reading.word(f"{LOADER}.type")
+    if kind:
+        if kind in KINDS:
+            _loader(reading, kind)
         else:
-            hint = nearest(theirs, KINDS)
+            hint = nearest(kind, KINDS)
             reading.refuse(f"{LOADER}.type", f"this data set is not here yet{hint}")
     for key in ("train_dataset.seed", f"{LOADER}.config.seed", f"{LOADER}.config.random_seed"):
         if reading.has(key):
@@ -250,7 +250,7 @@ def _loader(reading: Reading, theirs: str) -> None:
             reading.put(ours, True, path_of(key))
             reading.idle(key, "use_legacy is false: such networks never shift labels, whatever is written")
         elif newer and not reading.has(key):
-            reading.left_out(key, ours, True, "use_legacy is false: such networks never shift labels")
+            reading.set_omitted(key, ours, True, "use_legacy is false: such networks never shift labels")
         elif reading.get(key) and not labels:
             reading.idle(key, "without a column labels MindFormers shifts all the same")
         elif reading.get(key):
@@ -278,9 +278,9 @@ def _loader(reading: Reading, theirs: str) -> None:
 
 
 def _files(reading: Reading, kind: str, *names: str) -> None:
-    given = [name for name in names if reading.has(f"{LOADER}.{name}")]
-    named = [name for name in given if reading.get(f"{LOADER}.{name}")]
-    for name in given:
+    written = [name for name in names if reading.has(f"{LOADER}.{name}")]
+    named = [name for name in written if reading.get(f"{LOADER}.{name}")]
+    for name in written:
         key = f"{LOADER}.{name}"
         if name in named[:1]:
             reading.translate(key, PATH)
@@ -288,8 +288,10 @@ def _files(reading: Reading, kind: str, *names: str) -> None:
             reading.idle(key, "empty, or named twice")
         else:
             reading.translate(key, PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
-    if not given:
-        reading.left_out(f"{LOADER}.dataset_dir", PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
+    if not written:
+        reading.set_omitted(
+            f"{LOADER}.dataset_dir", PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir"
+        )
 
 
 def _columns(reading: Reading) -> None:
@@ -331,8 +333,8 @@ def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: boo
     elif kind == "PackingHandler":
         packing = True if separated else "joined"
         reading.put(f"{OURS}.packing", packing, (*place, "type"))
-        said = f"{OURS}.packing: {'true' if separated else 'joined'}"
-        reading.note((*place, "type"), Outcome.TRANSLATED, said, "no mask keeps them apart" * (not separated))
+        target = f"{OURS}.packing: {'true' if separated else 'joined'}"
+        reading.note((*place, "type"), Outcome.TRANSLATED, target, "no mask keeps them apart" * (not separated))
         if "pack_strategy" in entry:
             strategy = entry["pack_strategy"]
             if strategy == "pack":
@@ -376,12 +378,12 @@ def _blend(reading: Reading) -> None:
         if reading.has(key):
             reading.translate(key, PATH, value, reason)
         else:
-            reading.left_out(key, PATH, value, reason)
+            reading.set_omitted(key, PATH, value, reason)
     for name in ("split", "eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
         if reading.has(f"{config}.{name}"):
             reading.use(f"{config}.{name}")
     if not reading.has(f"{config}.split"):
-        reading.left_out(f"{config}.split", f"{OURS}.split", "1,0,0", "left out: everything is trained on")
+        reading.set_omitted(f"{config}.split", f"{OURS}.split", "1,0,0", "left out: everything is trained on")
     if reading.get(f"{config}.create_compressed_eod_mask"):
         reading.translate(f"{config}.create_compressed_eod_mask", f"{OURS}.reset_attention_mask", True)
     elif reading.has(f"{config}.create_compressed_eod_mask"):
@@ -441,22 +443,22 @@ def _tokenizer(reading: Reading) -> None:
         "processor.tokenizer.tokenizer_file",
         "processor.tokenizer.vocab_file",
     )
-    taken = False
+    is_found = False
     for key in filter(reading.has, keys):
         value = reading.get(key)
         name = PurePath(str(value)).name
         if not value:
             reading.idle(key, "empty")
-        elif taken:
+        elif is_found:
             reading.idle(key, "another file is named")
         elif name != "vocab.json" and name.endswith(READABLE):
             reading.translate(key, TOKENIZER)
-            taken = True
+            is_found = True
         else:
             reading.idle(
                 key, "tokenizer.json or tokenizer.model is read here: name it as vocab_file where text is encoded"
             )
     expected = expected_tokenizer(reading)
-    if expected and not taken:
+    if expected and not is_found:
         reason = "expected in pretrained_model_dir when the run starts"
-        reading.left_out(TOKENIZER, TOKENIZER, expected, reason)
+        reading.set_omitted(TOKENIZER, TOKENIZER, expected, reason)

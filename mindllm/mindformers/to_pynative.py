@@ -187,7 +187,7 @@ def _parallelism(config: RunConfig, layers: Sequence[PlacedLayer]) -> dict[str, 
             f"replicas of {shards} shards follow from the launch there; share among all {ours.data_parallel} replicas"
         )
         raise config.error("parallel.enable_parallel_optimizer", message)
-    methods = {theirs: method for method, theirs in METHODS.items()}
+    methods = {name: method for method, name in METHODS.items()}
     if ours.context_parallel_algo not in methods:
         message = (
             f"the PyNative trainer has no {ours.context_parallel_algo}; write colossalai_cp, which computes the same"
@@ -207,8 +207,8 @@ def _parallelism(config: RunConfig, layers: Sequence[PlacedLayer]) -> dict[str, 
         # ['0-3,8-11', '4-7,12-15']: the layers of each stage, chunk by chunk, without those that predict ahead
         stages: list[list[str]] = [[] for _ in range(config.parallel_config.pipeline_stage)]
         numbered = list(enumerate(layers))[: config.model.config.num_layers]
-        for (_, stage), held in groupby(numbered, lambda one: (one[1].chunk, one[1].stage)):
-            numbers = [number for number, _ in held]
+        for (_, stage), run in groupby(numbered, lambda one: (one[1].chunk, one[1].stage)):
+            numbers = [number for number, _ in run]
             stages[stage].append(_span(numbers[0], numbers[-1]))
         if any(len(spans) != config.model.config.pp_interleave_num for spans in stages):
             raise config.error(
@@ -267,7 +267,7 @@ def _model(config: RunConfig) -> dict[str, Any]:
     content = {key: value for key, value in config_json(model, "", {}).items() if key not in UNREAD}
     tree = {key: value for key, value in content.items() if value is not None}
     tree["architectures"] = content["architectures"][0]
-    tree |= {theirs: getattr(model, ours) for theirs, ours in MODEL.items()}
+    tree |= {name: getattr(model, ours) for name, ours in MODEL.items()}
     tree |= {"use_flash_attention": model.use_flash_attention is not False, "add_bias_linear": False}
     tree |= _positions(config)
     if model.model_type == "qwen3":
@@ -343,8 +343,8 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _same_network(config: RunConfig, again: RunConfig, key: str) -> bool:
+def _same_network(config: RunConfig, reread: RunConfig, key: str) -> bool:
     """Return True if a key of the architecture has another form with the same meaning."""
     name = key.removeprefix(f"{SECTION}.").partition(".")[0]
-    said_otherwise = key.startswith(SECTION) and (name == "offset" or name not in RUN_KEYS)
-    return said_otherwise and config.model.config.architecture == again.model.config.architecture
+    is_model_key = key.startswith(SECTION) and (name == "offset" or name not in RUN_KEYS)
+    return is_model_key and config.model.config.architecture == reread.model.config.architecture

@@ -208,27 +208,27 @@ def _optimizer(reading: Reading) -> None:
     _betas(reading)
     _or_default(reading, "optimizer.eps", THEIR_EPS.get(kind, 1e-6), 1e-8)
     _or_default(reading, "optimizer.weight_decay", 0.0, 0.1)
-    _own_rate(reading)
+    _optimizer_rate(reading)
 
 
 def _muon(reading: Reading) -> None:
     """Translate Muon, whose AdamW has separate keys."""
     reading.use("optimizer.type")
     _qk_clip(reading)
-    for theirs, ours, usual in (("adamw_betas", "betas", [0.95, 0.95]), ("adamw_eps", "eps", 1e-8)):
-        if reading.get(f"optimizer.{theirs}") is not None:
-            reading.translate(f"optimizer.{theirs}", f"optimizer.{ours}")
+    for name, ours, usual in (("adamw_betas", "betas", [0.95, 0.95]), ("adamw_eps", "eps", 1e-8)):
+        if reading.get(f"optimizer.{name}") is not None:
+            reading.translate(f"optimizer.{name}", f"optimizer.{ours}")
         else:
-            reading.left_out(f"optimizer.{theirs}", f"optimizer.{ours}", usual, "left out: the default of MindFormers")
+            reading.set_omitted(f"optimizer.{name}", f"optimizer.{ours}", usual, "left out: the default of MindFormers")
     for key in ("matched_adamw_rms", "momentum", "nesterov", "weight_decay"):
         if reading.has(f"optimizer.{key}"):
             reading.use(f"optimizer.{key}")
-    _own_rate(reading)
+    _optimizer_rate(reading)
 
 
 def _qk_clip(reading: Reading) -> None:
     """Translate QK-clip, which MindFormers enables by default; null disables it."""
-    clips, given = reading.get(CLIPS, True), reading.has(THRESHOLD)
+    clips, has_threshold = reading.get(CLIPS, True), reading.has(THRESHOLD)
     if clips is False or not is_latent(reading):
         reason = "off" if clips is False else NO_HEADS
         for key in (CLIPS, THRESHOLD):
@@ -236,15 +236,15 @@ def _qk_clip(reading: Reading) -> None:
                 reading.idle(key, reason)
         return
     threshold = reading.get(THRESHOLD, THEIR_THRESHOLD)
-    if given:
+    if has_threshold:
         reading.translate(THRESHOLD, THRESHOLD, threshold)
     else:
-        reading.left_out(THRESHOLD, THRESHOLD, threshold, "left out: the default of MindFormers")
+        reading.set_omitted(THRESHOLD, THRESHOLD, threshold, "left out: the default of MindFormers")
     if reading.has(CLIPS):
         reading.translate(CLIPS, THRESHOLD, threshold)
 
 
-def _own_rate(reading: Reading) -> None:
+def _optimizer_rate(reading: Reading) -> None:
     if reading.has("optimizer.learning_rate"):
         rate = reading.get("optimizer.learning_rate")
         if reading.has("lr_schedule.learning_rate") or reading.has("grouped_lr_schedule.default"):
@@ -258,28 +258,28 @@ def _betas(reading: Reading) -> None:
         reading.use("optimizer.betas")
         return
     pair = [reading.get(f"optimizer.beta{number}", usual) for number, usual in zip((1, 2), THEIR_BETAS, strict=True)]
-    given = [key for key in ("optimizer.beta1", "optimizer.beta2") if reading.has(key)]
-    for key in given:
+    keys = [key for key in ("optimizer.beta1", "optimizer.beta2") if reading.has(key)]
+    for key in keys:
         reading.translate(key, "optimizer.betas", pair)
-    if not given:
-        reading.left_out("optimizer.betas", "optimizer.betas", pair, "left out: the default of MindFormers")
+    if not keys:
+        reading.set_omitted("optimizer.betas", "optimizer.betas", pair, "left out: the default of MindFormers")
 
 
-def _or_default(reading: Reading, key: str, theirs: Any, ours: Any) -> None:
+def _or_default(reading: Reading, key: str, default: Any, own_default: Any) -> None:
     """Copy the key, or set MindFormers' default if it differs from that of mindllm."""
     if reading.get(key) is not None:
         reading.use(key)
-    elif theirs != ours:
-        reading.left_out(key, key, theirs, "left out: the default of MindFormers")
+    elif default != own_default:
+        reading.set_omitted(key, key, default, "left out: the default of MindFormers")
 
 
 def _schedule(reading: Reading) -> None:
     if not reading.has("lr_schedule.type"):
         return
-    theirs = reading.word("lr_schedule.type")
-    kind = SCHEDULES.get(theirs)
+    source_kind = reading.word("lr_schedule.type")
+    kind = SCHEDULES.get(source_kind)
     if kind is None:
-        reading.refuse("lr_schedule.type", f"this schedule is not here yet{nearest(theirs, SCHEDULES)}")
+        reading.refuse("lr_schedule.type", f"this schedule is not here yet{nearest(source_kind, SCHEDULES)}")
         return
     reading.translate("lr_schedule.type", "lr_schedule.type", kind)
     ratio, steps = "lr_schedule.warmup_ratio", "lr_schedule.warmup_steps"
@@ -300,22 +300,22 @@ def _schedule(reading: Reading) -> None:
         else:
             reading.use(end)
     elif kind in ("PolynomialWithWarmUpLR", STABLE):
-        reading.left_out(end, end, SMALL_END, "left out: the default of MindFormers")
-    _only_of(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
-    _only_of(reading, "lr_schedule.decay_ratio", kind, STABLE)
+        reading.set_omitted(end, end, SMALL_END, "left out: the default of MindFormers")
+    _key_of_schedule(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
+    _key_of_schedule(reading, "lr_schedule.decay_ratio", kind, STABLE)
     _decay_start(reading, kind)
 
 
 def _decay_start(reading: Reading, kind: str) -> None:
     """Translate the start of the decay, a step or a fraction of all steps, into its length as a fraction."""
     ratio, steps, total = (f"lr_schedule.{key}" for key in ("decay_start_ratio", "decay_start_steps", "total_steps"))
-    given = [key for key in (ratio, steps) if reading.has(key)]
+    keys = [key for key in (ratio, steps) if reading.has(key)]
     if kind != STABLE:
-        for key in given:
-            _only_of(reading, key, kind, STABLE)
+        for key in keys:
+            _key_of_schedule(reading, key, kind, STABLE)
         return
     length, part, begin = reading.number(total, -1), reading.get(ratio), reading.get(steps)
-    for key in given:
+    for key in keys:
         if reading.get(key) is None or (key == steps and part is not None):
             reading.idle(key, "empty" if reading.get(key) is None else f"{ratio} is given too, and wins")
     if part is not None:
@@ -328,7 +328,7 @@ def _decay_start(reading: Reading, kind: str) -> None:
         reading.refuse(steps, f"a decay is a part of all steps here; write {ratio}, or {total}")
 
 
-def _only_of(reading: Reading, key: str, kind: str, owner: str, usual: tuple[float, ...] = ()) -> None:
+def _key_of_schedule(reading: Reading, key: str, kind: str, owner: str, usual: tuple[float, ...] = ()) -> None:
     if not reading.has(key):
         return
     if kind == owner:
@@ -346,13 +346,13 @@ def _loss_scale(reading: Reading) -> None:
             reading.idle(SCALE, "empty") if scale is None else reading.use(SCALE)
         return
     names = ("type", "loss_scale_value", "scale_factor", "scale_window")
-    given = [name for name in names if reading.has(f"{SCALE}.{name}")]
-    for name in given:
+    written = [name for name in names if reading.has(f"{SCALE}.{name}")]
+    for name in written:
         reading.use(f"{SCALE}.{name}")
     if scale.get("scale_factor") == 1 or scale.get("type") == "FixedLossScaleUpdateCell":
         for name in ("scale_factor", "scale_window"):
             reading.ours.data["runner_wrapper"]["scale_sense"].pop(name, None)
-            if name in given:
+            if name in written:
                 reading.idle(f"{SCALE}.{name}", "the scale never changes")
         reading.translate(f"{SCALE}.type", f"{SCALE}.type", "FixedLossScaleUpdateCell")
 
@@ -387,11 +387,11 @@ def is_of_watcher(reading: Reading, path: KeyPath) -> bool:
 
 def _callback(reading: Reading, index: int, entry: dict[str, Any], name: str, keys: tuple[str, ...]) -> dict[str, Any]:
     used = {"type": name}
-    same = entry.get("type") == name
+    is_same_type = entry.get("type") == name
     reading.note(
         ("callbacks", index, "type"),
-        Outcome.USED if same else Outcome.TRANSLATED,
-        "" if same else f"callbacks: {name}",
+        Outcome.USED if is_same_type else Outcome.TRANSLATED,
+        "" if is_same_type else f"callbacks: {name}",
     )
     for key in keys:
         if entry.get(key) is not None:
@@ -462,15 +462,15 @@ def _translated(
 def _weights(reading: Reading, path: KeyPath, patterns: Any) -> list[str]:
     """Return the weights of mindllm that match the patterns."""
     listed = patterns if isinstance(patterns, list) else []
-    found = []
+    weights = []
     for pattern in map(str, listed):
-        names = [ours for theirs, ours in OUTSIDE.items() if pattern in theirs or fnmatch(theirs, pattern)]
+        names = [ours for name, ours in OUTSIDE.items() if pattern in name or fnmatch(name, pattern)]
         if not names or not pattern.startswith((*BEGINNINGS, FINAL_NORM)):
             reason = (
                 f"weights of layers have other names here; write grouped_lr_schedule in a YAML of mindllm ({pattern})"
             )
             reading.note(path, Outcome.REFUSED, reason=reason)
             return []
-        found += names
-    reading.note(path, Outcome.TRANSLATED, f"params: {found}")
-    return found
+        weights += names
+    reading.note(path, Outcome.TRANSLATED, f"params: {weights}")
+    return weights

@@ -36,8 +36,8 @@ class Rows:
     stop: int
 
 
-def _in_layer(theirs: str, piece: Piece | None = None) -> Origin:
-    return Origin(f"decoder.layers.{LAYER}.{theirs}", piece)
+def _in_layer(name: str, piece: Piece | None = None) -> Origin:
+    return Origin(f"decoder.layers.{LAYER}.{name}", piece)
 
 
 _ATTENTION: Mapping[str, Piece] = {"wq": "query", "wk": "key", "wv": "value"}
