@@ -24,7 +24,8 @@ from mindllm.architecture.parts import (
 def inverse_frequencies(rotary: RotarySpec, head_dim: int, length: int) -> np.ndarray:
     """Return the rotation per position of each channel pair in radians, float64 ``[head_dim / 2]``.
 
-    It is ``theta^(-2i/rotary_dim)`` with the scaling of ``rotary``. ``length`` is the longest sequence, which dynamic scaling depends on.
+    It is ``theta^(-2i/rotary_dim)`` with the scaling of ``rotary``. ``length`` is the longest sequence, which dynamic scaling
+    depends on.
     """
     width, scaling, theta = rotary.rotary_dim, rotary.scaling, rotary.theta
     if isinstance(scaling, DynamicRopeScaling):

@@ -48,28 +48,28 @@ class GPTDataset:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Whole samples in the tokens of the split; at least 1."""
+        """Return the complete samples in the tokens of the split; at least 1."""
         return max(1, self.split.token_count // self.seq_length)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Returns int32 [seq_length + 1] tokens of sample ``index``: inputs are all but the last, labels all but the first."""
+        """Return int32 [seq_length + 1] tokens of sample ``index``: inputs are all but the last, labels all but the first."""
         epoch = index * self.seq_length // self.split.token_count
         order = self._sample_order(epoch)
         first = self._first_sample(epoch)
         return self._read((first + int(order[index - first])) * self.seq_length)
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns input_ids, labels int32, loss_mask float32 and the columns of ``options``, all [seq_length], of a sample."""
+        """Return input_ids, labels int32, loss_mask float32 and the columns of ``options``, all [seq_length], of a sample."""
         tokens = self[index]
         columns = self.options.columns(tokens[:-1], np.ones(self.seq_length, dtype=np.float32))
         return {"input_ids": tokens[:-1], "labels": tokens[1:], **columns}
 
     def _first_sample(self, epoch: int) -> int:
-        """Returns the first sample that begins in ``epoch``; the last one before it may end there."""
+        """Return the first sample that begins in ``epoch``; the last one before it may end there."""
         return -(-epoch * self.split.token_count // self.seq_length)
 
     def _read(self, position: int) -> np.ndarray:
-        """Copies seq_length + 1 tokens of the endless stream from ``position`` on."""
+        """Copy seq_length + 1 tokens of the endless stream from ``position`` on."""
         tokens = np.empty(self.seq_length + 1, dtype=np.int32)
         filled = 0
         while filled < len(tokens):
@@ -78,7 +78,7 @@ class GPTDataset:
         return tokens
 
     def _read_epoch(self, order: DocumentOrder, offset: int, tokens: np.ndarray) -> int:
-        """Fills ``tokens`` from ``offset`` of an epoch on, as far as the epoch goes; returns how many it filled."""
+        """Fill ``tokens`` from ``offset`` of an epoch on, as far as the epoch goes; returns how many it filled."""
         filled = 0
         place = int(np.searchsorted(order.starts, offset, side="right")) - 1
         while filled < len(tokens) and place < len(order.documents):
@@ -118,16 +118,16 @@ class HeldOutDataset:
 
     @property
     def token_count(self) -> int:
-        """Tokens that are predicted."""
+        """Return the number of predicted tokens."""
         return self.split.token_count - 1 + len(self._before)
 
     @property
     def sample_count(self) -> int:
-        """Samples, the padded one included."""
+        """Return the number of samples, including the padded one."""
         return -(-self.token_count // self.seq_length)
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns sample ``index``, with the columns of ``GPTDataset.sample``; past the end everything is padding."""
+        """Return sample ``index``, with the columns of ``GPTDataset.sample``; past the end everything is padding."""
         start = index * self.seq_length
         stream = np.zeros(self.seq_length + 1, dtype=np.int32)
         before = self._before if start == 0 else []

@@ -43,19 +43,19 @@ ROWS = ("data", "rows", "records", "examples", "instances", "train", "validation
 
 
 def compression_of(path: Path | str) -> str | None:
-    """Returns the ending that says how a file is compressed, such as ".gz"; None for a plain one."""
+    """Return the suffix of a compressed file, such as ".gz"; None for a plain file."""
     suffix = Path(path).suffix.lower()
     return suffix if suffix in COMPRESSIONS else None
 
 
 def kind_of(path: Path | str) -> str | None:
-    """Returns which kind of records a file holds, by its ending before that of a compression; None for other files."""
+    """Return which kind of records a file holds, by its ending before that of a compression; None for other files."""
     path = Path(path)
     return KINDS.get((path.with_suffix("") if compression_of(path) else path).suffix.lower())
 
 
 def open_bytes(path: Path | str) -> BinaryIO:
-    """Opens a file for reading bytes, decompressing what its ending says is compressed."""
+    """Open a file for reading bytes; decompress it according to its suffix."""
     compression = compression_of(path)
     if compression == ".gz":
         return cast(BinaryIO, gzip.open(open_file(path), "rb"))
@@ -71,9 +71,9 @@ def open_bytes(path: Path | str) -> BinaryIO:
 
 
 def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Record]:
-    """Yields the records of a file in order; raises UserError naming file and line for what is not one.
+    """Yield the records of a file in order; raise UserError naming file and line of an invalid record.
 
-    ``columns``: all that is needed, where the kind of file can leave out others (parquet, if it has them all).
+    ``columns``: the columns to read, if the file format can skip others (parquet, if it has them all).
     """
     kind = kind_of(path)
     if kind is None:
@@ -95,7 +95,7 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
 
 
 def parse_record(line: bytes, place: str) -> Record:
-    """Returns the JSON object of one line; ``place`` names it in errors."""
+    """Return the JSON object of one line; ``place`` names it in errors."""
     try:
         record = parse_json(line)
     except ValueError as error:
@@ -112,7 +112,7 @@ def _object(record: Any, place: str) -> Record:
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turns what libraries raise about a file that is missing, damaged or truncated into a UserError that names it."""
+    """Raise UserError naming the file for errors of libraries about a missing, damaged or truncated file."""
     try:
         yield
     except FileRefusedError as error:
@@ -131,13 +131,13 @@ def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
     with open_bytes(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(bounded_lines(text, LINE_BYTES, path), delimiter=delimiter, strict=True)
-        # A header of one column that is several, told apart by what this kind of file does not tell them apart by
+        # a header that has another separator than this kind of file
         names = list(rows.fieldnames or ())
-        other = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), "")
-        if other:
+        separator = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), "")
+        if separator:
             raise UserError(
-                f"{path}:1: its columns are separated by {other!r}, which is read as one column ({names[0]}); "
-                f"write {delimiter!r} between them{', or name the file .tsv' if other == chr(9) else ''}"
+                f"{path}:1: its columns are separated by {separator!r}, which is read as one column ({names[0]}); "
+                f"write {delimiter!r} between them{', or name the file .tsv' if separator == chr(9) else ''}"
             )
         for row in rows:
             if None in row or None in row.values():
@@ -152,8 +152,8 @@ def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:
     import pyarrow.parquet as parquet
 
     with open_file(path) as opened, parquet.ParquetFile(opened) as file:
-        wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
-        for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=wanted):
+        selected = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
+        for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=selected):
             yield from (
                 {key: _without_null_fields(value) for key, value in record.items()} for record in batch.to_pylist()
             )
@@ -167,7 +167,7 @@ def _without_null_fields(value: Any) -> Any:
 
 
 def _is_whole(path: Path | str) -> bool:
-    """Whether a .json file is one value, an array or an object, in place of a record a line."""
+    """Return True if a .json file is one array or object instead of one record per line."""
     with open_bytes(path) as file:
         lines = (line for line in bounded_lines(file, LARGEST_WHOLE, path) if line.strip())
         first, second = next(lines, b""), next(lines, None)
@@ -197,17 +197,17 @@ def _json_whole(path: Path | str) -> Iterator[Record]:
 
 
 def _rows(tree: dict[str, Any], path: Path | str) -> list[Any]:
-    """The records that an object of a whole file holds under one key, as ``{"data": [...]}``; without such the object itself.
+    """Return the records under the one key of an object, as in ``{"data": [...]}``; otherwise the object itself.
 
     Raises:
-        UserError: it holds several lists of records.
+        UserError: the object has several lists of records.
     """
-    found = [
+    lists = [
         key for key in ROWS if isinstance(rows := tree.get(key), list) and all(isinstance(row, dict) for row in rows)
     ]
-    if len(found) > 1:
-        raise UserError(f"{path}: holds records under {', '.join(found)}; write each list as a file of its own")
-    return tree[found[0]] if found else [tree]
+    if len(lists) > 1:
+        raise UserError(f"{path}: holds records under {', '.join(lists)}; write each list as a file of its own")
+    return tree[lists[0]] if lists else [tree]
 
 
 class RecordFile(Protocol):
@@ -218,11 +218,11 @@ class RecordFile(Protocol):
     def __getitem__(self, number: int) -> Record: ...
 
     def name(self, number: int) -> str:
-        """Names a record for people."""
+        """Return the name of a record for people."""
 
 
 class JsonLines:
-    """A plain jsonl file of which only the places of its lines are held: 16 bytes per record."""
+    """A plain jsonl file of which only the offsets of lines are in memory: 16 bytes per record."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
@@ -245,7 +245,7 @@ class JsonLines:
             return parse_record(file.readline(), self.name(number))
 
     def name(self, number: int) -> str:
-        """The line of a record, as editors count them."""
+        """Return the line of a record, as editors count them."""
         return f"{self.path}:{self._lines[number]}"
 
 
@@ -263,7 +263,7 @@ class Records:
         return self._records[number]
 
     def name(self, number: int) -> str:
-        """The file and which of its records it is, from 1."""
+        """Return the file and the number of the record, from 1."""
         return f"{self.path}: record {number + 1}"
 
 
@@ -287,7 +287,7 @@ class RecordTable:
         return self._files[file][place]
 
     def name(self, number: int) -> str:
-        """Names a record for people: its file, and its line or number there, from 1."""
+        """Return the name of a record for people: its file, and its line or number, from 1."""
         file, place = self._place(number)
         return self._files[file].name(place)
 
@@ -299,8 +299,8 @@ def _by_number(path: Path) -> RecordFile:
 
 
 def record_files(paths: Sequence[str]) -> list[Path]:
-    """Returns the files named, directories replaced by the record files below them in the order of their names."""
-    found: list[Path] = []
+    """Return the files named, directories replaced by the record files below them in the order of their names."""
+    files: list[Path] = []
     for given in map(Path, paths):
         if not given.exists():
             raise UserError(f"{given}: no such file or directory{unexpanded(given)}")
@@ -309,5 +309,5 @@ def record_files(paths: Sequence[str]) -> list[Path]:
         )
         if not below:
             raise UserError(f"{given}: no files of records in this directory ({', '.join(KINDS)})")
-        found += below
-    return found
+        files += below
+    return files

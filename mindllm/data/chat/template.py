@@ -75,15 +75,15 @@ class RenderedChat:
 
 
 class ChatTemplate:
-    """A template with the special tokens it may name, such as ``{"eos_token": "</s>"}``.
+    """A template with its special tokens, such as ``{"eos_token": "</s>"}``.
 
     Args:
-        special_names: all names the tokenizer takes for special tokens, but for those that data may contain.
-        variables: further variables, such as ``{"enable_thinking": False}``; those of a row take precedence.
-        for_tools: the template of conversations that have tools, if it is another one.
+        special_names: names that the tokenizer encodes as special tokens, without those that data may contain.
+        variables: additional variables, such as ``{"enable_thinking": False}``; those of a row take precedence.
+        for_tools: the template of conversations with tools, if it differs.
 
     Raises:
-        UserError: ``source`` is no template.
+        UserError: ``source`` is not a valid template.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ChatTemplate:
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the template can write tools into the text."""
+        """Return True if the template can render tools."""
         return self.for_tools is not None or "tools" in self.names
 
     def render(self, conversation: Conversation, place: str) -> RenderedChat:
@@ -186,7 +186,7 @@ class ChatTemplate:
         return best
 
     def _lost(self, chat: Conversation, text: str, place: str, now: str) -> list[str]:
-        """Return the names of the parts that the template leaves out; ``text`` is what it writes of the conversation."""
+        """Return the names of the parts that are missing in ``text``, the rendered conversation."""
         tracer = Tracer(chat.messages, chat.tools)
         traced = replace(chat, messages=tuple(tracer.messages), tools=tracer.tools)
         try:
@@ -259,9 +259,9 @@ class ChatTemplate:
         )
 
     def _greeting_header(self, chat: Conversation, greeting: str, place: str) -> str:
-        """Return the beginning of ``greeting``, which opens with a turn of the assistant, up to the words of that turn.
+        """Return the beginning of ``greeting``, a conversation that opens with the assistant, up to the text of that turn.
 
-        There is no earlier message to render, so the header of the turn is the one that the template writes after a question.
+        There is no earlier message to render, so the header of the turn is taken from an answer to a question.
         """
         question = replace(chat, messages=({"role": "user", "content": "?"},))
         values = [self._values(question), self._values(question, prompt=True)]
@@ -275,9 +275,9 @@ class ChatTemplate:
         return greeting[: greeting.index(header) + len(header)]
 
     def _values(self, chat: Conversation, prompt: bool = False) -> dict[str, Any]:
-        """Return the variables of the template for a conversation; ``prompt``: up to where the assistant goes on."""
-        own = dict(zip(OWN_VARIABLES, (chat.messages, chat.tools, None, prompt), strict=True))
-        return {**self._special_tokens, **self._variables, **chat.variables, **own}
+        """Return the variables of the template for a conversation; ``prompt``: only up to the answer."""
+        values = dict(zip(OWN_VARIABLES, (chat.messages, chat.tools, None, prompt), strict=True))
+        return {**self._special_tokens, **self._variables, **chat.variables, **values}
 
     def _fill(self, values: list[dict[str, Any]], place: str, now: str) -> list[str]:
         try:
@@ -330,12 +330,12 @@ def chat_template_of(
     """Return the template in file ``chat_template``, else that of the tokenizer, else that of its class, else a plain one.
 
     A directory has a ``chat_template.jinja``, with others in ``additional_chat_templates``, or one or several by name in its
-    ``tokenizer_config.json``. A GGUF file has its own: what lies beside it belongs to others. Of several, conversations with
-    tools take "tool_use" and all others "default". ``chat_template_kwargs`` are further variables, and ``allowed_special_tokens``
-    in messages stay tokens.
+    ``tokenizer_config.json``. A GGUF file contains its template; other files in its directory are ignored. Of several,
+    conversations with tools use "tool_use" and others "default". ``chat_template_kwargs`` are additional variables, and
+    ``allowed_special_tokens`` in messages stay tokens.
 
     Raises:
-        UserError: as :class:`ChatTemplate`, or a token that is allowed is not a special one.
+        UserError: an invalid template, or an allowed token that is not a special token.
     """
     names = tokenizer.special_tokens, without_allowed(tokenizer, allowed_special_tokens)
     if not chat_template and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
@@ -344,24 +344,24 @@ def chat_template_of(
     else:
         sources = _sources(Path(tokenizer.path).parent, chat_template)
     if "default" not in sources:
-        own = tokenizer.chat_template
-        origin = "the chat template of its class" if own else "the plain chat template"
-        sources = {"default": (own or PLAIN, origin)}
+        default = tokenizer.chat_template
+        origin = "the chat template of its class" if default else "the plain chat template"
+        sources = {"default": (default or PLAIN, origin)}
     variables = chat_template_kwargs
     for_tools = ChatTemplate(*sources[TOOL_USE], *names, variables) if TOOL_USE in sources else None
     return ChatTemplate(*sources["default"], *names, variables, for_tools)
 
 
-def _sources(directory: Path, given: str) -> dict[str, tuple[str, str]]:
+def _sources(directory: Path, default: str) -> dict[str, tuple[str, str]]:
     """Return the sources of templates by name, each with its origin; nothing where there is none."""
-    file = Path(given) if given else directory / "chat_template.jinja"
-    if given and not file.is_file():
+    file = Path(default) if default else directory / "chat_template.jinja"
+    if default and not file.is_file():
         raise UserError(f"{file}: no such chat template")
     config = directory / "tokenizer_config.json"
     if not file.is_file():
         return _sources_in(config) if config.is_file() else {}
     for_tools = directory / "additional_chat_templates" / f"{TOOL_USE}.jinja"
-    files = {"default": file, **({TOOL_USE: for_tools} if not given and for_tools.is_file() else {})}
+    files = {"default": file, **({TOOL_USE: for_tools} if not default and for_tools.is_file() else {})}
     return {name: (_text(path), str(path)) for name, path in files.items()}
 
 
@@ -383,8 +383,8 @@ def _sources_in(path: Path) -> dict[str, tuple[str, str]]:
         raise UserError(f"{path}: chat_template: has {names} and no default; name a file in chat_template")
     for source in map(named.get, ("default", TOOL_USE)):
         if source is not None and not isinstance(source, str):
-            wanted = "must be a text, or a list of names and texts"
-            raise UserError(f"{path}: chat_template: {wanted} (value {shortened(source)})")
+            expected = "must be a text, or a list of names and texts"
+            raise UserError(f"{path}: chat_template: {expected} (value {shortened(source)})")
     return {
         name: (source, f"chat_template of {path}")
         for name, source in named.items()
@@ -416,7 +416,7 @@ START = "import sys, runpy; sys.path[:] = {paths}; sys.argv[1:] = ['{memory}']; 
 
 
 class TemplateFailed(Exception):
-    """A template did not render; ``line`` is that of its source where it is no template."""
+    """Error of a template; ``line`` is the line of its source with a syntax error."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -424,16 +424,16 @@ class TemplateFailed(Exception):
 
 
 def render_apart(source: str, variables: list[dict[str, Any]], now: str) -> list[str]:
-    """Return what the template ``source`` writes for each of ``variables`` at the date ``now``, computed in the other process.
+    """Return the text of the template ``source`` for each of ``variables`` at the date ``now``, computed in the other process.
 
     Raises:
-        TemplateFailed: the template is invalid, refuses, or takes more time or memory than any conversation needs.
+        TemplateFailed: the template is invalid, raises, or exceeds the limits of time and memory.
     """
     return _checked(_ask(source, variables, now))["texts"]
 
 
 def render_here(source: str, variables: list[dict[str, Any]], now: str) -> list[str]:
-    """Return what a template of our own writes, computed in this process; raises as :func:`render_apart`."""
+    """Return the text of a template of mindllm, computed in this process; raises as :func:`render_apart`."""
     return _checked(template_program.rendered(source, variables, now))["texts"]
 
 
@@ -473,7 +473,7 @@ class _Process:
         return self._process.poll() is None
 
     def ask(self, source: str, variables: list[dict[str, Any]], now: str) -> dict[str, Any]:
-        """Sends a request and waits for its answer; says why there is none."""
+        """Send a request and wait for its answer; raise if there is none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -495,7 +495,7 @@ class _Process:
         }
 
     def end(self) -> int:
-        """Ends the process, if it still runs, and returns how it ended."""
+        """End the process if it runs, and return its exit state."""
         for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if stream is not None:
@@ -514,7 +514,7 @@ class _State:
         self.forget()
 
     def forget(self) -> None:
-        """After a fork: the pipe is the parent's, and its lock may have been held."""
+        """Drop the state after a fork: the pipe belongs to the parent, and its lock may be locked."""
         self.lock = threading.Lock()
         self.process: _Process | None = None
 

@@ -35,18 +35,18 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Bytes of the file that are done with the piece."""
+        """Return the bytes of the file in the piece."""
         return self.stop - self.start
 
     @property
     def work(self) -> int:
-        """Bytes to encode."""
+        """Return the bytes to encode."""
         return self.size if self.content is None else len(self.content)
 
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a piece; ``is_valid`` is False where bytes that are no UTF-8 were replaced by U+FFFD."""
+    """The text of a piece; ``is_valid`` is False if invalid UTF-8 was replaced by U+FFFD."""
 
     text: str
     byte_count: int
@@ -54,7 +54,7 @@ class Text:
 
 
 def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentReader | None = None) -> Iterator[Piece]:
-    """Yields the pieces of all ``sources`` in order, about PIECE_BYTES each; whole documents unless ``cuttable``.
+    """Yield the pieces of all ``sources`` in order, about PIECE_BYTES each; whole documents unless ``cuttable``.
 
     A file is a document; with ``documents``, every record is one in files that hold records.
     """
@@ -75,7 +75,7 @@ def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentRea
 
 
 def _cut_stream(source: Source, cuttable: bool) -> Iterator[Piece]:
-    """Cuts a compressed file exactly where it would be cut if it were not compressed."""
+    """Split a compressed file exactly as the uncompressed file would be split."""
     with reading(source.path), open_bytes(source.path) as file:
         content = b""
         while block := file.read(PIECE_BYTES if cuttable else WHOLE_BYTES + 1):
@@ -105,7 +105,7 @@ def _records(source: Source, documents: DocumentReader, cuttable: bool) -> Itera
 
 
 def _check_whole(size: int, place: str) -> None:
-    """Refuses a document that no memory may be enough for: a tokenizer takes over a hundred bytes per byte of one text."""
+    """Refuse a document that may exceed the memory: a tokenizer takes over a hundred bytes per byte of one text."""
     if size > WHOLE_BYTES:
         raise UserError(
             f"{place}: is a document of more than {WHOLE_BYTES >> 20} MB, which this tokenizer can only encode as a whole; "
@@ -124,7 +124,7 @@ def _marked_with_size(pieces: Iterator[Piece], source: Source) -> Iterator[Piece
 
 
 def batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yields lists of consecutive pieces that together hold at least PIECE_BYTES: the unit of work."""
+    """Yield lists of consecutive pieces that together hold at least PIECE_BYTES: the unit of work."""
     batch: list[Piece] = []
     for piece in pieces:
         batch.append(piece)
@@ -136,7 +136,7 @@ def batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def read(piece: Piece) -> Text:
-    """Reads the text of ``piece``; raises UserError when the file cannot be read or has become shorter."""
+    """Read the text of ``piece``; raises UserError when the file cannot be read or has become shorter."""
     content = _bytes(piece.path, piece.start, piece.size) if piece.content is None else piece.content
     if len(content) != piece.work:
         raise UserError(f"{piece.path}: changed while it was read; start again")
@@ -148,7 +148,7 @@ def read(piece: Piece) -> Text:
 
 
 def _bytes(path: str, start: int, count: int) -> bytes:
-    """Reads ``count`` bytes of a file from ``start`` on, fewer at its end."""
+    """Read ``count`` bytes of a file from ``start`` on, fewer at its end."""
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -158,7 +158,7 @@ def _bytes(path: str, start: int, count: int) -> bytes:
 
 
 def _find_cut(content: bytes) -> int:
-    """Returns the first good place to cut ``content``: a seam, else a line's end, else a character's."""
+    """Return the first good place to cut ``content``: a seam, else a line's end, else a character's."""
     if (seam := SEAM.search(content)) is not None:
         return seam.end()
     if (line := content.find(b"\n")) >= 0:

@@ -16,7 +16,7 @@ NAMED_FILES = 3
 
 
 def summary_of(summary: Summary) -> dict[str, Any]:
-    """Returns the JSON object of ``--json``: sizes in bytes, time in seconds, absent figures null."""
+    """Return the JSON object of ``--json``: sizes in bytes, time in seconds, absent figures null."""
     meta = summary.meta
     return {
         "documents": meta.documents,
@@ -37,7 +37,7 @@ def summary_of(summary: Summary) -> dict[str, Any]:
 
 
 def description_of(corpus: Corpus) -> dict[str, Any]:
-    """Returns what is known of an existing corpus; figures its extra files would hold are null without them."""
+    """Return the metadata of an existing corpus; figures of missing files are null."""
     meta, dataset = corpus.meta, corpus.dataset
     starts = dataset.document_starts
     ranges = split_ranges(DEFAULT_SPLIT, len(dataset))
@@ -91,7 +91,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
 
 
 def description_table(corpus: Corpus) -> RichTable:
-    """Return what is known of an existing corpus, a row for each figure."""
+    """Return the metadata of an existing corpus as a table."""
     description = description_of(corpus)
     rows = [(name, _cell(value)) for name, value in description.items() if name != "splits"]
     for name, split in description["splits"].items():
