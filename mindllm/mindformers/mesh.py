@@ -203,13 +203,13 @@ def _schedule(reading: Reading, stages: int) -> None:
             reading.use(pieces)
         else:
             reading.idle(
-                pieces, "sequences stay whole" if stages > 1 else "there is no pipeline that pieces could fill"
+                pieces, "sequences stay whole" if stages > 1 else "pipeline_stage is 1"
             )
     if reading.has(interleave):
         if stages > 1:
             reading.use(interleave)
         else:
-            reading.idle(interleave, "there is no pipeline")
+            reading.idle(interleave, "pipeline_stage is 1")
     if reading.has(scheduler):
         is_unsplit = reading.get(pieces, 1) in (1, None)
         in_one_chunk = not is_interleaved or reading.get(chunks, 1) == 1
@@ -218,7 +218,7 @@ def _schedule(reading: Reading, stages: int) -> None:
         elif stages > 1:
             reading.use(scheduler)
         else:
-            reading.idle(scheduler, "there is no pipeline")
+            reading.idle(scheduler, "pipeline_stage is 1")
     if reading.has(chunks):
         if is_interleaved or reading.get(chunks) == 1:
             reading.use(chunks)
@@ -228,7 +228,7 @@ def _schedule(reading: Reading, stages: int) -> None:
         if stages > 1:
             reading.use(offset)
         else:
-            reading.idle(offset, "there is no pipeline")
+            reading.idle(offset, "pipeline_stage is 1")
 
 
 def planned_layers(reading: Reading) -> StageLayers | None:

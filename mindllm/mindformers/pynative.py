@@ -351,7 +351,7 @@ def _mesh(mover: _Mover) -> StageLayers | None:
     key, layers = "parallelism.pipeline_parallel_layers_per_stage", mover.count("model.num_hidden_layers", 0)
     method_name = mover.get(key)
     if method_name is None or method_name == "auto" or stages == 1:
-        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="an even split" if stages > 1 else "there is no pipeline")
+        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="an even split" if stages > 1 else "pipeline_stage is 1")
         try:
             return layer_counts(layers, stages, chunks, 0)
         except ValueError:

@@ -182,7 +182,7 @@ def test_a_duplicate_key_names_both_lines(write):
     with pytest.raises(UserError) as caught:
         load_config(write("seed: 1\nseed: 2\n"))
     assert (caught.value.line, caught.value.key) == (2, "seed")
-    assert "already on line 1" in caught.value.first.message
+    assert "also on line 1" in caught.value.first.message
 
 
 def test_both_names_of_one_key(refused):
@@ -218,9 +218,9 @@ def test_both_names_of_one_key(refused):
         ("? [1, 2]\n: 3", "a key must be a word"),
         ("output_dir: !!timestamp 99999-99-99", "the tag !!timestamp is not allowed"),
         ("output_dir: !!binary aGFsbG8=", "the tag !!binary is not allowed"),
-        ("seed: !!int ''", "'' is no integer a machine computes with"),
-        ("seed: 0x" + "f" * 900, "is no integer a machine computes with"),
-        ("seed: 1" + ":1" * 40_000, "is no integer a machine computes with"),
+        ("seed: !!int ''", "'' is not a valid integer a machine computes with"),
+        ("seed: 0x" + "f" * 900, "is not a valid integer a machine computes with"),
+        ("seed: 1" + ":1" * 40_000, "is not a valid integer a machine computes with"),
         ("a: &a {<<: *a}", "an alias is inside the value it refers to"),
         ("a: {<<: 1}", "a merge key (<<) takes a mapping"),
         ("a: [" + "1," * 50_000 + "1]", "the file has more than 50,000 keys and values"),

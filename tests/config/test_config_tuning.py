@@ -156,7 +156,7 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
             "target_modules",
             "matches no projection (value wq,wv); write a list, [wq, wv]",
         ),
-        ({"target_modules": "'.*('"}, "target_modules", "no regular expression"),
+        ({"target_modules": "'.*('"}, "target_modules", "invalid regular expression"),
         ({"target_modules": r"'.*layers\.1\..*wq'"}, "target_modules", "in all layers or in none"),
         ({"lora_rank": 5000}, "lora_rank", "above the width of attention.wq, 4096"),
         ({"modules_to_save": "[norm]"}, "modules_to_save", "did you mean 'norm_out'"),

@@ -268,7 +268,7 @@ def test_calls_of_tools_reach_the_template():
         ({"conversations": [{"from": "function_call", "value": "f()"}]}, "auto", "not a row for handler sharegpt"),
         ({"instruction": "q"}, "alpaca", "has no key 'output'"),
         ({"conversations": [{"from": "humn", "value": "q"}]}, "auto", "unknown speaker 'humn'; did you mean 'human'"),
-        ({"messages": [{"role": "user", "content": "q"}]}, "auto", "the assistant says nothing"),
+        ({"messages": [{"role": "user", "content": "q"}]}, "auto", "the assistant has no text to learn from"),
         ({"messages": [{"role": "asistant", "content": "q"}]}, "auto", "did you mean 'assistant'"),
         ({"messages": [{"role": "assistant", "content": None}]}, "auto", "is not text but None"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "auto", "only text can be learnt"),

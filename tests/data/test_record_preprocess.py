@@ -204,7 +204,7 @@ def test_a_file_that_is_one_object_has_its_records_under_a_key(tmp_path, content
         ("a.jsonl.zst", b"nothing", r"a\.jsonl\.zst: damaged"),
         ("a.parquet", b"nothing", r"a\.parquet: damaged"),
         ("a.txt.gz", b"nothing", r"a\.txt\.gz: damaged"),
-        ("a.jsonl", b'{"text": ""}\n', "there is no text"),
+        ("a.jsonl", b'{"text": ""}\n', "files are empty"),
     ],
 )
 def test_bad_files_are_named_and_leave_nothing(tokenizer, tmp_path, name, content, says):
