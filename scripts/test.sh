@@ -32,7 +32,7 @@ if (($#)); then
   exit
 fi
 # In three parts, each with processes of its own: MindSpore keeps what it has compiled, and compiles the slower the more that is.
-compiled=(tests/compiled tests/verify tests/dry_run tests/prove tests/executor tests/planning)
+compiled=(tests/compiled tests/verify tests/dry_run tests/prove tests/jobs tests/planning)
 models=(tests/families tests/generate tests/models tests/parity tests/finetune tests/quantize)
 failed=0
 "${pytest[@]}" "${compiled[@]}" || failed=1

@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
+from mindllm.compiled.rank.compile_rank import PARSED
 from mindllm.compiled.rank.host_needs import compile_bytes
-from mindllm.compiled.rank.rank_server import LOG, PARSED
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import UserError
+from mindllm.jobs.worker import LOG
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.layout import mesh_of
 
@@ -103,7 +104,7 @@ def _why(code: int, log: str) -> str:
 def _compile(config: RunConfig, rank: int, directory: Path) -> None:
     """The forked process; it does not return."""
     from mindllm.compiled.device.front_end import environment
-    from mindllm.compiled.rank.worker import compile_to, text_of_last_graph
+    from mindllm.compiled.rank.compile_rank import compile_to, text_of_last_graph
 
     code = 1
     try:

@@ -44,7 +44,7 @@ from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.measured.kernel_file import PARTS, profiled_step, read_kernels
 from mindllm.train.checkpoint.manifest import FileEntry, Manifest, _digest, read_manifest
 from mindllm.train.checkpoint.tensors import read_tensors, stored_tensors, write_tensors
-from mindllm.weight_files.files import tensors_of_file
+from mindllm.weight_files.hugging_face import read_tensor_file
 from tests.prove.made_proofs import SHORTAGE, figures, proof
 
 TESTS = Path(__file__).parent
@@ -404,7 +404,7 @@ def test_tensors(data, stored, tmp_path):
         with suppress(ValueError, OSError):
             for tensor in read(path).values():
                 np.asarray(tensor)
-    refused_or(tensors_of_file, path)
+    refused_or(read_tensor_file, path)
 
 
 KEPT_PROOF = proof(

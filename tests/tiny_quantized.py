@@ -7,9 +7,9 @@ import quantized_files as files
 
 from mindllm.architecture.adapters import WEIGHT
 from mindllm.config import ModelConfig
-from mindllm.quantize.rounding import quantize
-from mindllm.weight_files.hugging_face_export import InCodes, export_hugging_face
-from mindllm.weight_files.quantized.writing import matrices_of, matrix_of, stored
+from mindllm.quantize import quantize
+from mindllm.weight_files import QuantizedExport, write_weights
+from mindllm.weight_files.quantize import pack_matrices, quantizable_matrices, read_matrix
 
 MODEL = ModelConfig(
     model_type="llama",
@@ -32,14 +32,14 @@ def random_weights(model=MODEL, seed=0, scale=0.2):
 
 def in_files(kind, model, weights):
     """The matrices as a format has them."""
-    matrices = {name: matrix_of(model, name, weights) for name in matrices_of(model)}
+    matrices = {name: read_matrix(model, name, weights) for name in quantizable_matrices(model)}
     if kind in ("gptq", "act-order", "int8", "awq"):
         code = "uint8" if kind == "int8" else "uint4"
         form = "awq" if kind == "awq" else "gptq"
         codes = {name: quantize(matrix, code, GROUP, form == "gptq") for name, matrix in matrices.items()}
         if kind == "act-order":
             codes = {name: _reordered(matrix, number) for number, (name, matrix) in enumerate(matrices.items())}
-        return stored(codes, form, GROUP)
+        return pack_matrices(codes, form, GROUP)
     if kind == "nf4":
         config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
         parts = {name: files.four_bit(matrix, "nf4", True)[0] for name, matrix in matrices.items()}
@@ -50,7 +50,7 @@ def in_files(kind, model, weights):
         f"{name}{WEIGHT}": {f"{name}.{part}": np.asarray(array) for part, array in found.items()}
         for name, found in parts.items()
     }
-    return InCodes(config, tensors)
+    return QuantizedExport(config, tensors)
 
 
 def _reordered(matrix, seed):
@@ -63,6 +63,6 @@ def _reordered(matrix, seed):
 def save(directory, kind, model=MODEL, seed=0):
     """Writes a random model in codes; returns the weights it was rounded from."""
     weights = random_weights(model, seed)
-    export_hugging_face(directory, model, weights, codes=in_files(kind, model, weights))
+    write_weights(directory, model, weights, quantized=in_files(kind, model, weights))
     json.loads((directory / "config.json").read_text())
     return weights

@@ -62,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _models_in(directory: Path) -> list[dict[str, Any]]:
-    from mindllm.weight_files.catalogue import models_in
+    from mindllm.weight_files import list_models
 
-    return models_in(directory)
+    return list_models(directory)
 
 
 def _matching(models: list[ShippedModel], words: Sequence[str]) -> list[ShippedModel]:

@@ -252,9 +252,9 @@ def _print(parts: Iterable[Part], console: PlainConsole) -> None:
 
 def _manual(options: argparse.Namespace, subject: Subject, console: PlainConsole) -> int:
     """Judge plans that a person wrote."""
-    from mindllm.planning.manual import evaluate_manual
     from mindllm.planning.reports.picture import draw_schedule
     from mindllm.planning.reports.plan import manual_answer, manual_parts
+    from mindllm.planning.yaml_plan import evaluate_manual
 
     with drawn() as progress:
         progress("judging plans", 0, 1)

@@ -114,9 +114,9 @@ def check(config: RunConfig | None, options: argparse.Namespace, local: int) -> 
 
 def room(config: RunConfig) -> int:
     """Bytes of all checkpoints that are kept, and the one that is being written."""
-    from mindllm.train.checkpoint.sizes import checkpoint_bytes, kept_checkpoints
+    from mindllm.train.checkpoint.store import checkpoint_bytes, max_checkpoints
 
-    return checkpoint_bytes(config) * (kept_checkpoints(config) + 1)
+    return checkpoint_bytes(config) * (max_checkpoints(config) + 1)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[2:] if arguments is None else arguments)
     options = _options(given)
     from mindllm.recipes.model_source import find_model
-    from mindllm.weight_files.quantize import Options, quantize_weights
+    from mindllm.weight_files import QuantizeOptions, quantize_weights
 
     if options.method is None:
         options.method = "gptq" if options.calibration else "rtn"
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if model.adapter or model.is_tuned:
         adapter = model.adapter or model.weights
         raise UserError(f"{options.source}: is an adapter; merge it first: mindllm weights merge {adapter} DIR")
-    chosen = Options.among(vars(options))
+    chosen = QuantizeOptions.select(vars(options))
     with drawn() as progress:
         path = quantize_weights(model.weights, options.target, chosen, options.dtype, options.max_shard_size, progress)
     place = path.with_name(f"{path.name}.yaml")

@@ -105,10 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Converts or describes; returns the exit code."""
     options = make_parser().parse_args(arguments)
     if options.command == "info":
-        from mindllm.weight_files.convert import checkpoint_in
-        from mindllm.weight_files.info import describe, description_table
+        from mindllm.weight_files import describe_weights, description_table, latest_weights
 
-        description = describe(checkpoint_in(options.path))
+        description = describe_weights(latest_weights(options.path))
         print_json(description) if options.json else output.print(description_table(description))
         return 0
     with drawn(*([] if options.command in QUANTIZE else BYTES)) as progress:
@@ -118,12 +117,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _convert(options: argparse.Namespace, progress: Progress) -> Path:
-    from mindllm.weight_files.adapters import export_adapter, merge, unmerge
-    from mindllm.weight_files.convert import checkpoint_in, export_weights, import_weights
+    from mindllm.weight_files import (
+        QuantizeOptions,
+        export_adapter,
+        export_weights,
+        import_weights,
+        latest_weights,
+        merge,
+        quantize_weights,
+        unmerge,
+    )
 
     for named in ("source", "adapter", "base"):
         if (path := getattr(options, named, None)) is not None:
-            setattr(options, named, checkpoint_in(path))
+            setattr(options, named, latest_weights(path))
     if options.command == "adapter":
         return export_adapter(options.source, options.target)
     if options.command in ("merge", "unmerge"):
@@ -134,9 +141,7 @@ def _convert(options: argparse.Namespace, progress: Progress) -> Path:
     if options.command == FORMER_QUANTIZE:
         error_console.print(f"{FORMER_QUANTIZE}: a former name; write mindllm weights quantize")
     if options.command in QUANTIZE:
-        from mindllm.weight_files.quantize import Options, quantize_weights
-
-        chosen = Options.among(vars(options))
+        chosen = QuantizeOptions.select(vars(options))
         return quantize_weights(options.source, options.target, chosen, options.dtype, options.max_shard_size, progress)
     if options.command == "import":
         return import_weights(options.source, options.target, options.model, progress)

@@ -26,11 +26,11 @@ from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights
 from mindllm.terminal.progress import unwatched
 from mindllm.train.callbacks.callback import Callback
-from mindllm.train.checkpoint.parts import joined
+from mindllm.train.checkpoint.parts import join_ranks
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.metrics_file import MetricsFile
 from mindllm.train.state import RunState, StepRecord
-from mindllm.weight_files.whole_weights import whole_weights
+from mindllm.weight_files import full_weights
 
 if TYPE_CHECKING:
     from mindllm.evaluate.run import Outcome
@@ -118,8 +118,8 @@ class EvalTasks(Callback):
         with ExitStack() as stack:
             directory = state.output_dir / f".task_answers_{state.step}"
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            trained = joined(tensors.weights for tensors in state.engine.local_state().values())
-            outcome = self.tasks.evaluate(whole_weights(state, trained, "callbacks"), directory)
+            trained = join_ranks(tensors.weights for tensors in state.engine.local_state().values())
+            outcome = self.tasks.evaluate(full_weights(state, trained, "callbacks"), directory)
             state.engine.ranks.barrier()  # before the directory goes
         scores = {f"{task}/{name}": value for task, found in outcome.scores().items() for name, value in found.items()}
         state.scores.update(scores)

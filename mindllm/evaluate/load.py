@@ -16,7 +16,7 @@ from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights, values_follow
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.job.ranks import SINGLE_RANK, Ranks
-from mindllm.weight_files.pretrained import Pretrained, find_pretrained
+from mindllm.weight_files import Pretrained, find_pretrained
 
 ANSWERS = "answers"
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def evaluated_model(
     device, model_config = config.context.device_target, pretrained.model(config.model.config)
     with values_follow():
         model = build_tuned_model(model_config, device)
-    assign(model_weights(model), pretrained.whole(config.model.config.base))
+    assign(model_weights(model), pretrained.merged(config.model.config.base))
     generator = Generator(
         model, model_config, tokenizer, device_target=device, shares_prefixes=True, chat_template=config.chat_template
     )

@@ -24,8 +24,7 @@ from mindllm.families import FAMILIES, family_named, family_of
 from mindllm.families.family import Content, Family, Required
 from mindllm.families.shared_keys import check_rope_values
 from mindllm.families.weight_table import weight_names
-from mindllm.gguf.header import gguf_file, read_header
-from mindllm.gguf.model import config_content
+from mindllm.gguf import architecture_config, gguf_file, read_header
 from mindllm.logs import warn_once
 
 MOST_LAYERS = 10_000
@@ -193,7 +192,7 @@ def quantization_in(directory: Path | str) -> QuantizationConfig | None:
 def _described(directory: Path | str) -> tuple[Path, dict[str, Any]]:
     """Return the file that describes a model, and its content; of a GGUF file, as a ``config.json`` has it."""
     path = described_by(directory)
-    return path, read_json(path) if path.name == CONFIG else config_content(read_header(path))
+    return path, read_json(path) if path.name == CONFIG else architecture_config(read_header(path))
 
 
 def read_generation(directory: Path | str) -> dict[str, Any]:

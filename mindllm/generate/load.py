@@ -13,8 +13,7 @@ from mindllm.generate.generator import Generator
 from mindllm.generate.host import HostModel
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.checkpoint.tensors import TensorSource
-from mindllm.weight_files.pretrained import find_pretrained
-from mindllm.weight_files.quantized.held import packed_weights
+from mindllm.weight_files import find_pretrained, packed_weights
 
 
 def need_weights(config: RunConfig) -> None:
@@ -44,7 +43,7 @@ def find_weights(config: RunConfig, on_host: bool = True) -> Found:
     """
     pretrained = find_pretrained(config)
     model_config = config.model.config.base
-    weights = pretrained.whole(model_config)
+    weights = pretrained.merged(model_config)
     # What an adapter was merged into is not rounded to codes again.
     model_config = model_config.frozen if pretrained.adapter is None else pretrained.model(model_config)
     weights = packed_weights(model_config, weights)

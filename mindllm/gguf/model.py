@@ -1,7 +1,7 @@
-"""The architecture in a GGUF header as the content of a ``config.json``, and the names of its tensors in Hugging Face's files.
+"""Architectures of llama.cpp: a GGUF header as the content of a ``config.json``, and its tensors by Hugging Face's names.
 
-What llama.cpp changed when it wrote the file is said here, too: rows of queries and keys in another order (Llama), norms that
-have 1 added (Gemma). What its code decides and no file says is as in its ``src/llama-model.cpp``.
+llama.cpp changes some tensors when it writes a file: it reorders rows of queries and keys (Llama) and adds 1 to norms (Gemma).
+Values that only its code has are those of its ``src/llama-model.cpp``.
 """
 
 from __future__ import annotations
@@ -61,163 +61,168 @@ MIXTRAL_EXPERTS = {
     "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
 }
 FREQUENCIES = "rope_freqs.weight"
-"""Divisors of the rotary frequencies, of Llama 3.1 and later; here a key of the architecture."""
+"""The tensor of divisors of the rotary frequencies (Llama 3.1 and later), which is an entry of the config here."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-ENDS = ("eos", "eot", "eom")
+END_TOKENS = ("eos", "eot", "eom")
 Content = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
+class GgufArchitecture:
     """An architecture of llama.cpp.
 
     Attributes:
-        model_type: what Hugging Face calls it.
-        layer: names of tensors below a layer, theirs to Hugging Face's; ``{expert}``: a stack of all experts.
-        more: further keys of ``config.json``.
-        rotated: rows of queries and keys are in the order in which neighbours are turned together.
-        norms_plus_one: norms have 1 added.
+        model_type: Hugging Face's name of the architecture.
+        layer: llama.cpp's names of tensors in a layer to Hugging Face's; ``{expert}`` marks a stack of all experts.
+        extra_config: additional keys of ``config.json``.
+        rotated: True if rows of queries and keys have the order that rotates neighbors together.
+        norms_plus_one: True if norms have 1 added.
     """
 
     model_type: str
     layer: Mapping[str, str] = field(default_factory=lambda: {**ATTENTION, **DENSE})
-    more: Callable[[Header], Content] = lambda header: {}
+    extra_config: Callable[[ArchitectureKeys], Content] = lambda keys: {}
     rotated: bool = False
     norms_plus_one: bool = False
 
 
-def kind_of(header: Header) -> Kind:
-    """The architecture of a file.
-
-    Raises:
-        UserError: it names none, or one that is not read.
-    """
-    name = header.architecture
-    if name == "llama" and header.get("llama.expert_count", int, 0):
-        return MIXTRAL
-    if name not in KINDS:
-        known = ", ".join(KINDS)
-        raise UserError(
-            f"{header.path}: general.architecture: this model is not read from GGUF (value {shortened(name)}); read are {known}"
-        )
-    return KINDS[name]
-
-
-def config_content(header: Header) -> Content:
-    """The content of the ``config.json`` that a file's model had, as far as the file says it.
-
-    Raises:
-        UserError: the architecture is not read, or a value is missing, of another type, or of a form that is not computed.
-    """
-    kind, name = kind_of(header), header.architecture
-    of = _Keys(header)
-    heads = of.uniform("attention.head_count", required=True)
-    hidden = of.whole("embedding_length", required=True)
-    head_dim = of.whole("attention.key_length") or hidden // max(heads, 1)
-    of.refuse_other("attention.value_length", head_dim)
-    of.refuse_other("rope.dimension_count", head_dim)
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise UserError(f"{header.path}: has no token_embd.weight, the embedding of a model")
-    content: Content = {
-        "model_type": kind.model_type,
-        "vocab_size": embedding.shape[0],
-        "hidden_size": hidden,
-        "num_hidden_layers": of.whole("block_count", required=True),
-        "num_attention_heads": heads,
-        "num_key_value_heads": of.uniform("attention.head_count_kv") or heads,
-        "head_dim": head_dim,
-        "intermediate_size": of.uniform("feed_forward_length", required=True),
-        "max_position_embeddings": of.whole("context_length", required=True),
-        "rms_norm_eps": of.real("attention.layer_norm_rms_epsilon", 1e-6),
-        "rope_theta": of.real("rope.freq_base", 10000.0),
-        "rope_scaling": _scaling(header, of, head_dim),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        **_ends(header),
-    }
-    if name == "llama":
-        content["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
-    return {**content, **kind.more(header)}
-
-
-class _Keys:
-    """Values of the keys of a file's architecture."""
+class ArchitectureKeys:
+    """The values of a header's keys that begin with the name of its architecture."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
 
-    def name(self, key: str) -> str:
+    def error(self, key: str, problem: str) -> UserError:
+        """Return an error about ``key``."""
+        return UserError(f"{self.header.path}: {self.full_name(key)}: {problem}")
+
+    def full_name(self, key: str) -> str:
+        """Return a key with its prefix."""
         return f"{self.header.architecture}.{key}"
 
-    def whole(self, key: str, required: bool = False) -> int:
-        value = self.header.get(self.name(key), int)
+    def integer(self, key: str, required: bool = False) -> int:
+        """Return an integer, 0 if it is absent."""
+        value = self.header.get(self.full_name(key), int)
         if value is None and required:
-            raise UserError(f"{self.header.path}: {self.name(key)}: missing")
+            raise self.error(key, "missing")
         return value or 0
 
     def real(self, key: str, default: float) -> float:
-        """A number of fp32 as the shortest one that rounds to it: 1e-05, not 9.999999747378752e-06."""
-        value = self.header.get(self.name(key), (float, int), default)
+        """Return a number in fp32 as the shortest one that rounds to it: 1e-05, not 9.999999747378752e-06."""
+        value = self.header.get(self.full_name(key), (float, int), default)
         return float(str(np.float32(value))) if math.isfinite(value) else value
 
     def uniform(self, key: str, required: bool = False) -> int:
-        """A whole number, or a list with one for each layer, all of which are equal."""
-        value = self.header.get(self.name(key), (int, list))
-        if isinstance(value, list):
-            if not value or len({*value}) > 1 or type(value[0]) is not int:
-                raise UserError(
-                    f"{self.header.path}: {self.name(key)}: layers differ, which is not read (value {shortened(value)})"
-                )
-            return value[0]
-        return self.whole(key, required)
+        """Return an integer that may be stored as a list with one equal entry per layer."""
+        value = self.header.get(self.full_name(key), (int, list))
+        if not isinstance(value, list):
+            return self.integer(key, required)
+        if not value or len({*value}) > 1 or type(value[0]) is not int:
+            raise self.error(key, f"layers with different values are unsupported (value {shortened(value)})")
+        return value[0]
 
-    def refuse_other(self, key: str, wanted: int) -> None:
-        value = self.whole(key)
-        if value not in (0, wanted):
-            raise UserError(
-                f"{self.header.path}: {self.name(key)}: must be the size of a head, {wanted} (value {value})"
-            )
+    def head_dim(self) -> int:
+        """Return the width of a head."""
+        heads = self.uniform("attention.head_count")
+        return self.integer("attention.key_length") or self.integer("embedding_length") // max(heads, 1)
 
 
-def _scaling(header: Header, of: _Keys, head_dim: int) -> Content | None:
-    kind = header.get(of.name("rope.scaling.type"), str, "none")
-    factor = of.real("rope.scaling.factor", 0.0)
-    if FREQUENCIES in header.tensors:
-        return _llama3(header, of, head_dim)
+def find_architecture(header: Header) -> GgufArchitecture:
+    """Return the architecture of a file.
+
+    Raises:
+        UserError: the architecture is missing or unsupported.
+    """
+    name = header.architecture
+    if name == "llama" and header.get("llama.expert_count", int, 0):
+        return MIXTRAL
+    if name not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        raise UserError(
+            f"{header.path}: general.architecture: unsupported (value {shortened(name)}); supported are {supported}"
+        )
+    return ARCHITECTURES[name]
+
+
+def architecture_config(header: Header) -> Content:
+    """Return the content of the ``config.json`` of a file's model.
+
+    Raises:
+        UserError: the architecture is unsupported, or a value is missing, has another type, or an unsupported form.
+    """
+    architecture, keys = find_architecture(header), ArchitectureKeys(header)
+    heads = keys.uniform("attention.head_count", required=True)
+    hidden = keys.integer("embedding_length", required=True)
+    head_dim = keys.head_dim()
+    for key in ("attention.value_length", "rope.dimension_count"):
+        value = keys.integer(key)
+        if value not in (0, head_dim):
+            raise keys.error(key, f"must be the size of a head, {head_dim} (value {value})")
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise UserError(f"{header.path}: token_embd.weight, the embedding of the model, is missing")
+    content: Content = {
+        "model_type": architecture.model_type,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": keys.integer("block_count", required=True),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.uniform("attention.head_count_kv") or heads,
+        "head_dim": head_dim,
+        "intermediate_size": keys.uniform("feed_forward_length", required=True),
+        "max_position_embeddings": keys.integer("context_length", required=True),
+        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_theta": keys.real("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(keys, head_dim),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+    ids = [header.get(f"tokenizer.ggml.{role}_token_id", int) for role in END_TOKENS]
+    ends = list(dict.fromkeys(id for id in ids if id is not None))
+    if ends:
+        content["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    if header.architecture == "llama":
+        content["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+    return {**content, **architecture.extra_config(keys)}
+
+
+def _rope_scaling(keys: ArchitectureKeys, head_dim: int) -> Content | None:
+    kind = keys.header.get(keys.full_name("rope.scaling.type"), str, "none")
+    factor = keys.real("rope.scaling.factor", 0.0)
+    if FREQUENCIES in keys.header.tensors:
+        return _llama3_scaling(keys, head_dim)
     if kind == "none" or factor in (0.0, 1.0):
         return None
     if kind == "linear":
         return {"rope_type": kind, "factor": factor}
     if kind != "yarn":
-        key = of.name("rope.scaling.type")
-        raise UserError(f"{header.path}: {key}: not read (value {shortened(kind)}); read are linear, yarn")
+        raise keys.error("rope.scaling.type", f"unsupported (value {shortened(kind)}); supported are linear, yarn")
     scaling: Content = {"rope_type": kind, "factor": factor}
-    if original := of.whole("rope.scaling.original_context_length"):
+    if original := keys.integer("rope.scaling.original_context_length"):
         scaling["original_max_position_embeddings"] = original
-    attention = of.real("rope.scaling.attn_factor", 1.0)
+    attention = keys.real("rope.scaling.attn_factor", 1.0)
     if attention != 1:
         scaling["attention_factor"] = attention * (1 + 0.1 * math.log(factor))
     for key in ("beta_fast", "beta_slow"):
-        if value := of.real(f"rope.scaling.yarn_{key}", 0.0):
+        if value := keys.real(f"rope.scaling.yarn_{key}", 0.0):
             scaling[key] = value
     return scaling
 
 
-def _llama3(header: Header, of: _Keys, head_dim: int) -> Content:
-    """The scaling of Llama 3.1 whose divisors the file holds; the largest of them is its factor."""
-    stored = header.tensors[FREQUENCIES]
-    if stored.type != "F32" or stored.shape != (head_dim // 2,):
-        raise UserError(f"{header.path}: {FREQUENCIES}: must be {head_dim // 2} values of F32")
-    found = np.fromfile(stored.path, "<f4", head_dim // 2, offset=stored.offset)
-    scaling = {"rope_type": "llama3", "factor": float(found.max(initial=1.0)), **LLAMA3}
-    wanted = llama3_divisors(scaling, of.real("rope.freq_base", 10000.0), head_dim)
-    if not np.allclose(found, wanted, rtol=1e-3):
-        raise UserError(f"{header.path}: {FREQUENCIES}: not the divisors of Llama 3.1, and no others are read")
+def _llama3_scaling(keys: ArchitectureKeys, head_dim: int) -> Content:
+    """Return the scaling of Llama 3.1 for the divisors in the file. Its factor is the largest divisor."""
+    path, blocks = keys.header.path, keys.header.tensors[FREQUENCIES]
+    if blocks.type != "F32" or blocks.shape != (head_dim // 2,):
+        raise UserError(f"{path}: {FREQUENCIES}: must be {head_dim // 2} values of F32")
+    divisors = np.fromfile(blocks.path, "<f4", head_dim // 2, offset=blocks.offset)
+    scaling = {"rope_type": "llama3", "factor": float(divisors.max(initial=1.0)), **LLAMA3}
+    expected = llama3_divisors(scaling, keys.real("rope.freq_base", 10000.0), head_dim)
+    if not np.allclose(divisors, expected, rtol=1e-3):
+        raise UserError(f"{path}: {FREQUENCIES}: differs from the divisors of Llama 3.1, the only supported ones")
     return scaling
 
 
 def llama3_divisors(scaling: Content, theta: float, head_dim: int) -> np.ndarray:
-    """Divisors ``[head_dim / 2]`` of the rotary frequencies, as llama.cpp writes them for a ``rope_scaling`` of type llama3."""
+    """Return divisors ``[head_dim / 2]`` of the rotary frequencies, as llama.cpp writes them for type llama3."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
@@ -225,78 +230,68 @@ def llama3_divisors(scaling: Content, theta: float, head_dim: int) -> np.ndarray
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def _ends(header: Header) -> Content:
-    ids = [header.get(f"tokenizer.ggml.{role}_token_id", int) for role in ENDS]
-    ends = list(dict.fromkeys(id for id in ids if id is not None))
-    return {} if not ends else {"eos_token_id": ends[0] if len(ends) == 1 else ends}
-
-
-def _gemma2(header: Header) -> Content:
-    of = _Keys(header)
-    layers, heads = of.whole("block_count"), max(of.uniform("attention.head_count"), 1)
-    of_hidden = of.whole("embedding_length") // heads  # of 27B, which llama.cpp knows by its layers
-    head_dim = of.whole("attention.key_length") or of_hidden
+def _gemma2(keys: ArchitectureKeys) -> Content:
+    # llama.cpp recognizes the 27B model by its layers.
+    is_27b = keys.integer("block_count") == 46
     return {
-        "sliding_window": of.whole("attention.sliding_window") or 4096,
-        "query_pre_attn_scalar": of_hidden if layers == 46 else head_dim,
-        "attn_logit_softcapping": of.real("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": of.real("final_logit_softcapping", 30.0),
+        "sliding_window": keys.integer("attention.sliding_window") or 4096,
+        "query_pre_attn_scalar": _hidden_per_head(keys) if is_27b else keys.head_dim(),
+        "attn_logit_softcapping": keys.real("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0),
     }
 
 
-def _gemma3(header: Header) -> Content:
-    of = _Keys(header)
-    layers, heads = of.whole("block_count"), max(of.uniform("attention.head_count"), 1)
-    of_hidden = of.whole("embedding_length") // heads
-    head_dim = of.whole("attention.key_length") or of_hidden
-    cap = of.real("final_logit_softcapping", 0.0)
+def _gemma3(keys: ArchitectureKeys) -> Content:
+    is_27b = keys.integer("block_count") == 62
     return {
-        "sliding_window": of.whole("attention.sliding_window"),
-        "query_pre_attn_scalar": of_hidden if layers == 62 else head_dim,
-        "rope_theta": of.real("rope.freq_base", 1e6),
-        "rope_local_base_freq": of.real("rope.freq_base_swa", 10000.0),
-        "final_logit_softcapping": cap or None,
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "query_pre_attn_scalar": _hidden_per_head(keys) if is_27b else keys.head_dim(),
+        "rope_theta": keys.real("rope.freq_base", 1e6),
+        "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 0.0) or None,
     }
 
 
-def _experts(header: Header) -> Content:
-    of = _Keys(header)
-    return {"num_experts": of.whole("expert_count", True), "num_experts_per_tok": of.whole("expert_used_count", True)}
+def _hidden_per_head(keys: ArchitectureKeys) -> int:
+    return keys.integer("embedding_length") // max(keys.uniform("attention.head_count"), 1)
 
 
-def _mixtral(header: Header) -> Content:
-    experts = _experts(header)
-    return {"num_local_experts": experts["num_experts"], "num_experts_per_tok": experts["num_experts_per_tok"]}
-
-
-def _qwen_moe(header: Header) -> Content:
-    of = _Keys(header)
-    shared = of.whole("expert_shared_feed_forward_length")
+def _mixtral(keys: ArchitectureKeys) -> Content:
     return {
-        **_experts(header),
-        "moe_intermediate_size": of.whole("expert_feed_forward_length", True),
-        "norm_topk_prob": header.architecture == "qwen3moe",
-        **({"shared_expert_intermediate_size": shared} if shared else {}),
+        "num_local_experts": keys.integer("expert_count", required=True),
+        "num_experts_per_tok": keys.integer("expert_used_count", required=True),
     }
+
+
+def _qwen_moe(keys: ArchitectureKeys) -> Content:
+    content = {
+        "num_experts": keys.integer("expert_count", required=True),
+        "num_experts_per_tok": keys.integer("expert_used_count", required=True),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length", required=True),
+        "norm_topk_prob": keys.header.architecture == "qwen3moe",
+    }
+    if shared := keys.integer("expert_shared_feed_forward_length"):
+        content["shared_expert_intermediate_size"] = shared
+    return content
 
 
 QWEN_MOE_LAYER = {**ATTENTION, **DENSE, **QWEN_EXPERTS}
-MIXTRAL = Kind("mixtral", {**ATTENTION, **DENSE, **MIXTRAL_EXPERTS}, _mixtral, rotated=True)
-KINDS = {
-    "llama": Kind("llama", rotated=True),
-    "qwen2": Kind("qwen2"),
-    "qwen3": Kind("qwen3"),
-    "qwen2moe": Kind("qwen2_moe", QWEN_MOE_LAYER, _qwen_moe),
-    "qwen3moe": Kind("qwen3_moe", QWEN_MOE_LAYER, _qwen_moe),
-    "gemma": Kind("gemma", norms_plus_one=True),
-    "gemma2": Kind("gemma2", {**ATTENTION, **SANDWICH}, _gemma2, norms_plus_one=True),
-    "gemma3": Kind("gemma3_text", {**ATTENTION, **SANDWICH}, _gemma3, norms_plus_one=True),
+MIXTRAL = GgufArchitecture("mixtral", {**ATTENTION, **DENSE, **MIXTRAL_EXPERTS}, _mixtral, rotated=True)
+ARCHITECTURES = {
+    "llama": GgufArchitecture("llama", rotated=True),
+    "qwen2": GgufArchitecture("qwen2"),
+    "qwen3": GgufArchitecture("qwen3"),
+    "qwen2moe": GgufArchitecture("qwen2_moe", QWEN_MOE_LAYER, _qwen_moe),
+    "qwen3moe": GgufArchitecture("qwen3_moe", QWEN_MOE_LAYER, _qwen_moe),
+    "gemma": GgufArchitecture("gemma", norms_plus_one=True),
+    "gemma2": GgufArchitecture("gemma2", {**ATTENTION, **SANDWICH}, _gemma2, norms_plus_one=True),
+    "gemma3": GgufArchitecture("gemma3_text", {**ATTENTION, **SANDWICH}, _gemma3, norms_plus_one=True),
 }
 
 
-def file_name(kind: Kind, name: str) -> str:
-    """What Hugging Face's files call a tensor; ``{expert}`` stands in it where it is a stack. Unknown names stay as they are."""
-    found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if found is None or found[2] not in kind.layer:
+def hugging_face_name(architecture: GgufArchitecture, name: str) -> str:
+    """Return Hugging Face's name of a tensor, with ``{expert}`` for a stack of experts. Unknown names stay unchanged."""
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in architecture.layer:
         return OUTSIDE.get(name, name)
-    return f"{LAYER.format(layer=found[1])}{kind.layer[found[2]]}.{found[3]}"
+    return f"{LAYER.format(layer=match[1])}{architecture.layer[match[2]]}.{match[3]}"

@@ -12,13 +12,15 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from mindllm.errors import RunFailed, UserError, nearest
+from mindllm.files import atomic_open
 from mindllm.jobs.memory import gibibytes
+from mindllm.jobs.pool import POLL_SECONDS, Outcome, Task
+from mindllm.process.temporary import temporary_directory
 from mindllm.sources import python_path
 
 LOCAL, RAY = "local", "ray"
@@ -57,90 +59,83 @@ class _UseExecutor(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-@dataclass(frozen=True)
-class Work:
-    """A call of a function of this package by its name, ``module:function``, with plain arguments.
-
-    Attributes:
-        name: what it is about, for people.
-        memory: bytes that it takes.
-    """
-
-    function: str
-    arguments: tuple[Any, ...]
-    name: str
-    memory: int = 0
-
-
-class Spread:
-    """Work that was given to the cluster; results come in whatever order they are done.
-
-    Args:
-        works: what to do.
+class RayPool:
+    """Runs tasks on the nodes of a Ray cluster, as :class:`Pool` does on this machine. Results arrive in any order.
 
     Raises:
-        UserError: there is no cluster, or no node has the memory for one piece.
+        UserError: there is no cluster.
     """
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self) -> None:
         self._ray = connected()
-        _refuse_too_large(self._ray, works)
+        self._tasks: dict[Any, Task] = {}
+
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the tasks that have not ended."""
+        for reference in self._tasks:
+            with suppress(Exception):  # its node may be lost
+                self._ray.cancel(reference, force=True)
+        self._tasks.clear()
+
+    def submit(self, task: Task) -> None:
+        """Give a task to the cluster; raise UserError if no node has memory for it."""
+        _require_memory(self._ray, task)
         remote = self._ray.remote(max_retries=RETRIES, num_cpus=1)(_call)
-        variables = {"PYTHONPATH": python_path(), VARIABLE: LOCAL}
-        self._of = {
-            remote.options(memory=work.memory, runtime_env={"env_vars": variables}).remote(
-                work.function, work.arguments
-            ): place
-            for place, work in enumerate(works)
-        }
-        self._works = works
+        environment = {"PYTHONPATH": python_path(), VARIABLE: LOCAL, **task.environment}
+        options = {"memory": task.memory, "runtime_env": {"env_vars": environment}}
+        reference = remote.options(**options).remote(task.function, task.arguments, task.output is not None)
+        self._tasks[reference] = task
 
-    def done(self, seconds: float | None) -> Iterator[tuple[int, Any]]:
-        """Yield places and results of what was done within ``seconds`` (None: of all that is left).
-
-        Raises:
-            UserError, RunFailed: what the work raised, or that its nodes were lost again and again.
-        """
-        while self._of:
-            ready, _ = self._ray.wait(list(self._of), num_returns=1, timeout=seconds)
-            if not ready:
-                return
-            for reference in ready:
-                place = self._of.pop(reference)
-                yield place, self._result(reference, self._works[place])
+    @property
+    def running(self) -> list[Task]:
+        """Tasks that have not ended."""
+        return list(self._tasks.values())
 
     @property
     def left(self) -> int:
-        """How many pieces are not done yet."""
-        return len(self._of)
+        """Number of tasks that have not ended."""
+        return len(self._tasks)
 
-    def kill(self) -> None:
-        """End what is not done."""
-        for reference in self._of:
-            with suppress(Exception):  # a node that is lost need not be told
-                self._ray.cancel(reference, force=True)
-        self._of.clear()
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield the outcome of each task as it ends, until none is left."""
+        while self.left:
+            yield from self.poll(None)
 
-    def _result(self, reference: Any, work: Work) -> Any:
+    def wait(self) -> None:
+        """Wait for a moment, in which tasks may end."""
+        self._ray.wait(list(self._tasks), num_returns=1, timeout=POLL_SECONDS)
+
+    def poll(self, seconds: float | None = 0) -> list[Outcome]:
+        """Return the tasks that have ended, after waiting up to ``seconds`` for one (None: until one ends).
+
+        Raises:
+            UserError, RunFailed: the error of a task, or its nodes were lost repeatedly.
+        """
+        if not self._tasks:
+            return []
+        ready, _ = self._ray.wait(
+            list(self._tasks), num_returns=len(self._tasks) if seconds == 0 else 1, timeout=seconds
+        )
+        return [self._outcome(reference) for reference in ready]
+
+    def _outcome(self, reference: Any) -> Outcome:
+        task = self._tasks.pop(reference)
         try:
-            error, result = self._ray.get(reference)
+            error, value = self._ray.get(reference)
         except self._ray.exceptions.RayError as lost:
-            raise RunFailed(f"{work.name}: the cluster could not do it ({type(lost).__name__}): {lost}") from None
+            raise RunFailed(f"{task.name}: the cluster could not do it ({type(lost).__name__}): {lost}") from None
         if error is not None:
             raise error
-        return result
-
-
-def spread(works: Sequence[Work], told: Callable[[int], None] = lambda done: None) -> list[Any]:
-    """Do all work and return the results in its order; ``told`` how many are done. What ends this call ends the work."""
-    work, results = Spread(works), {}
-    try:
-        for place, result in work.done(None):
-            results[place] = result
-            told(len(results))
-    finally:
-        work.kill()
-    return [results[place] for place in range(len(works))]
+        if task.output is not None:
+            with atomic_open(task.output, "wb") as file:
+                file.write(value)
+        return Outcome(task, 0, value=value)
 
 
 def connected() -> Any:
@@ -169,21 +164,25 @@ def _reach(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
 
 
-def _refuse_too_large(ray: Any, works: Sequence[Work]) -> None:
-    """Refuse what would wait for ever for a node that has its memory."""
-    largest = max(works, key=lambda work: work.memory, default=None)
-    most = max((node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"]), default=0)
-    if largest is not None and largest.memory > most:
+def _require_memory(ray: Any, task: Task) -> None:
+    """Raise UserError if no node has the memory for a task, which would wait forever."""
+    largest = max((node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"]), default=0)
+    if task.memory > largest:
         raise UserError(
-            f"{largest.name} takes about {gibibytes(largest.memory)}, and the largest node of the cluster has "
-            f"{gibibytes(int(most))} for it: add a node with more, or start Ray with --memory"
+            f"{task.name} takes about {gibibytes(task.memory)}, and the largest node of the cluster has "
+            f"{gibibytes(int(largest))} for it: add a node with more, or start Ray with --memory"
         )
 
 
-def _call(function: str, arguments: tuple[Any, ...]) -> tuple[Exception | None, Any]:
-    """Do a piece of work, on a node. What is the user's mistake goes back as it is, without Ray's traceback around it."""
+def _call(function: str, arguments: tuple[Any, ...], has_output: bool) -> tuple[Exception | None, Any]:
+    """Run a task on a node; return its value, or the content of its output. Errors of the user return without Ray's traceback."""
     module, _, name = function.partition(":")
+    call = getattr(importlib.import_module(module), name)
     try:
-        return None, getattr(importlib.import_module(module), name)(*arguments)
+        if not has_output:
+            return None, call(*arguments)
+        with temporary_directory("mindllm_task_") as directory:
+            call(*arguments, str(directory / "output"))
+            return None, (directory / "output").read_bytes()
     except (UserError, RunFailed) as error:
         return type(error)(*error.args), None

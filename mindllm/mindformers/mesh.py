@@ -202,9 +202,7 @@ def _schedule(reading: Reading, stages: int) -> None:
         if stages > 1 and reading.get(pieces) is not None:
             reading.use(pieces)
         else:
-            reading.idle(
-                pieces, "sequences stay whole" if stages > 1 else "pipeline_stage is 1"
-            )
+            reading.idle(pieces, "sequences stay whole" if stages > 1 else "pipeline_stage is 1")
     if reading.has(interleave):
         if stages > 1:
             reading.use(interleave)

@@ -10,7 +10,7 @@ from mindspore.common.initializer import initializer
 from mindspore.ops import Primitive
 
 from mindllm.architecture.quantization import CODES, COLUMNS, SCALES, ZEROS, CodeSpec
-from mindllm.quantize.tables import byte_table
+from mindllm.quantize import byte_table
 
 TYPES = {CODES: ms.uint8, SCALES: ms.float32, ZEROS: ms.float32, COLUMNS: ms.int32}
 

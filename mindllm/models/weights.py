@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from mindllm.architecture.optimizer_state import SHARES, is_state
 from mindllm.config import ModelConfig
 from mindllm.models.experts.expert_load import is_probe
-from mindllm.quantize.packed import rounded
+from mindllm.quantize import round_tensors
 
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
@@ -164,7 +164,7 @@ def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: i
     """
     if is_quantized_parameter(parameter):
         weight, whole, std, spec = parameter.code_of
-        return rounded(initial_value(weight, whole, std, seed), spec)[name.rpartition(".")[2]]
+        return round_tensors(initial_value(weight, whole, std, seed), spec)[name.rpartition(".")[2]]
     if hasattr(parameter, "lengths_of"):
         weight, whole, std = parameter.lengths_of
         return row_lengths(initial_value(weight, whole, std, seed))
@@ -212,7 +212,7 @@ def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike],
     """Copies ``arrays``, or what becomes one when its turn comes, into the parameters of the same names.
 
     Shapes must be those of :func:`signatures`; values are rounded to the dtypes of the parameters. A source that is read anew
-    for everybody who asks (``reads_anew``) is not copied where it has the dtype of its parameter.
+    for everybody who asks (``creates_array``) is not copied where it has the dtype of its parameter.
 
     ``in_place``: a compiled graph has used the parameters. Such a graph keeps their memory: of ``set_data`` it sees what it reads
     first and not the moments that it updates, and of two graphs one sees nothing (MindSpore 2.10 on a CPU).
@@ -221,7 +221,7 @@ def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike],
         array = in_value_type(np.asarray(arrays[name]), parameter)
         if in_place:
             parameter.copy_(Tensor(np.array(array), parameter.dtype))
-        elif getattr(arrays[name], "reads_anew", False) and array.dtype == NUMPY_DTYPES.get(parameter.dtype):
+        elif getattr(arrays[name], "creates_array", False) and array.dtype == NUMPY_DTYPES.get(parameter.dtype):
             parameter.set_data(Tensor.from_numpy(array) if array.dtype.kind == "f" else Tensor(array))
         else:
             parameter.set_data(Tensor(np.array(array), parameter.dtype))

@@ -1,4 +1,4 @@
-"""Why a plan is not faster: which stage everything waits for, where memory binds, and what one more GB would buy."""
+"""Explain why a plan is not faster: the critical stage, stages limited by memory, and the gain of one more GB."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MORE = GIB / MIB  # MB
 
 @dataclass(frozen=True)
 class Explanation:
-    """What binds and what more memory would do.
+    """The binding constraints, and the effect of more memory.
 
     Attributes:
-        critical: share of the step's critical path spent on each stage, ``[stages]``.
-        free_mb: memory left on each stage.
-        with_more: reported step when every stage has one more GB.
-        stage_with_more: for stages where memory binds, the reported step when that stage alone has one more GB.
+        critical: share of the critical path on each stage, ``[stages]``.
+        free_mb: free memory of each stage.
+        with_more: reported step if every stage has one more GB.
+        stage_with_more: for stages limited by memory, the reported step if only that stage has one more GB.
     """
 
     critical: np.ndarray
@@ -33,16 +33,16 @@ class Explanation:
 
 
 def explain(solution: Solution, seconds: float, solver: Solver = solve) -> Explanation:
-    """Solve again with one more GB for all stages, and for each of the three critical stages where memory binds.
+    """Solve again with one more GB for all stages, and for each of the three most critical stages limited by memory.
 
-    ``solver`` gives plans the step that is reported.
+    ``solver`` adds the reported step to plans.
     """
     best = solution.best
     problem, costs = best.problem, best.costs
     visits, _ = critical_path(best.line, problem.point_to_point)
     spent = (visits * costs.times).sum(axis=0).reshape(problem.chunks, problem.stages).sum(axis=0)
     free = np.array(problem.per_stage("limit_mb")) - best.peak_mb
-    binding = [int(stage) for stage in np.argsort(-spent) if free[stage] < _lightest_step(solution, int(stage))][:3]
+    binding = [int(stage) for stage in np.argsort(-spent) if free[stage] < _least_increase(solution, int(stage))][:3]
     share = seconds / (1 + len(binding))
     return Explanation(
         spent / (spent.sum() or 1.0),
@@ -52,48 +52,52 @@ def explain(solution: Solution, seconds: float, solver: Solver = solve) -> Expla
     )
 
 
-def lines(solution: Solution, found: Explanation) -> list[str]:
-    """The explanation in sentences."""
+def lines(solution: Solution, explanation: Explanation) -> list[str]:
+    """Return the explanation in sentences."""
     problem, step = solution.best.problem, solution.best.reported_step
-    leader = int(found.critical.argmax())
-    said = [f"stage {leader} binds: {100 * found.critical[leader]:.0f}% of the longest chain of operations is its own"]
-    if not np.isfinite(found.free_mb).any():
-        return [*said, "memory has no limit, so more of it buys nothing"]
-    tight = [stage for stage in range(problem.stages) if found.free_mb[stage] < _lightest_step(solution, stage)]
-    if not tight:
-        said.append("memory binds nowhere: every stage could keep more than it does")
-    else:
-        lacking = {stage: _lightest_step(solution, stage) - found.free_mb[stage] for stage in tight}
-        stages = ", ".join(f"{stage} ({missing_memory(lacks, MIB)})" for stage, lacks in lacking.items())
-        said.append(f"memory binds where one layer recomputed less does not fit; stage and what it lacks: {stages}")
-    said.append(f"one more GB on every stage: {_gain(step, found.with_more)}")
-    said += [
-        f"one more GB on stage {stage} alone: {_gain(step, more)}" for stage, more in found.stage_with_more.items()
+    leader = int(explanation.critical.argmax())
+    text = [
+        f"stage {leader} is critical: it has {100 * explanation.critical[leader]:.0f}% of the longest chain of operations"
     ]
-    return said
+    if not np.isfinite(explanation.free_mb).any():
+        return [*text, "memory has no limit, so more memory has no effect"]
+    tight = [stage for stage in range(problem.stages) if explanation.free_mb[stage] < _least_increase(solution, stage)]
+    if not tight:
+        text.append("memory limits no stage: every stage could recompute less")
+    else:
+        missing = {stage: _least_increase(solution, stage) - explanation.free_mb[stage] for stage in tight}
+        stages = ", ".join(f"{stage} ({missing_memory(size, MIB)})" for stage, size in missing.items())
+        text.append(
+            f"memory limits stages where one layer less recomputed does not fit; stage and missing memory: {stages}"
+        )
+    text.append(f"one more GB on every stage: {_gain(step, explanation.with_more)}")
+    text += [
+        f"one more GB on stage {stage} only: {_gain(step, more)}" for stage, more in explanation.stage_with_more.items()
+    ]
+    return text
 
 
 def _gain(step: float, more: float) -> str:
     saved = step - more
-    return f"step {more:,.6g}, {100 * saved / step:.2f}% less" if saved > 1e-9 * step else "buys nothing"
+    return f"step {more:,.6g}, {100 * saved / step:.2f}% less" if saved > 1e-9 * step else "no effect"
 
 
-def _lightest_step(solution: Solution, stage: int) -> float:
-    """The least memory by which a stage's activations could grow to save time; infinite where nothing is recomputed."""
+def _least_increase(solution: Solution, stage: int) -> float:
+    """Return the least increase of a stage's activations that saves time; 0 if nothing is recomputed."""
     best = solution.best
-    problem, steps = best.problem, []
+    problem, increases = best.problem, []
     numbers = problem.layer_numbers(best.plan.counts)
     most = alive(best.line.table.orders, problem.chunks)[stage].max(axis=0)
     for chunk, place in enumerate(range(stage, problem.places, problem.stages)):
         for number, name in zip(numbers[place], best.plan.places[place], strict=True):
             layer = problem.layers[problem.layer_order[number]]
-            now = layer.kinds[name]
-            steps += [
-                float(most[chunk]) * (other.activation_mb - now.activation_mb)
-                for other in layer.kinds.values()
-                if other.backward < now.backward
+            current = layer.kinds[name]
+            increases += [
+                float(most[chunk]) * (quicker.activation_mb - current.activation_mb)
+                for quicker in layer.kinds.values()
+                if quicker.backward < current.backward
             ]
-    return min((step for step in steps if step > 0), default=0.0)
+    return min((increase for increase in increases if increase > 0), default=0.0)
 
 
 def _step(stages: range | list[int], seconds: float, solution: Solution, solver: Solver) -> float:

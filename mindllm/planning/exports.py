@@ -1,12 +1,12 @@
-"""A plan in the forms of other trainers: the order of passes as PyTorch reads it, the split as Megatron-LM does.
+"""Plans in the formats of other trainers: the order of passes for PyTorch, the split for Megatron-LM.
 
-PyTorch's pipelining, and so torchtitan by ``pipeline_parallel_schedule_csv``, has a row of actions for each rank: ``2F0`` is the
-forward pass of micro-batch 0 through stage 2, ``B`` a whole backward pass, ``I`` that of the inputs and ``W`` that of the weights
-(``torch.distributed.pipelining.schedules``). Its stages are our places in the order of the model: chunk by chunk, and inside a
-chunk stage by stage, in every second chunk of a V backwards.
+PyTorch's pipelining, and torchtitan with ``pipeline_parallel_schedule_csv``, reads a row of actions for each rank. ``2F0`` is
+the forward pass of micro-batch 0 through stage 2, ``B`` a whole backward pass, ``I`` its gradients of inputs, ``W`` its gradients
+of weights (``torch.distributed.pipelining.schedules``). Its stages are our places in model order: chunk by chunk, and inside a
+chunk stage by stage, backwards in the second chunk of a V.
 
 Megatron-LM's ``--pipeline-model-parallel-layout`` has places in the same order, divided by ``|``: ``E`` embedding, ``t`` a layer,
-``m`` a layer that predicts ahead, ``L`` the loss; ``*n`` repeats what stands before it (Megatron Core, "Custom Pipeline Model
+``m`` a layer that predicts ahead, ``L`` the loss; ``*n`` repeats the letter before it (Megatron Core, "Custom Pipeline Model
 Parallel Layout").
 """
 
@@ -18,60 +18,59 @@ from itertools import groupby
 
 from mindllm.errors import UserError
 from mindllm.planning.plan import Evaluation
-from mindllm.planning.problem import Problem
 from mindllm.schedules.operations import LETTERS
 from mindllm.schedules.orders import stage_orders
 
 
 def torch_schedule(evaluation: Evaluation) -> str:
-    """Return the order of passes as PyTorch's pipelining reads it: CSV, a row of actions for each stage of ours.
+    """Return the order of passes as PyTorch's pipelining reads it: CSV, a row of actions for each stage.
 
-    All micro-batches stand in it, also where the simulation of a long pipeline left out some that repeat.
+    It has all micro-batches, also if the simulation of a long pipeline left out some that repeat.
 
     Raises:
-        UserError: sequences go through in pieces.
+        UserError: sequences are cut into pieces.
     """
     problem = evaluation.problem
     if problem.pieces > 1:
-        raise UserError(f"{problem.name}: PyTorch's pipelining has no pieces of sequences; plan pieces 1")
+        raise UserError(f"{problem.name}: PyTorch's pipelining does not support pieces of sequences; plan pieces 1")
     orders = stage_orders(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
-    number = {place: position for position, place in enumerate(problem.visits)}
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
+    torch_stage = {place: position for position, place in enumerate(problem.visits)}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     for stage, operations in enumerate(orders):
         writer.writerow(
-            f"{number[chunk * problem.stages + stage]}{LETTERS[what]}{micro}" for what, chunk, micro in operations
+            f"{torch_stage[chunk * problem.stages + stage]}{LETTERS[kind]}{micro}" for kind, chunk, micro in operations
         )
-    return written.getvalue()
+    return text.getvalue()
 
 
-def megatron_layout(evaluation: Evaluation, layers_ahead: int = 0) -> str:
-    """Return the value of ``--pipeline-model-parallel-layout``; the last ``layers_ahead`` layers predict ahead."""
+def megatron_layout(evaluation: Evaluation, mtp_layers: int = 0) -> str:
+    """Return the value of ``--pipeline-model-parallel-layout``; the last ``mtp_layers`` layers predict ahead."""
     places = ["t" * count for count in evaluation.plan.counts]
-    places[-1] = places[-1][layers_ahead:] + "m" * layers_ahead + "L"
+    places[-1] = places[-1][mtp_layers:] + "m" * mtp_layers + "L"
     places[0] = "E" + places[0]
-    return "|".join(map(_short, places))
+    return "|".join(map(_run_lengths, places))
 
 
-def _short(place: str) -> str:
-    """Repeated letters as ``t*4``; commas, which mean nothing, keep a count from what follows."""
-    runs = ((letter, len(list(same))) for letter, same in groupby(place))
+def _run_lengths(letters: str) -> str:
+    """Return repeated letters as ``t*4``; a comma, which has no meaning, separates a count from the next letter."""
+    runs = ((letter, len(list(run))) for letter, run in groupby(letters))
     return ",".join(f"{letter}*{count}" if count > 1 else letter for letter, count in runs)
 
 
-def megatron_options(evaluation: Evaluation, layers_ahead: int = 0) -> str:
-    """Return the options of Megatron-LM that say the pipeline and its split, a line each.
+def megatron_options(evaluation: Evaluation, mtp_layers: int = 0) -> str:
+    """Return the options of Megatron-LM for the pipeline and its split, one per line.
 
-    Recomputation is left out: Megatron-LM has one number of layers for all stages, where a plan has one for each.
+    Recomputation is left out: Megatron-LM has one number of layers for all stages, a plan has one per stage.
 
     Raises:
-        UserError: the plan lies in a V, which Megatron-LM has no layout for.
+        UserError: the plan is a V, which Megatron-LM does not support.
     """
-    problem: Problem = evaluation.problem
+    problem = evaluation.problem
     if problem.v_shape:
-        raise UserError(f"{problem.name}: Megatron-LM's layout has no V; plan schedule 1f1b, or write --torch_csv")
+        raise UserError(f"{problem.name}: Megatron-LM has no V layout; plan schedule 1f1b, or write --torch_csv")
     lines = [
         f"--pipeline-model-parallel-size {problem.stages}",
-        f'--pipeline-model-parallel-layout "{megatron_layout(evaluation, layers_ahead)}"',
+        f'--pipeline-model-parallel-layout "{megatron_layout(evaluation, mtp_layers)}"',
     ]
     return "\n".join(lines) + "\n"

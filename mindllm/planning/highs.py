@@ -1,4 +1,4 @@
-"""HiGHS as the planner uses it: silent, on one core, until a deadline."""
+"""HiGHS for the planner: silent, on one core, with a deadline."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ import highspy
 from mindllm.deadline import OutOfTime, now
 
 PATIENCE = 0.2  # seconds
-_first = threading.Lock()
-_announced = False
+_lock = threading.Lock()
+_banner_printed = False
 
 
 def new_solver() -> highspy.Highs:
-    """A solver that prints nothing and runs on one core."""
-    global _announced
-    with _first:
-        if not _announced:
-            _swallow_announcement()
-            _announced = True
+    """Return a solver that prints nothing and runs on one core."""
+    global _banner_printed
+    with _lock:
+        if not _banner_printed:
+            _discard_banner()
+            _banner_printed = True
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)
     return solver
 
 
-def _swallow_announcement() -> None:
-    """HiGHS 1.16 names itself on the standard output of a process when its first solver is made, whatever its options are."""
+def _discard_banner() -> None:
+    """Create a solver with standard output closed: HiGHS 1.16 prints a banner for the first solver of a process."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 1)
+        os.dup2(null, 1)
         highspy.Highs()
         ctypes.CDLL(None).fflush(None)  # C's own buffer, which would be written later
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(null)
 
 
 def run_until(solver: highspy.Highs, deadline: float, latest: float = math.inf) -> None:
-    """Runs HiGHS until it has an answer or ``deadline``; its own limit counts from the first run on.
+    """Run HiGHS until it has an answer or ``deadline``; its own limit counts from its first run.
 
-    Mixed-integer programs look at the clock seldom: one that is still running :data:`PATIENCE` behind ``latest`` is left to
-    itself, in a thread, and must not be used again.
+    Mixed-integer programs rarely check the clock. One that still runs :data:`PATIENCE` after ``latest`` is abandoned in its
+    thread, and must not be used again.
 
     Raises:
-        OutOfTime: it was left to itself.
+        OutOfTime: the solver was abandoned.
     """
     if deadline == math.inf:
         solver.setOptionValue("time_limit", highspy.kHighsInf)

@@ -1,7 +1,7 @@
-"""Local search over splits: layers are moved between places as long as the simulated step gets shorter.
+"""Local search over splits: move layers between places as long as the simulated step gets shorter.
 
-Every simulated plan leaves its critical path behind. The sum along a path of one plan is a lower bound of any other plan's step,
-so most neighbours are dismissed without being simulated.
+The critical path of every simulated plan is remembered. The sum along a path of one plan is a lower bound of the step of any
+other plan, so most neighbors are dismissed without a simulation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mindllm.schedules.simulate import critical_path, simulate_times, step_times
 
 BATCH = 64  # plans simulated together
 NUMBERS = 2**23  # end times that one simulation may hold
-KEPT = 400  # paths
+MOST_PATHS = 400
 
 
 class Paths:
@@ -28,17 +28,17 @@ class Paths:
         self.delays = np.zeros(0)
 
     def add(self, visits: np.ndarray, delay: float) -> None:
-        """Adds a path; the oldest is forgotten when there are many."""
-        self.visits = np.concatenate([self.visits[-KEPT:], visits[None]])
-        self.delays = np.append(self.delays[-KEPT:], delay)
+        """Add a path; forget the oldest if there are too many."""
+        self.visits = np.concatenate([self.visits[-MOST_PATHS:], visits[None]])
+        self.delays = np.append(self.delays[-MOST_PATHS:], delay)
 
     def bound(self, times: np.ndarray) -> np.ndarray:
-        """The longest path of each plan, ``[plans]``, from times ``[kinds, places, plans]``."""
+        """Return the longest path of each plan, ``[plans]``, from times ``[kinds, places, plans]``."""
         return (np.tensordot(self.visits, times, 2) + self.delays[:, None]).max(axis=0)
 
 
 class Search:
-    """A search that keeps the best split it has seen."""
+    """A search that remembers the best split."""
 
     def __init__(self, problem: Problem, choice: StageChoice, table: Timetable, seed: int = 0) -> None:
         self.problem, self.choice, self.table = problem, choice, table
@@ -51,9 +51,9 @@ class Search:
         self._add_single_stage_paths()
 
     def _add_single_stage_paths(self) -> None:
-        """Nothing but one stage is waited for: the first chunk before it, then all its passes.
+        """Add the paths through a single stage: the first chunk before it, all its passes, and the way back.
 
-        In a V gradients of weights may be the last of them, so the way back is not waited for.
+        In a V a stage may end with weight gradients, so the way back is left out.
         """
         stages, places = self.problem.stages, self.problem.places
         passes = np.bincount(self.table.what * places + self.table.place, minlength=self.kinds * places)
@@ -67,15 +67,15 @@ class Search:
             self.paths.add(visits, ways * stage * self.problem.point_to_point)
 
     def times(self, counts: np.ndarray, below: float = np.inf, deadline: float = np.inf) -> np.ndarray:
-        """Step time of each split, ``[splits]``; infinite where it does not fit or is not less than ``below``.
+        """Return the step time of each split, ``[splits]``; infinite if it does not fit or is not less than ``below``.
 
-        After ``deadline`` no more splits are simulated: theirs are infinite, too.
+        Splits that are not simulated before ``deadline`` are infinite, too.
         """
-        found = np.full(len(counts), np.inf)
+        steps = np.full(len(counts), np.inf)
         try:
             times = self.choice.times(counts, deadline)
         except OutOfTime:
-            return found
+            return steps
         fits = np.isfinite(times[FORWARD]).all(axis=0)
         bound = np.full(len(counts), np.inf)
         bound[fits] = self.paths.bound(times[..., fits])
@@ -87,14 +87,14 @@ class Search:
             part = part[bound[part] < below]
             if not len(part) or passed(deadline):
                 break
-            found[part] = step_times(self.table, times[..., part], delay)
-            leader = part[found[part].argmin()]
-            below = min(below, found[leader])
+            steps[part] = step_times(self.table, times[..., part], delay)
+            leader = part[steps[part].argmin()]
+            below = min(below, steps[leader])
             self._learn(times[..., leader])
-        leader = int(found.argmin())
-        if found[leader] < self.best_time:
-            self.best, self.best_time, self.best_weights = counts[leader].copy(), found[leader], self.choice.weights
-        return found
+        leader = int(steps.argmin())
+        if steps[leader] < self.best_time:
+            self.best, self.best_time, self.best_weights = counts[leader].copy(), steps[leader], self.choice.weights
+        return steps
 
     def _learn(self, times: np.ndarray) -> None:
         line = simulate_times(self.table, times, self.problem.point_to_point)
@@ -102,7 +102,7 @@ class Search:
         self.paths.add(visits[: self.kinds], crossings * self.problem.point_to_point)
 
     def descend(self, counts: np.ndarray, deadline: float) -> tuple[np.ndarray, float]:
-        """Moves one layer at a time while that helps, until ``deadline``."""
+        """Move one layer at a time while that helps, until ``deadline``."""
         current = self.times(counts[None], deadline=deadline)[0]
         while not passed(deadline):
             neighbours = shifts(counts, self.random)
@@ -116,7 +116,7 @@ class Search:
         return counts, current
 
     def _weigh(self) -> None:
-        """Has chunks of a stage share its memory as in the best plan, or by how often recent critical paths pass them."""
+        """Weigh the chunks of a stage as in the best plan, or by their visits on recent critical paths."""
         if self.problem.chunks == 1:
             return
         share = self.random.choice((0.0, 0.3, 0.8))
@@ -127,7 +127,7 @@ class Search:
             self.choice.weigh(self.best_weights)
 
     def wander(self, deadline: float, target: float) -> None:
-        """Starts again near the best split, over and over, until ``deadline`` or until ``target`` is reached."""
+        """Restart near the best split until ``deadline`` or until ``target`` is reached."""
         while self.best is not None and not passed(deadline) and self.best_time > target * (1 + 1e-9):
             self._weigh()
             counts = self.best.copy()

@@ -1,7 +1,4 @@
-"""A plan from its subject to its answer: solved, the fastest number of chunks taken, confirmed by a dry run, beside the YAML.
-
-Every number of chunks per stage that is asked for is planned, and the fastest plan is taken.
-"""
+"""Plan a subject: solve every number of chunks, choose the fastest, validate it by a dry run, compare it with the YAML."""
 
 from __future__ import annotations
 
@@ -12,11 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.planning.costs.formula import UNKNOWN, compared, tree
 from mindllm.planning.exports import megatron_options, torch_schedule
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
-from mindllm.planning.reports.plan import answer, gap_text, solution_parts, validated_answer, validated_parts
+from mindllm.planning.reports.plan import (
+    NOT_EVALUATED,
+    answer,
+    comparison_answer,
+    describe_gain,
+    gap_text,
+    solution_parts,
+    validated_answer,
+    validated_parts,
+)
 from mindllm.planning.solve import Infeasible, Solution, solve
 from mindllm.planning.subject import Solver, Subject
 from mindllm.planning.validate import Validated, planned_config, validate, write_run
@@ -35,7 +40,7 @@ class Interleave:
     """A problem with some number of chunks per stage.
 
     Attributes:
-        solution: None where no plan fits.
+        solution: None if no plan fits.
     """
 
     problem: Problem
@@ -48,56 +53,58 @@ class Interleave:
 
 
 def try_problems(problems: Sequence[Problem], seconds: float, solver: Solver = solve) -> list[Interleave]:
-    """Plan every problem, each within about ``seconds``; ``solver`` gives plans the step that is reported.
+    """Plan every problem, each within about ``seconds``.
+
+    ``solver`` adds the reported step to plans.
 
     Raises:
-        Infeasible: none of them fits the memory; what the first one would need.
+        Infeasible: no problem has a plan that fits the memory; the error of the first problem.
     """
-    tried: list[Interleave] = []
-    refused: Infeasible | None = None
+    choices: list[Interleave] = []
+    first_error: Infeasible | None = None
     for problem in problems:
         try:
-            tried.append(Interleave(problem, solver(problem, seconds)))
+            choices.append(Interleave(problem, solver(problem, seconds)))
         except Infeasible as error:
-            refused = refused or error
-            tried.append(Interleave(problem, None))
-    if refused and not any(choice.solution for choice in tried):
-        raise refused
-    return tried
+            first_error = first_error or error
+            choices.append(Interleave(problem, None))
+    if first_error and not any(choice.solution for choice in choices):
+        raise first_error
+    return choices
 
 
 def fastest(tried: Sequence[Interleave]) -> Interleave:
-    """Return the choice with the shortest reported step; of equal ones the first."""
+    """Return the first choice with the shortest reported step."""
     planned = [(choice.solution.best.reported_step, number) for number, choice in enumerate(tried) if choice.solution]
     return tried[min(planned)[1]]
 
 
 def interleaves_table(tried: Sequence[Interleave]) -> Table:
-    """Step, bound and fullest stage by number of chunks."""
+    """Return step, bound and fullest stage by number of chunks."""
     names = ("pp_interleave_num", "step", "objective", "lower bound", "gap", "fullest stage GB")
     table = Table("chunks per stage", figures(*names))
     gb = gigabytes((choice.solution.best.peak_mb.max() for choice in tried if choice.solution), MIB)
     for choice in tried:
-        found, cells = choice.solution, ("does not fit", "", "", "", "")
-        if found:
-            bound = "none" if found.lower_bound is None else f"{found.lower_bound:,.6g}"
-            steps = f"{found.best.reported_step:,.6g}", f"{found.best.step_time:,.6g}"
-            cells = (*steps, bound, gap_text(found), gb(found.best.peak_mb.max()))
+        solution, cells = choice.solution, ("does not fit", "", "", "", "")
+        if solution:
+            bound = "none" if solution.lower_bound is None else f"{solution.lower_bound:,.6g}"
+            steps = f"{solution.best.reported_step:,.6g}", f"{solution.best.step_time:,.6g}"
+            cells = (*steps, bound, gap_text(solution), gb(solution.best.peak_mb.max()))
         table.add_row(str(choice.chunks), *cells)
     return table
 
 
 @dataclass(frozen=True, repr=False)
 class PipelinePlan(Result):
-    """The fastest plan that was found, and a bound of the planner's objective that no plan can beat.
+    """The fastest plan, and a lower bound of the planner's objective for all plans.
 
-    Times are milliseconds where the subject is a run, otherwise in the unit of the problem.
+    Times are milliseconds if the subject is a run, otherwise in the unit of the problem.
 
     Attributes:
         subject: what was planned.
         solution: the plan, its bound, and the even split.
-        tried: every number of chunks that was to choose from; empty where there was one.
-        validated: the dry runs by which the plan was confirmed; None where nobody asked.
+        tried: every number of chunks to choose from; empty if there was one.
+        validated: the dry runs that validated the plan; None without validation.
     """
 
     subject: Subject
@@ -112,23 +119,23 @@ class PipelinePlan(Result):
 
     @property
     def step_time(self) -> float:
-        """The step of the plan; of a run what ``mindllm time`` predicts of the run with the plan in it."""
+        """The step of the plan; for a run the prediction of ``mindllm time`` for the run with the plan in it."""
         return self.best.reported_step
 
     @property
     def objective(self) -> float:
-        """What the planner minimizes, and :attr:`lower_bound` bounds: equal to the step where the subject is not a run."""
+        """The quantity that the planner minimizes; equal to the step if the subject is not a run."""
         return self.best.step_time
 
     @property
     def lower_bound(self) -> float | None:
-        """A value that no plan's :attr:`objective` is below; None where none was proved."""
+        """A lower bound of the :attr:`objective` of all plans; None if none was proved."""
         return self.solution.lower_bound
 
     @property
     def gain(self) -> str:
-        """The plan beside the YAML as it is, in words; empty where that is not known."""
-        return compared(self.best, self.subject.before) if self.subject.before else ""
+        """The gain over the YAML as it is, in words; empty if that cannot be evaluated."""
+        return describe_gain(self.best, self.subject.before) if self.subject.before else ""
 
     @property
     def written(self) -> YamlPlan:
@@ -137,11 +144,11 @@ class PipelinePlan(Result):
         Raises:
             UserError: its recomputation has no YAML form.
         """
-        found = write_plan(self.best.problem, self.best.plan)
-        if found is None:
+        lists = write_plan(self.best.problem, self.best.plan)
+        if lists is None:
             kinds = ", ".join(self.best.problem.kind_names)
-            raise UserError(f"kinds {kinds} have no YAML form; give recompute_kinds in the problem")
-        return found
+            raise UserError(f"kinds {kinds} have no YAML form; add recompute_kinds to the problem")
+        return lists
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -154,10 +161,10 @@ class PipelinePlan(Result):
         """The run with the plan in it.
 
         Raises:
-            UserError: what was planned is no run.
+            UserError: the subject is not a run.
         """
         if self.subject.run is None:
-            raise UserError("the plan is of a problem, not of a run; its keys are in keys")
+            raise UserError("the plan is for a problem, not for a run; see the attribute keys")
         return planned_config(self.subject.run, self.best.problem, self.best.plan)
 
     def write(self, path: Path | str) -> None:
@@ -177,33 +184,33 @@ class PipelinePlan(Result):
 
     @property
     def megatron_options(self) -> str:
-        """The options of Megatron-LM that say the split, a line each; not the recomputation, which it has once for all stages."""
+        """The options of Megatron-LM for the split, one per line, without recomputation, which it has once for all stages."""
         run = self.subject.run
         return megatron_options(self.best, run.model.config.num_nextn_predict_layers if run else 0)
 
     def explain(self, seconds: float = 60.0) -> list[str]:
-        """Return which constraint binds and what more memory would buy; plans again, each within about ``seconds``."""
+        """Return the binding constraint and the gain of more memory; replans, each time within about ``seconds``."""
         from mindllm.planning.explain import explain, lines
 
         return list(lines(self.solution, explain(self.solution, seconds, self.subject.solve)))
 
     def summary(self) -> str:
-        """Return the step and what is known of the optimum."""
+        """Return the step and the gap to the lower bound."""
         gap = self.solution.gap
         return f"step {self.step_time:,.6g}, gap {'unknown' if gap is None else f'{100 * gap:.3g}%'}"
 
     def tree(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+        """Return the output of ``--json``."""
         subject = self.subject
         return {
             **answer(self.solution),
-            **(tree(self.best, subject.before) if subject.run else {}),
+            **(comparison_answer(self.best, subject.before) if subject.run else {}),
             **self._limit_tree(),
             **(validated_answer(self.validated) if self.validated else {}),
         }
 
     def _limit_tree(self) -> dict[str, Any]:
-        """Return the memory of a device in MB: what a run may take of it, and what plans may fill."""
+        """Return the memory of a device in MB: the limit of a run, and the part that plans may use."""
         subject = self.subject
         if subject.run is None or subject.device is None:
             return {}
@@ -211,24 +218,24 @@ class PipelinePlan(Result):
         return {"memory_limit_mb": memory_limit(subject.run, subject.device) / MIB, "memory_usable_mb": usable}
 
     def parts(self) -> Iterator[Part]:
-        """Yield the costs, the choice of chunks, the dry runs, and the plan beside what it replaces."""
+        """Yield the costs, the choice of chunks, the dry runs, and the plan with a comparison."""
         yield from self.subject.parts()
         yield from self.choice()
         yield from self.answer()
 
     def choice(self) -> Iterator[Part]:
-        """Yield the table of numbers of chunks, where there were several."""
+        """Yield the table of numbers of chunks, if there were several."""
         if self.tried:
             yield interleaves_table(self.tried)
 
     def answer(self) -> Iterator[Part]:
-        """Yield the dry runs, the plan next to what it replaces, and the memory limit that it was made for."""
+        """Yield the dry runs, the plan with a comparison, and its memory limit."""
         subject = self.subject
         if self.validated:
             yield from validated_parts(self.validated)
         yield from solution_parts(self.solution, subject.before)
         if subject.run and not subject.before:
-            yield UNKNOWN
+            yield NOT_EVALUATED
         if subject.run and subject.device:
             yield f"memory by formula, {DEVICE_GB}: {limit_text(memory_limit(subject.run, subject.device))}"
 

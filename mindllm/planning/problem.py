@@ -1,7 +1,7 @@
-"""What a pipeline planner has to decide on: layers and what they cost, stages and what they hold, the schedule they run.
+"""The planning problem: layers with their costs, stages with their memory, and the schedule.
 
-Times are in any one unit, memory is in MB. A problem is a JSON file of this form (``Problem.model_json_schema()``); a file of
-another form is read by ``read_problem``.
+Times are in any one unit, memory is in MB. A problem is a JSON file of this form (``Problem.model_json_schema()``);
+``read_problem`` reads files of other forms.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Difference = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
 
 
 class RecomputeKind(StrictModel):
-    """How a recompute kind is written in a run YAML: whole layers, or patterns of operators (``true``: the default ones).
+    """The form of a recompute kind in a run YAML: whole layers, or patterns of operators (``true``: the default ones).
 
-    ``swap`` is the ``backward_prefetch`` of what fused attention yields, where that waits on the host; 0: it does not.
+    ``swap`` is the ``backward_prefetch`` of fused attention's results, if they wait on the host; 0: they stay on the device.
     """
 
     recompute: bool = False
@@ -56,17 +56,17 @@ class RecomputeKind(StrictModel):
 
     @cached_property
     def marks(self) -> frozenset[str]:
-        """What it switches on, so that kinds can be compared; a fully recomputed layer has everything."""
-        found = {
+        """The recomputation as a set, to compare kinds."""
+        marks = {
             f"{key}:{pattern}"
             for key in ("select_recompute", "select_comm_recompute")
             for pattern in ((getattr(self, key),) if getattr(self, key) is True else getattr(self, key) or ())
         }
-        return frozenset({"recompute"} if self.recompute else found | ({"swap"} if self.swap else set()))
+        return frozenset({"recompute"} if self.recompute else marks | ({"swap"} if self.swap else set()))
 
-    def holds(self, other: RecomputeKind) -> bool:
-        """Whether whatever ``other`` recomputes is recomputed by this kind."""
-        return self.recompute or other.marks <= self.marks
+    def includes(self, kind: RecomputeKind) -> bool:
+        """Return True if this kind recomputes everything that ``kind`` recomputes."""
+        return self.recompute or kind.marks <= self.marks
 
 
 STANDARD_KINDS = {
@@ -79,9 +79,9 @@ STANDARD_KINDS = {
 
 
 class KindCost(StrictModel):
-    """One layer under one recompute kind: backward time with what is repeated, what it keeps, what it needs for a moment.
+    """Costs of a layer under one recompute kind: backward time with recomputation, kept activations, working memory.
 
-    That moment is in its own backward pass: layers behind it in the chunk have freed what they kept of the micro-batch.
+    Working memory is needed in the backward pass of the layer. Later layers of the chunk have freed their activations by then.
     """
 
     backward: Amount
@@ -89,8 +89,8 @@ class KindCost(StrictModel):
     transient_mb: Amount = 0
     again: Amount | None = Field(
         default=None,
-        description="Part of backward that is computed again, by both halves of a backward pass in a V; without it "
-        "what backward takes beyond the quickest kind.",
+        description="Recomputation in backward, repeated by both halves of a backward pass in a V; default: "
+        "the time beyond the quickest kind.",
     )
 
 
@@ -104,13 +104,13 @@ class Layer(StrictModel):
     parameter_mb: Amount = Field(default=0, description="Parameters, their gradients and optimizer state.")
     start_mb: Difference = Field(
         default=0,
-        description="Needed beyond that when a step starts, before activations are kept, or when it ends; below zero: less.",
+        description="Additional memory when a step starts or ends, without activations; negative: less memory.",
     )
     kinds: Mapping[str, KindCost] = Field(min_length=1)
 
 
 class End(StrictModel):
-    """What the first (embedding) or last (norm, head, loss) place does beside its layers."""
+    """Costs of the first (embedding) or last (norm, head, loss) place in addition to its layers."""
 
     forward: Amount = 0
     backward: Amount = 0
@@ -120,7 +120,7 @@ class End(StrictModel):
 
 
 class Tail(End):
-    """The last place's own part; its working memory is needed while all layers still hold their activations."""
+    """Costs of the end of the last place; its working memory is needed while all layers keep their activations."""
 
     transient_mb: Amount = 0
 
@@ -134,7 +134,7 @@ class Problem(StrictModel):
     micro_batches: int = Field(ge=1, le=65_536)
     pieces: int = Field(
         default=1, ge=1, le=1024,
-        description="seq_split_num: in which the sequences of a micro-batch go through the pipeline; costs are those of one.",
+        description="seq_split_num: pieces of the sequences of a micro-batch; costs are those of a piece.",
     )  # fmt: skip
     schedule: Schedule = "1f1b"
     layers: tuple[Layer, ...] = Field(min_length=1)
@@ -145,17 +145,17 @@ class Problem(StrictModel):
     transient_mb: PerStage = Field(default=0, description="Working memory at the peak.")
     start_mb: Difference | tuple[Difference, ...] = Field(
         default=0,
-        description="What a stage needs beside its layers when a step starts; below zero: less of what it has.",
+        description="Memory of a stage without its layers when a step starts; negative: less memory.",
     )
     update_mb: Difference | tuple[Difference, ...] = Field(
-        default=0, description="What a stage needs beside parameters while weights are updated, whatever layers it has."
+        default=0, description="Memory of a stage in addition to parameters while weights are updated."
     )
     recompute_kinds: Mapping[str, RecomputeKind] | None = Field(
         default=None,
-        description="How kinds are written in YAML; without it the standard names are known, others are not.",
+        description="YAML form of the kinds; default: the standard names only.",
     )
-    point_to_point: Amount = Field(default=0, description="Delay of a tensor between stages, beside computation.")
-    exposed_communication: Amount = Field(default=0, description="Time per step that nothing hides.")
+    point_to_point: Amount = Field(default=0, description="Delay of a tensor between stages.")
+    exposed_communication: Amount = Field(default=0, description="Time per step that is not hidden.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Problem:
@@ -193,12 +193,12 @@ class Problem(StrictModel):
         return self
 
     @cached_property
-    def whole_mb(self) -> tuple[float, ...]:
-        """What a layer keeps of a micro-batch where it recomputes least, by layer."""
+    def full_activation_mb(self) -> tuple[float, ...]:
+        """Activations of a micro-batch that a layer keeps with the least recomputation, by layer."""
         return tuple(max(cost.activation_mb for cost in layer.kinds.values()) for layer in self.layers)
 
     def _check_pieces(self) -> None:
-        """What MindSpore's orders of pieces ask for."""
+        """Raise ValueError if MindSpore's orders of pieces do not support these sizes."""
         if self.schedule not in IN_PIECES:
             raise ValueError(
                 f"pieces: {self.schedule} orders whole sequences (value {self.pieces}); write 1, or schedule {SEQPIPE}"
@@ -226,18 +226,18 @@ class Problem(StrictModel):
 
     @property
     def pipeline(self) -> str:
-        """The schedule and what it goes through, in words."""
+        """The schedule and its sizes in words."""
         pieces = f" of {self.pieces} pieces" if self.pieces > 1 else ""
         return f"{self.schedule}, {self.stages} stages x {self.chunks} chunk(s), {self.micro_batches} micro-batches{pieces}"
 
     @property
     def passes(self) -> int:
-        """Forward passes of a place in a step: micro-batches, or pieces of them."""
+        """Forward passes of a place in a step: micro-batches, or their pieces."""
         return self.micro_batches * self.pieces
 
     @property
     def v_shape(self) -> bool:
-        """Whether the second chunk runs back from the last stage to the first, and backward passes may come in two halves."""
+        """Whether the second chunk runs back from the last stage to the first, with backward passes in two halves."""
         return self.schedule == ZERO_BUBBLE_V
 
     @property
@@ -247,37 +247,37 @@ class Problem(StrictModel):
 
     @property
     def last_place(self) -> int:
-        """Where the last layer is, and the tail."""
+        """The place of the last layer and the tail."""
         return self.visits[-1]
 
     @property
     def hops(self) -> int:
-        """Tensors that go to another stage on the way of a micro-batch through all places."""
+        """Number of tensors that a micro-batch sends to another stage on its way through all places."""
         stages = [place % self.stages for place in self.visits]
-        return sum(here != there for here, there in itertools.pairwise(stages))
+        return sum(stage != following for stage, following in itertools.pairwise(stages))
 
     def layer_numbers(self, counts: Sequence[int]) -> list[range]:
-        """Numbers of the layers of every place, for numbers of layers by place."""
-        found, first = [range(0)] * self.places, 0
+        """Return the layer numbers of every place from the layer counts by place."""
+        numbers, first = [range(0)] * self.places, 0
         for place in self.visits:
-            found[place] = range(first, first + counts[place])
+            numbers[place] = range(first, first + counts[place])
             first += counts[place]
-        return found
+        return numbers
 
     @cached_property
     def again(self) -> np.ndarray:
-        """Time of what a layer computes again in each half of a backward pass, ``[layers, kind_names]``; else nothing."""
-        found = np.zeros((len(self.layers), len(self.kind_names)))
+        """Recomputation time in each half of a backward pass in a V, ``[layers, kind_names]``; otherwise zero."""
+        times = np.zeros((len(self.layers), len(self.kind_names)))
         for index, layer in enumerate(self.layers if self.v_shape else ()):
             quickest = min(cost.backward for cost in layer.kinds.values())
             for name, cost in layer.kinds.items():
-                own = cost.backward - quickest if cost.again is None else cost.again
-                found[index, self.kind_names.index(name)] = own
-        return found
+                again = cost.backward - quickest if cost.again is None else cost.again
+                times[index, self.kind_names.index(name)] = again
+        return times
 
     @property
     def settles(self) -> bool:
-        """Whether more micro-batches only repeat a steady state, so that not all of them need be simulated."""
+        """Whether more micro-batches only repeat a steady state, so that not all need to be simulated."""
         return self.chunks == 1 and self.schedule == "1f1b"
 
     @property
@@ -297,24 +297,24 @@ class Problem(StrictModel):
 
     @cached_property
     def kind_names(self) -> tuple[str, ...]:
-        """All recompute kinds, in the order they are first named."""
+        """All recompute kinds in the order of their first use."""
         return tuple(dict.fromkeys(name for layer in self.layers for name in layer.kinds))
 
     @cached_property
     def yaml_kinds(self) -> Mapping[str, RecomputeKind] | None:
-        """How each kind is written in YAML, or None when that is not known of all of them."""
-        known = STANDARD_KINDS if self.recompute_kinds is None else self.recompute_kinds
-        return {name: known[name] for name in self.kind_names} if set(self.kind_names) <= set(known) else None
+        """YAML form of each kind; None if it is unknown for some kind."""
+        forms = STANDARD_KINDS if self.recompute_kinds is None else self.recompute_kinds
+        return {name: forms[name] for name in self.kind_names} if set(self.kind_names) <= set(forms) else None
 
     def per_stage(self, key: str) -> tuple[float, ...]:
-        """``limit_mb``, ``static_mb``, ``transient_mb``, ``start_mb`` or ``update_mb`` of every stage; no limit is infinite."""
+        """Return a value per stage, such as ``limit_mb``; no limit is infinity."""
         value = getattr(self, key)
         if value is None:
             return (float("inf"),) * self.stages
         return value if isinstance(value, tuple) else (float(value),) * self.stages
 
     def with_limit(self, limit_mb: float) -> Problem:
-        """This problem with one limit for all stages."""
+        """Return the problem with one limit for all stages."""
         return self.model_copy(update={"limit_mb": limit_mb})
 
 
@@ -324,7 +324,7 @@ def _visits(stages: int, chunks: int, v_shape: bool) -> tuple[int, ...]:
 
 
 def make_problem(fields: Mapping[str, Any], source: str) -> Problem:
-    """A checked problem; a UserError names ``source``, the key and what is wrong with it."""
+    """Return a validated problem; UserError names ``source``, the key and the mistake."""
     try:
         return Problem.model_validate(fields)
     except ValidationError as error:
@@ -334,7 +334,7 @@ def make_problem(fields: Mapping[str, Any], source: str) -> Problem:
 
 
 def shortened(value: Any) -> str:
-    """A value as a message shows it; an integer of thousands of digits cannot even be written out."""
+    """Return the text of a value in a message, shortened; Python cannot convert integers of thousands of digits."""
     if isinstance(value, int) and abs(value) >= 10**SHOWN:
         return f"an integer of more than {SHOWN} digits"
     text = repr(value)
@@ -342,7 +342,7 @@ def shortened(value: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; a UserError names the line that is none."""
+    """Return the content of a JSON file; UserError names the invalid line."""
     try:
         return outside.read_json(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Plans confirmed by MindSpore's dry run: where it contradicts the prediction, the problem is corrected and solved again."""
+"""Validate plans by MindSpore's dry run. If it contradicts the prediction, the problem is corrected and solved again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCE = 0.01  # of the memory of a stage
 
 @dataclass(frozen=True)
 class Round:
-    """A plan, and what the dry run says of it.
+    """A plan and the result of its dry run.
 
     Attributes:
         memories: of every stage.
@@ -46,7 +46,7 @@ class Round:
 
     @property
     def differences(self) -> list[float]:
-        """What every stage needs beyond the prediction, in MB."""
+        """Memory of every stage beyond the prediction, in MB."""
         return [used - float(peak) for used, peak in zip(self.used_mb, self.solution.best.peak_mb, strict=True)]
 
     @property
@@ -61,7 +61,7 @@ class Round:
 
     @property
     def confirmed(self) -> bool:
-        """Whether it fits and no stage needs much more or less than predicted."""
+        """Whether the plan fits and every stage is near its prediction."""
         return self.fits and all(
             abs(off) <= TOLERANCE * used for off, used in zip(self.differences, self.used_mb, strict=True)
         )
@@ -69,21 +69,21 @@ class Round:
 
 @dataclass(frozen=True)
 class Validated:
-    """The rounds in order, and the one whose plan is taken: the fastest that the dry run confirms to fit."""
+    """All rounds, and the chosen one: the fastest plan that fits in the dry run."""
 
     rounds: tuple[Round, ...]
     chosen: Round
 
 
 def planned_config(config: RunConfig, problem: Problem, plan: Plan) -> RunConfig:
-    """The run with the plan in it."""
-    written = write_plan(problem, plan)
-    assert written is not None  # kinds of a run have a YAML form
-    return override_config(config, written.overrides(problem))
+    """Return the run with the plan in it."""
+    lists = write_plan(problem, plan)
+    assert lists is not None  # kinds of a run have a YAML form
+    return override_config(config, lists.overrides(problem))
 
 
 def write_run(path: Path, planned: RunConfig) -> None:
-    """Write a run with a plan in it: what differs from the file it was read from.
+    """Write a run with a plan in it as differences to its original file.
 
     Raises:
         UserError: the file cannot be written.
@@ -127,51 +127,54 @@ def validate(
         Infeasible: no plan fits.
         CheckFailed: none of the plans fits in the dry run.
     """
-    rounds, seen = list[Round](), dict[Plan, Round]()
+    rounds, by_plan = list[Round](), dict[Plan, Round]()
     while len(rounds) < ROUNDS:
         try:
             solution = solve(problem, seconds)
             solution = replace(solution, best=with_step(solution.best))
         except Infeasible:
-            if not any(done.fits for done in rounds):
+            if not any(earlier.fits for earlier in rounds):
                 raise
             break
-        known = seen.get(solution.best.plan)
-        if known is not None:
-            rounds.append(replace(known, solution=solution))
+        repeated = by_plan.get(solution.best.plan)
+        if repeated is not None:  # corrections lead to no new plan
+            rounds.append(replace(repeated, solution=solution))
             break
         planned = planned_config(config, problem, solution.best.plan)
         memories = forecast_stages(planned, stages_of(planned), simulations)
         rounds.append(Round(solution, memories, limit_mb, attention_elements_of(planned)))
-        seen[solution.best.plan] = rounds[-1]
+        by_plan[solution.best.plan] = rounds[-1]
         if rounds[-1].confirmed:
             break
         problem = corrected(problem, rounds[-1], first=len(rounds) == 1)
-    fitting = [done for done in reversed(rounds) if done.fits]
+    fitting = [result for result in reversed(rounds) if result.fits]
     if not fitting:
-        raise CheckFailed(f"none of {len(rounds)} plans fits in the dry run; a lower --max_memory leaves more room")
-    chosen = min(fitting, key=lambda done: done.solution.best.reported_step)  # of equal ones the last
-    return Validated(tuple(rounds), chosen if chosen.confirmed else _as_found(chosen))
+        raise CheckFailed(f"none of {len(rounds)} plans fits in the dry run; plan with a lower --max_memory")
+    chosen = min(fitting, key=lambda result: result.solution.best.reported_step)  # the last of equal plans
+    return Validated(tuple(rounds), chosen if chosen.confirmed else _with_dry_run_memory(chosen))
 
 
-def _as_found(chosen: Round) -> Round:
-    """The round with its plan in the memory that the dry run found; the bound is that of the problem it was solved from."""
+def _with_dry_run_memory(chosen: Round) -> Round:
+    """Return the round with its plan in the memory of the dry run; the bound stays that of the solved problem."""
     best = chosen.solution.best
-    known = replace(evaluate(corrected(best.problem, chosen, first=True), best.plan), predicted=best.predicted)
-    return replace(chosen, solution=replace(chosen.solution, best=known))
+    evaluation = evaluate(corrected(best.problem, chosen, first=True), best.plan)
+    best = replace(evaluation, predicted=best.predicted)
+    return replace(chosen, solution=replace(chosen.solution, best=best))
 
 
-def corrected(problem: Problem, found: Round, first: bool) -> Problem:
-    """The problem with memory moved by what the dry run found, and limits that leave the workspace it measured.
+def corrected(problem: Problem, result: Round, first: bool) -> Problem:
+    """Return the problem with memory corrected by the dry run, and limits reduced by the measured workspace.
 
-    ``first``: also where a stage needs less than predicted.
+    With ``first`` stages that need less than predicted are corrected, too.
     """
     moments = {key: list(problem.per_stage(key)) for key in ("static_mb", "start_mb", "update_mb")}
     limits = list(problem.per_stage("limit_mb"))
-    for stage, (off, used, needed_mb) in enumerate(zip(found.differences, found.used_mb, found.needed_mb, strict=True)):
+    for stage, (off, used, needed_mb) in enumerate(
+        zip(result.differences, result.used_mb, result.needed_mb, strict=True)
+    ):
         if first or off > 0:
             for needed in moments.values():
                 needed[stage] = max(0.0, needed[stage] + off)
-        limits[stage] = max(0.0, min(limits[stage], found.limit_mb - (needed_mb - used)))
+        limits[stage] = max(0.0, min(limits[stage], result.limit_mb - (needed_mb - used)))
     changes = {key: tuple(needed) for key, needed in moments.items()} | {"limit_mb": tuple(limits)}
     return problem.model_copy(update=changes)

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from mindllm.compiled.execute.state import whole_shape
 from mindllm.dry_run.page import PAGE
-from mindllm.dry_run.simulations import POLL_SECONDS
 from mindllm.errors import RunFailed, UserError, shortened
 from mindllm.files import atomic_open
 from mindllm.jobs.cores import cores
 from mindllm.jobs.memory import MemoryClaim
 from mindllm.jobs.process import JobProcess, ending
+from mindllm.jobs.worker import POLL_SECONDS
 from mindllm.outside import LARGEST_YAML, read_bytes
 from mindllm.process.temporary import make_temporary, remove_temporary
 from mindllm.programs import ALL, STAGES

@@ -16,16 +16,16 @@ from mindllm.prove.answers import Answer, Standing, located, merged, of_error
 from mindllm.prove.checks.checkpoints import with_sizes
 from mindllm.prove.expected import configuration, expected, left_open
 from mindllm.prove.found import hash_of, versions_here
-from mindllm.prove.local import Done, Told, do_here
 from mindllm.prove.pieces import PIECES, Options, Piece
 from mindllm.prove.proof import Proof, Run, in_order
 from mindllm.prove.questions import CHECKPOINTS, CONFIGURATION, QUESTIONS, STEP_TIME
+from mindllm.prove.run_pieces import PieceAnswers, PieceProgress, run_pieces
 from mindllm.timing.prediction import IN_MINDFORMERS
 from mindllm.timing.shipped import DEFAULT
 from mindllm.units import counted, parameters_in_words
 
 Answered = Callable[[Answer], None]
-Executor = Callable[[RunConfig, list[Piece], Options, Told], Iterator[Done]]
+Executor = Callable[[RunConfig, list[Piece], Options, PieceProgress], Iterator[PieceAnswers]]
 NO_CONFIGURATION = "the configuration does not load"
 
 
@@ -37,9 +37,9 @@ def prove_run(
     quick: bool = False,
     allowed: Collection[str] = (),
     use_kept: bool = True,
-    executor: Executor = do_here,
+    executor: Executor = run_pieces,
     answered: Answered = lambda answer: None,
-    told: Told = lambda piece, what, done, total: None,
+    told: PieceProgress = lambda piece, what, done, total: None,
 ) -> Proof:
     """Answer all questions about a run.
 
@@ -102,7 +102,9 @@ def refused(name: str, error: UserError, allowed: Collection[str] = ()) -> Proof
     return Proof(run, in_order(answers), tuple(allowed))
 
 
-def _proved(config: RunConfig, options: Options, use_kept: bool, executor: Executor, told: Told) -> Iterator[Answer]:
+def _proved(
+    config: RunConfig, options: Options, use_kept: bool, executor: Executor, told: PieceProgress
+) -> Iterator[Answer]:
     """Yield answers that are kept, then those of pieces as they end, which are kept from then on.
 
     What several pieces answer comes when all of them have, in the order of the pieces.

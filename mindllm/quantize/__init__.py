@@ -1,6 +1,37 @@
-"""Weights as codes of 4 or 8 bits with a scale for every group: their one form here, and how weights are rounded to it.
+"""Weights as codes of 4 or 8 bits with a scale per group (``codes``), and rounding to them (``rounding``). Only numpy is used."""
 
-Read in this order: ``tables`` (what codes mean), ``codes`` (the form), ``nearest``, ``gptq``, ``awq`` (three ways of rounding);
-``held`` and ``integers`` are the tensors of a model and of an operator of Ascend.
-Arrays of numpy alone: no framework, no files.
-"""
+from mindllm.quantize.codes import (
+    Codes,
+    Integers,
+    byte_table,
+    code_values,
+    fits_integers,
+    pack,
+    to_integers,
+    unpack,
+)
+from mindllm.quantize.rounding import (
+    channel_factors,
+    output_error,
+    quantize,
+    quantize_clipped,
+    quantize_gptq,
+    round_tensors,
+)
+
+__all__ = [
+    "Codes",
+    "Integers",
+    "byte_table",
+    "channel_factors",
+    "code_values",
+    "fits_integers",
+    "output_error",
+    "pack",
+    "quantize",
+    "quantize_clipped",
+    "quantize_gptq",
+    "round_tensors",
+    "to_integers",
+    "unpack",
+]

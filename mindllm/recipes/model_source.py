@@ -135,7 +135,6 @@ def _of_run(path: Path) -> ModelSource:
 
 def _of_checkpoint(path: Path, checkpoint: Path) -> ModelSource:
     from mindllm.train.checkpoint import load_checkpoint
-    from mindllm.train.checkpoint.loading import model_of
     from mindllm.train.checkpoint.tensors import stored_tensors
 
     found = load_checkpoint(checkpoint, option="MODEL", with_optimizer=False, read=stored_tensors)
@@ -143,7 +142,7 @@ def _of_checkpoint(path: Path, checkpoint: Path) -> ModelSource:
     trained_beside = Path(str(base.get("path") or "")) if isinstance(base, dict) else None
     directory = trained_beside if trained_beside and is_hugging_face(trained_beside) else None
     tokenizer = str(found.state.get("tokenizer") or "")
-    return ModelSource(path, checkpoint, "", directory, model_of(found), tokenizer)
+    return ModelSource(path, checkpoint, "", directory, found.model, tokenizer)
 
 
 def _missing(path: Path) -> str:
@@ -166,9 +165,9 @@ def _checkpoints_in(path: Path) -> list[Path]:
 
 
 def _steps_beside(path: Path) -> str:
-    from mindllm.train.checkpoint.names import beside_missing, entries, entry_of
+    from mindllm.train.checkpoint.names import entries, parse_entry, suggest_checkpoints
 
-    return beside_missing(path) if entry_of(path) and entries(path.parent) else ""
+    return suggest_checkpoints(path) if parse_entry(path) and entries(path.parent) else ""
 
 
 def _why_no_model(path: Path) -> str:

@@ -32,7 +32,7 @@ from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers, load_checkpoint
 from mindllm.train.checkpoint.loading import Base
 from mindllm.train.checkpoint.names import refuse_existing
-from mindllm.train.checkpoint.parts import joined
+from mindllm.train.checkpoint.parts import join_ranks
 from mindllm.train.evaluation import EvaluationResult, RowResult
 from mindllm.train.job.data_agreement import require_same_data
 from mindllm.train.job.execution import Execution, Executor, describe
@@ -45,10 +45,15 @@ from mindllm.train.optimizers.schedule import group_learning_rates, learning_rat
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilization import peak_of
-from mindllm.weight_files.adapter import leaves_weights_out
-from mindllm.weight_files.hugging_face_export import export_hugging_face
-from mindllm.weight_files.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
-from mindllm.weight_files.whole_weights import whole_weights
+from mindllm.weight_files import (
+    Pretrained,
+    base_record,
+    find_pretrained,
+    full_weights,
+    has_frozen_weights,
+    merged_pretrained,
+    write_weights,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +133,7 @@ def _build_state(
 ) -> RunState:
     """Build the engine, load pretrained weights and the checkpoint into it, and return the state before the first step."""
     pretrained = _find_pretrained(config, checkpoint)
-    weights = pretrained.of(config) if pretrained is not None else None
+    weights = pretrained.run_weights(config) if pretrained is not None else None
     # Weights are read before the device is set up: a missing file is reported in seconds.
     if not execution.connects_first:
         set_up_execution(config, execution)
@@ -150,8 +155,8 @@ def _build_state(
 
 def _find_pretrained(config: RunConfig, checkpoint: Checkpoint | None) -> Pretrained | None:
     """Return the weights to start from. A resumed run only needs those that its checkpoints leave out."""
-    base = Base.of(checkpoint.state) if checkpoint is not None else None
-    if checkpoint is not None and not leaves_weights_out(config.model.config):
+    base = Base.from_state(checkpoint.state) if checkpoint is not None else None
+    if checkpoint is not None and not has_frozen_weights(config.model.config):
         return None
     if not config.load_checkpoint and (base is None or not base.path):
         return None
@@ -261,7 +266,7 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
     if not section.directory or state.step < state.total_steps:
         return
     dtype = section.dtype or state.config.model.config.param_init_type
-    directory = export_hugging_face(
+    directory = write_weights(
         section.directory,
         state.config.model.config.merged,
         _weights_to_export(state, store),
@@ -278,7 +283,7 @@ def _weights_to_export(state: RunState, store: CheckpointStore) -> Mapping[str, 
     """Return the whole weights: from memory if this process has them, otherwise from the last checkpoint."""
     if state.engine.holds_all:
         parts = (tensors.weights for tensors in state.engine.local_state().values())
-        return whole_weights(state, joined(parts), "export_hf.directory")
+        return full_weights(state, join_ranks(parts), "export_hf.directory")
     newest = store.newest()
     checkpoint = load_checkpoint(newest, with_optimizer=False) if newest is not None else None
     if checkpoint is None or checkpoint.step != state.step:
@@ -286,4 +291,4 @@ def _weights_to_export(state: RunState, store: CheckpointStore) -> Mapping[str, 
             "each rank has a part of the weights, and the last step was not saved; add the callback CheckpointMonitor"
         )
         raise state.config.error("export_hf.directory", message)
-    return whole_weights(state, checkpoint.weights, "export_hf.directory")
+    return full_weights(state, checkpoint.weights, "export_hf.directory")

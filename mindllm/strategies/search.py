@@ -17,7 +17,8 @@ from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, config_tree, load_config, override_config, render_config
 from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
-from mindllm.jobs.ray_cluster import Spread, Work, is_spread
+from mindllm.jobs.pool import Task
+from mindllm.jobs.ray_cluster import RayPool, is_spread
 from mindllm.outside import append_lines, read_kept_lines
 from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
@@ -274,23 +275,17 @@ def spread_judgements(
 ) -> Iterator[tuple[Candidate, Judged | None]]:
     """Yield candidates with what the nodes of a Ray cluster say of them, as it comes, some hundreds by each piece of work."""
     tree, described = config_tree(config), device.model_dump(mode="json")
-    groups = [wanted[first : first + TOGETHER] for first in range(0, len(wanted), TOGETHER)]
-    spread = Spread(
-        [
-            Work(
-                FUNCTION,
-                (tree, [one.tree() for one in group], described, limit, constraints.tree()),
-                f"judging {group[0].name} and others",
-            )
-            for group in groups
-        ]
-    )
-    try:
-        for place, trees in spread.done(None):
-            for one, judged in zip(groups[place], trees, strict=True):
+    with RayPool() as cluster:
+        groups = {}
+        for first in range(0, len(wanted), TOGETHER):
+            group = wanted[first : first + TOGETHER]
+            arguments = (tree, [one.tree() for one in group], described, limit, constraints.tree())
+            task = Task(f"judging {group[0].name} and others", FUNCTION, arguments)
+            groups[id(task)] = group
+            cluster.submit(task)
+        for outcome in cluster.outcomes():
+            for one, judged in zip(groups[id(outcome.task)], outcome.value, strict=True):
                 yield one, read_judged(judged) if judged else None
-    finally:
-        spread.kill()
 
 
 def judge_some(

@@ -1,6 +1,6 @@
-"""Reading a run's metrics and drawing them with matplotlib, without a display.
+"""Plots of the metrics of runs with matplotlib: losses and scores over steps, and the tokens of experts.
 
-The tokens that each expert got are a strip per layer, experts over steps, relative to an even share.
+Tokens of experts are a strip per layer, experts over steps, relative to an even share.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mindllm.train.metrics_file import read_metrics
 
 SMOOTHING = 0.05  # weight of the newest step in the drawn average
 COLUMNS = 4
-LIGHTEST, DARKEST = 0.0, 2.0  # of an even share
+MIN_SHARE, MAX_SHARE = 0.0, 2.0  # color range, relative to an even share
 
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one run's steps and evaluations."""
+    """Records of the steps and evaluations of one run."""
 
     name: str
     steps: list[dict[str, Any]]
@@ -29,20 +29,26 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Reads the metrics below ``directory``; a UserError says when there are none."""
+    """Read the metrics in the output directory of a run.
+
+    Raises:
+        UserError: the directory has no metrics, or no step with a finite loss.
+    """
     metrics, evaluations = directory / "metrics.jsonl", directory / "evaluation.jsonl"
     if not metrics.is_file():
-        raise UserError(f"{metrics}: no such file; give the output_dir of a run whose callbacks hold MetricsMonitor")
+        raise UserError(
+            f"{metrics}: file does not exist; pass the output_dir of a run with the callback MetricsMonitor"
+        )
     records = read_metrics(metrics)
     steps = [record for record in records if isinstance(record.get("loss"), float)]
     if not steps:
-        none = "no step has a loss that is a finite number" if records else "holds no finished step yet"
-        raise UserError(f"{metrics}: {none}")
+        problem = "no step has a finite loss" if records else "no step is finished yet"
+        raise UserError(f"{metrics}: {problem}")
     return Run(directory.name, steps, read_metrics(evaluations) if evaluations.is_file() else [])
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Loss (left axis) over steps: every step thin, an exponential average thick, held-out loss as points."""
+    """Plot the loss over steps: every step thin, the exponential average thick, held-out loss as points."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -62,37 +68,37 @@ def draw(runs: list[Run], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_run(axes: Any, run: Run, colour: str) -> None:
+def _draw_run(axes: Any, run: Run, color: str) -> None:
     steps = [record["step"] for record in run.steps]
     losses = [record["loss"] for record in run.steps]
-    axes.plot(steps, losses, color=colour, alpha=0.25, linewidth=0.8)
-    axes.plot(steps, _smooth(losses), color=colour, label=f"{run.name}: training (average)")
+    axes.plot(steps, losses, color=color, alpha=0.25, linewidth=0.8)
+    axes.plot(steps, _smooth(losses), color=color, label=f"{run.name}: training (average)")
     if run.evaluations:
         points = [(record["step"], record["loss"]) for record in run.evaluations]
-        axes.plot(*zip(*points, strict=True), "o", color=colour, markeredgecolor="black", label=f"{run.name}: held-out")
+        axes.plot(*zip(*points, strict=True), "o", color=color, markeredgecolor="black", label=f"{run.name}: held-out")
         baseline = run.evaluations[-1]["unigram_loss"]
         if baseline is not None:
-            axes.axhline(baseline, color=colour, linestyle=":", label=f"{run.name}: unigram baseline")
+            axes.axhline(baseline, color=color, linestyle=":", label=f"{run.name}: unigram baseline")
 
 
 def draw_scores(axes: Any, runs: list[Run]) -> None:
-    """Scores on tasks as lines over an axis of their own at the right, where a run has some."""
-    found = [(run, name, _scores_of(run, name)) for run in runs for name in _names_of_scores(run)]
-    if not found:
+    """Plot task scores, if any, over a second axis at the right."""
+    curves = [(run, name, _score_points(run, name)) for run in runs for name in _score_names(run)]
+    if not curves:
         return
     right = axes.twinx()
     right.set_ylabel("score")
-    for index, (run, name, points) in enumerate(found):
+    for index, (run, name, points) in enumerate(curves):
         right.plot(*zip(*points, strict=True), "--s", color=f"C{len(runs) + index}", markersize=4)
         axes.plot([], [], "--s", color=f"C{len(runs) + index}", markersize=4, label=f"{run.name}: {name}")
     right.set_ylim(bottom=0)
 
 
-def _names_of_scores(run: Run) -> list[str]:
+def _score_names(run: Run) -> list[str]:
     return list(dict.fromkeys(name for record in run.steps for name in record.get("scores") or ()))
 
 
-def _scores_of(run: Run, name: str) -> list[tuple[int, float]]:
+def _score_points(run: Run, name: str) -> list[tuple[int, float]]:
     scored = [(record["step"], record["scores"].get(name)) for record in run.steps if record.get("scores")]
     return [(step, value) for step, value in scored if value is not None]
 
@@ -107,24 +113,24 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def expert_shares(run: Run) -> dict[int, list[tuple[int, list[float], float]]]:
-    """By layer and step: tokens of every expert relative to an even share, and the part of all choices that was dropped.
+    """Return, by layer and step, the tokens of every expert over an even share, and the share of dropped choices.
 
     Raises:
-        UserError: the metrics say nothing of experts.
+        UserError: the metrics have no experts.
     """
-    found: dict[int, list[tuple[int, list[float], float]]] = {}
+    layers: dict[int, list[tuple[int, list[float], float]]] = {}
     for record in run.steps:
         for load in record.get("experts") or ():
             total = max(sum(load["tokens"]), 1)
             shares = [count * len(load["tokens"]) / total for count in load["tokens"]]
-            found.setdefault(load["layer"], []).append((record["step"], shares, load["dropped"] / total))
-    if not found:
-        raise UserError(f"{run.name}: its metrics say nothing of experts; give a run of a model that has some")
-    return found
+            layers.setdefault(load["layer"], []).append((record["step"], shares, load["dropped"] / total))
+    if not layers:
+        raise UserError(f"{run.name}: metrics without experts; pass a run of a mixture-of-experts model")
+    return layers
 
 
 def draw_experts(run: Run, path: Path) -> None:
-    """Writes the picture as a PNG."""
+    """Plot the tokens of experts of a run as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -158,8 +164,8 @@ def _draw_layer(axes: Any, layer: int, loads: list[tuple[int, list[float], float
         origin="lower",
         interpolation="nearest",
         extent=(steps[0] - 0.5, steps[-1] + 0.5, -0.5, experts - 0.5),
-        vmin=LIGHTEST,
-        vmax=DARKEST,
+        vmin=MIN_SHARE,
+        vmax=MAX_SHARE,
         cmap="viridis",
     )
     axes.set(title=f"layer {layer}, {dropped:.1%} dropped", xlabel="step", ylabel="expert")

@@ -1,4 +1,4 @@
-"""The device of a run: environment variables before MindSpore is imported, its context afterwards."""
+"""Device setup of a run: environment variables before MindSpore is imported, its context afterwards."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from mindllm.process.exit_hooks import when_leaving
 from mindllm.process.temporary import make_temporary, remove_temporary
 from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 
-COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory
-NOTHING = ""
+COMPILER_LOG = "dsa_transfrom.log"  # written to the working directory by the graph-kernel compiler
 
 
 def prepare_environment(config: RunConfig) -> None:
-    """Sets what MindSpore and its libraries read once, when they are loaded: call it before MindSpore is imported.
+    """Set environment variables that MindSpore and its libraries read at import. Call it before MindSpore is imported.
 
     Raises:
-        UserError: graph-kernel fusion is asked for where it cannot run.
+        UserError: graph-kernel fusion is requested but cannot run on this machine.
     """
     os.environ.setdefault("GLOG_v", "3")
     if config.run_mode in ("predict", "chat"):
-        # Threads of the kernels meet some 200 times for a token. Where other processes want their cores, those that wait for each
-        # other by spinning take away what the others need to arrive: a tenth of the speed.
+        # Kernel threads synchronize about 200 times per token. On a busy machine, spinning threads take the cores that the others
+        # need, which makes generation ten times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.update(saved_graphs_environment(config, Path(config.context.save_graphs_path)))
     if uses_graph_kernels(config):
@@ -35,69 +34,73 @@ def prepare_environment(config: RunConfig) -> None:
 
 
 def saved_graphs_environment(config: RunConfig, directory: Path) -> dict[str, str]:
-    """Returns the environment of a process that writes graphs into ``directory``, if ``save_graphs`` asks for it.
+    """Return environment variables that make MindSpore save graphs into ``directory``; empty without ``save_graphs``.
 
-    Where ranks communicate, MindSpore puts those of rank 3 into ``rank_3`` inside.
+    In a job of several ranks MindSpore appends ``rank_N``.
     """
     level = int(config.context.save_graphs)
     return {"MS_DEV_SAVE_GRAPHS": str(level), "MS_DEV_SAVE_GRAPHS_PATH": str(directory.absolute())} if level else {}
 
 
 def cache_directory(config: RunConfig) -> Path:
-    """The compile cache of this process: each of several ranks has its own, or one would load what another is writing."""
+    """Return the compile cache directory of this process. Each rank has its own, so that none reads a partial entry."""
     directory = config.compile_cache_directory
     several = config.parallel_config.device_num > 1
     return directory / f"rank_{os.environ.get('RANK_ID', '0')}" if several else directory
 
 
 def graph_kernel_environment(directory: Path, fuse_casts: bool = True) -> dict[str, str]:
-    """Returns the environment of a process that fuses elementwise operators into kernels of its own, kept in ``directory``.
+    """Return environment variables that enable graph-kernel fusion, with compiled kernels in ``directory``.
 
-    The fusion's code generator for CPU knows fp32 alone, so where other types occur conversions stay operators of their own
-    (``fuse_casts``). OpenMP has one thread, because its idle threads spin and take the cores from MindSpore's own pool: the
-    step takes three times as long with two.
+    The CPU code generator supports fp32 only, so casts are not fused if other types occur (``fuse_casts``). OpenMP gets one
+    thread: its idle threads spin and take cores from MindSpore's pool, which makes a step three times slower with two.
     """
     flags = "--opt_level=2" if fuse_casts else "--opt_level=2 --disable_cluster_ops=Cast"
     return {
         "MS_DEV_GRAPH_KERNEL_FLAGS": flags,
         "MS_COMPILER_CACHE_PATH": str(Path(directory).absolute()),  # kernels go into its akg_kernel_meta
-        "AKG_WHITE_LIST_PATH": "/",  # or the compiler reminds of it in a line per kernel
+        "AKG_WHITE_LIST_PATH": "/",  # avoids a warning per kernel
         "OMP_NUM_THREADS": "1",
     }
 
 
 def uses_graph_kernels(config: RunConfig) -> bool:
-    """Whether elementwise operators are fused. On CPU ``auto`` means: where ``decorator`` and a C++ compiler are installed.
+    """Return True if elementwise operators are fused. On CPU ``auto`` requires ``decorator`` and a C++ compiler.
 
-    Not for predictions: the few tokens a step has gain nothing, and every new length would wait for kernels of its own.
+    Predictions are not fused with ``auto``: few tokens gain nothing, and every new length would compile kernels.
+
+    Raises:
+        UserError: fusion is requested but cannot run on this machine.
     """
-    wish = config.context.enable_graph_kernel
+    setting = config.context.enable_graph_kernel
     if config.context.device_target != "CPU":
-        return wish is True
+        return setting is True
     missing = missing_for_graph_kernels()
-    if wish is True and missing:
-        raise config.error("context.enable_graph_kernel", f"fusion on CPU needs {missing}; install it, or write auto")
-    if wish == "auto" and config.run_mode in ("predict", "chat"):
+    if setting is True and missing:
+        raise config.error(
+            "context.enable_graph_kernel", f"fusion on CPU requires {missing}; install it, or write auto"
+        )
+    if setting == "auto" and config.run_mode in ("predict", "chat"):
         return False
-    return wish is not False and not missing
+    return setting is not False and not missing
 
 
 def missing_for_graph_kernels() -> str:
-    """Names what graph-kernel fusion on CPU needs and this machine lacks; empty where it can run."""
+    """Return what is missing on this machine for graph-kernel fusion on CPU; empty if nothing is."""
     if importlib.util.find_spec("decorator") is None:
         return "the Python package decorator"
     if shutil.which("g++") is None:
         return "the C++ compiler g++"
-    return NOTHING
+    return ""
 
 
 def set_up_device(config: RunConfig) -> None:
-    """Selects the device of a process that is alone."""
+    """Select the device of a single process."""
     select_device(config, SINGLE_RANK)
 
 
 def select_device(config: RunConfig, ranks: Ranks) -> None:
-    """Selects the device of this process and the graph compiler's settings."""
+    """Select the device of this process and configure MindSpore's context."""
     import mindspore as ms
 
     context = config.context
@@ -115,7 +118,7 @@ def select_device(config: RunConfig, ranks: Ranks) -> None:
 
 
 def connect(ranks: Ranks) -> None:
-    """Lets the ranks reach each other; call it when the device is selected."""
+    """Initialize communication between ranks. Call it after :func:`select_device`."""
     if ranks.count > 1:
         from mindspore.communication import init
 
@@ -123,7 +126,7 @@ def connect(ranks: Ranks) -> None:
 
 
 def _device_id(config: RunConfig, ranks: Ranks) -> int:
-    """The device of this process: of several, the one that the launcher has given it."""
+    """Return the device of this process; in a job, the one assigned by the launcher."""
     return config.context.device_id if ranks.count == 1 else int(os.environ.get("DEVICE_ID", "0"))
 
 
@@ -134,10 +137,7 @@ def _temporary_directory() -> Path:
 
 
 def peak_memory(config: RunConfig) -> int | None:
-    """Bytes that the memory pool of this rank's device has taken at most; None on a CPU, which has none.
-
-    No device was at hand: this was never run on one.
-    """
+    """Return the largest size in bytes of the device's memory pool; None on a CPU. This has not been run on a device."""
     if config.context.device_target == "CPU":
         return None
     import mindspore as ms
@@ -146,9 +146,9 @@ def peak_memory(config: RunConfig) -> int | None:
 
 
 def used_peak_memory(config: RunConfig) -> int | None:
-    """Bytes that tensors of this rank have taken of its device at most, without gaps between them; None on a CPU.
+    """Return the peak in bytes of tensors on the device, without fragmentation; None on a CPU.
 
-    It is what MindSpore's dry run calls "Used peak memory usage". No device was at hand: this was never run on one.
+    MindSpore's dry run calls it "Used peak memory usage". This has not been run on a device.
     """
     if config.context.device_target == "CPU":
         return None

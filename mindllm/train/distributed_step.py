@@ -6,13 +6,12 @@ global batch, clipped by the norm over all devices, and not applied if that is n
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
-from mindllm.architecture.experts import ExpertsSpec
 from mindllm.config import RunConfig
 from mindllm.models.attention.largest_logit import largest_logits
 from mindllm.models.experts.expert_load import is_probe
@@ -24,7 +23,7 @@ from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.pipeline import TokenCount
 from mindllm.parallel.sharding.weights import weight_cuts
 from mindllm.parallel.weight_cut import WeightCut
-from mindllm.train.optimizers.build import OPTIMIZERS, make_optimizer, shares_weights
+from mindllm.train.optimizers.build import make_optimizer, shares_weights
 from mindllm.train.optimizers.half_weights import clone_state
 from mindllm.train.optimizers.spikes import limits_of_step
 from mindllm.train.part_exchange import PartNorm
@@ -224,24 +223,6 @@ def build_distributed_loss(config: RunConfig, rank: int, tell_rank: bool = True)
     """Build the evaluation cell of ``rank`` and set MindSpore's parallel context, including the rank if ``tell_rank``."""
     set_parallel_context(config, rank, tell_rank)
     return distributed_loss(build_parallel_model(config))
-
-
-def cell_key(config: RunConfig, rank: int) -> Hashable:
-    """Return a key of the cells that ``rank`` builds.
-
-    Ranks with equal keys build identical cells; the compiler, which reads the rank itself, may still compile them differently.
-    """
-    pet, architecture = config.model.config.pet_config, config.model.config.architecture
-    has_own_groups = any(
-        isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped for spec in architecture.layers
-    )
-    uses_rank = config.optimizer.needs_cuts or (pet is not None and pet.tuner.name in OPTIMIZERS)
-    has_own_groups |= config.parallel_config.passes_keys
-    if uses_rank or has_own_groups or config.parallel.strategy_ckpt_save_file:
-        return rank
-    uses_embedding_twice = architecture.head.tied or any(spec.is_mtp for spec in architecture.layers)
-    mesh = mesh_of(config)
-    return uses_embedding_twice and mesh.stage_of(rank) == config.last_stage  # see _is_embedding_remote
 
 
 def distributed_loss(parallel: ParallelModel) -> DistributedLoss:

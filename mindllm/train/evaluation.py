@@ -1,4 +1,4 @@
-"""Held-out loss: nats per token, perplexity and bits per byte of a split, every token predicted once."""
+"""Held-out loss of a split: nats per token, perplexity and bits per byte. Every token is predicted once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Loss in nats per token over ``tokens`` tokens; ``bits_per_byte`` does not depend on the tokenizer (None: unknown).
+    """Loss over ``tokens`` held-out tokens.
 
-    ``unigram_loss`` is that of predicting every token from its frequency in the training split alone: the baseline (None:
-    of conversations, where only answers count).
+    Attributes:
+        loss: nats per token.
+        perplexity: exponential of the loss.
+        bits_per_byte: loss per byte of text, comparable between tokenizers; None if unknown.
+        tokens: number of tokens.
+        unigram_loss: loss of predicting each token by its frequency in the training split; None for conversations.
     """
 
     loss: float
@@ -31,7 +35,7 @@ class EvaluationResult:
 
     def describe(self) -> str:
         if math.isnan(self.loss) and not self.tokens:
-            return "executed; in a simulation there is no loss"
+            return "executed (a simulation computes no loss)"
         bits = "unknown" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}"
         baseline = "" if self.unigram_loss is None else f"; unigram baseline: {self.unigram_loss:.4f} nats/token"
         return (
@@ -53,7 +57,7 @@ class PairEvaluationResult:
 
 @dataclass(frozen=True)
 class AnswerEvaluationResult:
-    """Mean loss of ``answers`` held-out answers, each desirable or not."""
+    """Mean loss of ``answers`` held-out answers, each labeled desirable or undesirable."""
 
     loss: float
     answers: int
@@ -63,11 +67,11 @@ class AnswerEvaluationResult:
 
 
 RowResult = PairEvaluationResult | AnswerEvaluationResult
-"""What is told of rows that have one loss each."""
+"""Results of rows that have one loss each."""
 
 
 class Evaluator:
-    """Evaluates a model on the batches of a stream; of a run of several processes, all of them call it."""
+    """Evaluates a model on the batches of a stream. Collective: all ranks of a run call it."""
 
     def __init__(
         self,
@@ -75,19 +79,19 @@ class Evaluator:
         unigram_loss: float | None,
         bytes_per_token: float | None,
         progress: Progress = unwatched,
-        of_rows: type[RowResult] | None = None,
+        row_result: type[RowResult] | None = None,
     ):
         self.stream = stream
         self.unigram_loss = unigram_loss
         self.bytes_per_token = bytes_per_token
         self.progress = progress
-        self.of_rows = of_rows
+        self.row_result = row_result
 
     def run(self, engine: Engine) -> EvaluationResult | RowResult:
-        """The mean over all batches.
+        """Return the mean over all batches.
 
         Raises:
-            UserError: nothing of them counts: all that is to be learnt was cut off.
+            UserError: no token counts, because all answers were truncated.
         """
         total, tokens = 0.0, 0.0
         for index in counted(range(len(self.stream)), "evaluating", self.progress):
@@ -98,11 +102,10 @@ class Evaluator:
             return EvaluationResult(math.nan, math.nan, None, 0, None)
         if not tokens:
             raise UserError(
-                "no token of the held-out rows counts: what is to be answered lies behind model.model_config.seq_length; "
-                "write a larger one, or take other rows"
+                "all answers of the held-out rows are beyond model.model_config.seq_length; increase it, or use other rows"
             )
         mean = total / tokens
-        if self.of_rows is not None:
-            return self.of_rows(mean, int(tokens))
+        if self.row_result is not None:
+            return self.row_result(mean, int(tokens))
         bits = None if self.bytes_per_token is None else bits_per_byte(mean, self.bytes_per_token)
         return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, int(tokens), self.unigram_loss)

@@ -1,7 +1,7 @@
-"""What a step counted of experts: kept for those who ask, and used to keep experts balanced in the next one.
+"""Loads of experts in a step: counted, and fed back into the next step to balance experts.
 
-Without a loss: the bias of an expert with fewer tokens than the mean grows, that of one with more shrinks (Wang et al., 2024).
-By a loss over global batches: it is told the part of the choices that fell on each expert.
+Without an auxiliary loss, the bias of an expert with fewer tokens than the mean increases, and that of one with more decreases
+(Wang et al., 2024). An auxiliary loss over global batches gets the share of choices of each expert.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mindllm.architecture.optimizer_state import SHARES
 from mindllm.models.experts.expert_load import PROBE, ROUTER_BIAS, is_probe
 
 LOAD = "load."
-BALANCE_TOLERANCE = 1e-3  # relative: closer loads differ by rounding, which must not decide a sign
-NONE = 1e-30  # in place of a sum that is zero
+BALANCE_TOLERANCE = 1e-3  # relative; smaller differences are rounding errors
+TINY = 1e-30  # avoids division by zero
 
 count = ops.MultitypeFuncGraph("count")
 change = ops.MultitypeFuncGraph("change")
@@ -33,12 +33,12 @@ def _count(coefficient, counted, gradient):
 
 @change.register("Function", "Tensor", "Tensor", "Tensor")
 def _change(by, done, parameter, gradient):
-    """What the tokens of each expert make of a number per expert, when ``done`` is there."""
+    """Update a value per expert from the tokens of each expert, after ``done``."""
     return by(parameter, first_of_all(ops.depend(gradient, done), (0,), parameter.shape, (1,)))
 
 
 class BiasBalancing(nn.Cell):
-    """Adds ``rate`` to the bias of each expert whose load is below the mean, and takes it from those above."""
+    """Adds ``rate`` to the bias of each expert whose load is below the mean, and subtracts it above the mean."""
 
     def __init__(self, rate: float) -> None:
         super().__init__(auto_prefix=False)
@@ -51,16 +51,16 @@ class BiasBalancing(nn.Cell):
 
 
 class LoadShares(nn.Cell):
-    """Sets the part of all choices that fell on each expert."""
+    """Sets the share of all choices of each expert."""
 
     def construct(self, shares: Tensor, load: Tensor) -> Tensor:
         return ops.assign(shares, load / load.sum())
 
 
 class LoadFeedback(nn.Cell):
-    """Numbers per expert, fp32 ``[experts]``, which ``by`` changes after each step by what was counted beside them.
+    """Values per expert, fp32 ``[experts]``, that the cell ``by`` updates after each step from the counted tokens.
 
-    ``counters``: the place of each one's counter among the gradients.
+    ``counters``: index of the counter of each among the gradients.
     """
 
     def __init__(self, by: nn.Cell, parameters: Sequence[Parameter], counters: Sequence[int]) -> None:
@@ -74,36 +74,36 @@ class LoadFeedback(nn.Cell):
 
 
 class ExpertLoads(nn.Cell):
-    """Keeps the counters' gradients of a step, changes the biases beside them by ``bias_rate``, and sets ``shares`` by them."""
+    """Stores the counters of a step, updates expert biases by ``bias_rate`` and sets ``shares``."""
 
     def __init__(self, parameters: Sequence[Parameter], bias_rate: float, shares: Sequence[Parameter] = ()) -> None:
         super().__init__(auto_prefix=False)
-        found = {item.name: index for index, item in enumerate(parameters)}
-        self.probes = tuple(index for name, index in found.items() if is_probe(name))
+        indices = {item.name: index for index, item in enumerate(parameters)}
+        self.probes = tuple(index for name, index in indices.items() if is_probe(name))
         self.counted = ParameterTuple([parameters[index] for index in self.probes]).clone(LOAD[:-1], init="zeros")
         biases = [item for item in parameters if item.name.endswith(ROUTER_BIAS)]
         self.balances = bias_rate > 0 and bool(biases)
         if self.balances:
-            counters = [found[item.name.replace(ROUTER_BIAS, PROBE)] for item in biases]
+            counters = [indices[item.name.replace(ROUTER_BIAS, PROBE)] for item in biases]
             self.biases = LoadFeedback(BiasBalancing(bias_rate), biases, counters)
-        self.remembers = bool(shares)
-        if self.remembers:
-            counters = [found[item.name.replace(SHARES, PROBE)] for item in shares]
+        self.sets_shares = bool(shares)
+        if self.sets_shares:
+            counters = [indices[item.name.replace(SHARES, PROBE)] for item in shares]
             self.shares = LoadFeedback(LoadShares(), shares, counters)
         self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, done: Tensor) -> tuple[Tensor, ...]:
-        """``done``: what must have happened before biases and shares change."""
+        """Store counters; biases and shares change after ``done``."""
         counted = tuple([gradients[index] for index in self.probes])
-        kept = self.map(ops.partial(count, coefficient), self.counted, counted)
+        assigned = self.map(ops.partial(count, coefficient), self.counted, counted)
         if self.balances:
-            kept = kept + self.biases(gradients, done)
-        return kept + self.shares(gradients, done) if self.remembers else kept
+            assigned = assigned + self.biases(gradients, done)
+        return assigned + self.shares(gradients, done) if self.sets_shares else assigned
 
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """The load of a layer in a step: the part of the tokens that chose each expert, and the part of choices that was dropped."""
+    """Load of a layer in a step: the share of tokens that chose each expert, and the share of dropped choices."""
 
     layer: int
     shares: tuple[float, ...]
@@ -111,34 +111,34 @@ class LayerLoad:
 
     @property
     def largest(self) -> float:
-        """The load of the busiest expert relative to the mean: 1 where all are alike."""
-        return max(self.shares) * len(self.shares) / max(sum(self.shares), NONE)
+        """Load of the busiest expert relative to the mean; 1 if all are equal."""
+        return max(self.shares) * len(self.shares) / max(sum(self.shares), TINY)
 
     @property
     def max_violation(self) -> float:
-        """MaxVio (Wang et al., 2024, equation 4): how far the busiest expert is above the mean, relative to the mean."""
+        """MaxVio (Wang et al., 2024, equation 4): excess load of the busiest expert, relative to the mean."""
         return self.largest - 1.0
 
     @property
     def smallest(self) -> float:
-        """The same of the idlest expert."""
-        return min(self.shares) * len(self.shares) / max(sum(self.shares), NONE)
+        """Load of the least busy expert relative to the mean."""
+        return min(self.shares) * len(self.shares) / max(sum(self.shares), TINY)
 
     def tokens(self, count: int) -> tuple[int, ...]:
-        """Of ``count`` tokens, those that chose each expert."""
+        """Return how many of ``count`` tokens chose each expert."""
         return tuple(round(share * count) for share in self.shares)
 
 
 def layer_loads(counted: Mapping[str, np.ndarray], chosen: int) -> list[LayerLoad]:
-    """What ``Engine.counts`` gave of experts, by layer; a token chooses ``chosen`` experts.
+    """Return the loads of the layers on this stage from ``Engine.counts``. Each token chooses ``chosen`` experts.
 
-    A counter that is zero is that of a layer on another stage.
+    Counters of layers on other stages are zero and left out.
     """
     loads = []
     for name, values in counted.items():
         if not values.any() or not name.endswith(PROBE):
             continue
         layer = int(name.split(".layers.")[1].split(".")[0])
-        scale = chosen / max(float(values[:-1].sum()), NONE)
+        scale = chosen / max(float(values[:-1].sum()), TINY)
         loads.append(LayerLoad(layer, tuple(map(float, values[:-1] * scale)), float(values[-1]) * scale / chosen))
     return sorted(loads, key=lambda load: load.layer)

@@ -1,7 +1,7 @@
-"""``metrics.jsonl``: one strict JSON object per training step, readable line by line while the run goes on.
+"""``metrics.jsonl``: one strict JSON object per training step, readable during the run.
 
-Each line is one ``write``, so ``kill -9`` tears at most the last one, which the next opening cuts off. Numbers that are
-not finite become ``null``: every JSON parser reads the file and numeric columns stay numeric.
+Each line is one ``write``, so ``kill -9`` leaves at most the last line incomplete, and opening the file removes it. Numbers that
+are not finite become ``null``, which every JSON parser reads.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsFile:
-    """The metrics of one run, open for appending; a context manager. One process writes."""
+    """Metrics of one run, open for appending. Only one process may write. Usable as a context manager."""
 
     def __init__(self, path: Path | str) -> None:
-        """Opens or creates ``path`` (with its directory) and cuts off a last line that was not written to its end."""
+        """Open or create ``path`` and its directory, and remove an incomplete last line."""
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._open()
@@ -37,10 +37,10 @@ class MetricsFile:
         self.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Writes ``record`` (must hold an integer ``step``; values may be numpy scalars) as one line.
+        """Append ``record``, which has an integer ``step``, as one line. Values may be numpy scalars.
 
         Raises:
-            OSError: the line could not be written, for instance to a full disk; the file is left without a part of it.
+            OSError: the line could not be written, for instance to a full disk. The file is unchanged then.
         """
         plain = strict(record, not_finite=lambda _: None)
         if not isinstance(plain.get("step"), int):
@@ -49,35 +49,35 @@ class MetricsFile:
         size = self._file.seek(0, os.SEEK_END)
         try:
             with naming(self.path):
-                rest = memoryview(line)
-                while rest:  # a disk that becomes full takes a part first
-                    rest = rest[self._file.write(rest) :]
+                pending = memoryview(line)
+                while pending:  # a disk that becomes full writes a part first
+                    pending = pending[self._file.write(pending) :]
         except OSError:
             self._file.truncate(size)
             raise
 
     def is_in_place(self) -> bool:
-        """Whether what is appended can be found under ``path``: not where the file, or its directory, was deleted or moved."""
+        """Return True if ``path`` is still the open file, which was not deleted or moved."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except FileNotFoundError:
             return False
 
     def rewind(self, step: int) -> None:
-        """Drops every line of a step after ``step``, atomically: what a run that resumes there will write again."""
-        with atomic_open(self.path, "wb") as kept:
+        """Remove the records after ``step``, atomically. A run that resumes there writes them again."""
+        with atomic_open(self.path, "wb") as file:
             for line, record in _records(self.path):
                 if record["step"] <= step:
-                    kept.write(line)
+                    file.write(line)
         self.close()
         self._open()
 
     def sync(self) -> None:
-        """Flushes the file to the disk. Called before a checkpoint, a power failure loses no step up to it."""
+        """Flush the file to disk. Called before a checkpoint, so that a power failure loses no earlier step."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Closes the file; what was appended stays."""
+        """Close the file."""
         self._file.close()
 
     def _open(self) -> None:
@@ -86,12 +86,12 @@ class MetricsFile:
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """Returns the records of ``path`` in the order of the file; a torn last line is left out, ``null`` is ``None``."""
+    """Return the records of ``path`` in file order, without an incomplete last line. ``null`` becomes None."""
     return [record for _, record in _records(Path(path))]
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yields whole lines with what they hold; drops, with a warning, lines that hold no record (a power failure leaves zeros)."""
+    """Yield complete lines and their records. Other lines are skipped with a warning (a power failure leaves zeros)."""
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -103,7 +103,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                     continue
             except (ValueError, TypeError, KeyError):
                 pass
-            logger.warning("%s: line %d is not a metrics record and is dropped", path, number)
+            logger.warning("%s: line %d is not a metrics record and is ignored", path, number)
 
 
 def _end_of_last_line(path: Path, block: int = 1 << 16) -> int:

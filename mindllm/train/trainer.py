@@ -20,7 +20,7 @@ from mindllm.errors import RunFailed
 from mindllm.launch.heartbeat import heart
 from mindllm.process.interrupts import nothing_to_save
 from mindllm.train.callbacks import Callback
-from mindllm.train.checkpoint.joint import named
+from mindllm.train.checkpoint.joint import list_ranks
 from mindllm.train.engine import StepResult
 from mindllm.train.job.ranks import SINGLE_RANK, Ranks
 from mindllm.train.state import RunState, StepRecord
@@ -74,7 +74,7 @@ class Prefetch:
         """
         if self._error is not None:
             raise self._error
-        raise RunFailed(f"{named(ranks)} could not make the next batch; see the log of that rank")
+        raise RunFailed(f"{list_ranks(ranks)} could not make the next batch; see the log of that rank")
 
 
 @dataclass(frozen=True)

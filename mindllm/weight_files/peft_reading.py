@@ -1,8 +1,11 @@
-"""Read an adapter of PEFT as one of ours: the same update of the weights, in the form that ``pet_config`` can describe.
+"""PEFT adapters as mindllm's: an equal update of the weights, in the form that ``pet_config`` describes.
 
 PEFT may give each projection its own rank and scale, leave layers out, adapt the embedding and the head, or change the base when
-the adapter is created. Here all projections share a rank and a scale, in all layers. Reading converts between the two exactly:
-ranks are padded with zeros, scales move into the second matrix, and a changed base becomes additional ranks.
+the adapter is created. Here all projections share a rank and a scale, in all layers. The conversion is exact: ranks are padded
+with zeros, scales move into the second matrix, and a changed base becomes additional ranks.
+
+PiSSA (Meng et al., 2024) subtracts the largest singular values from the base, OLoRA (Buyukakyuz, 2024) the first columns of a QR
+decomposition, so that base and adapter start as the original weight.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse.linalg import svds
 
 from mindllm.architecture.adapters import MAGNITUDE, VALUES, WEIGHT, A, B, is_adapter_weight
 from mindllm.config import ModelConfig
@@ -23,31 +27,35 @@ from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
 from mindllm.families.weight_table import EMBEDDING, HEAD, Weight
-from mindllm.train.checkpoint.loading import Base
-from mindllm.train.checkpoint.tensors import TensorSource, read_metadata
-from mindllm.weight_files.adapter import Adapter
-from mindllm.weight_files.family_weights import FamilyWeights, Lazy
-from mindllm.weight_files.files import tensors_of_file
-from mindllm.weight_files.initial import subtract_initial
-from mindllm.weight_files.merging import Weights, row_lengths
+from mindllm.train.checkpoint.tensors import LazyTensor, TensorSource, read_metadata
+from mindllm.weight_files.adapters import Adapter, Weights, row_lengths
+from mindllm.weight_files.family_weights import FamilyWeights
+from mindllm.weight_files.hugging_face import read_tensor_file
 from mindllm.weight_files.peft import (
+    ADALORA_KEYS,
     CONFIG_FILE,
     FINGERPRINT,
-    KEYS_OF_ADALORA,
+    PEFT_ADALORA,
     PREFIX,
-    THEIR_ADALORA,
     WEIGHTS_FILE,
+    recorded_base,
 )
 
 logger = logging.getLogger(__name__)
-KINDS = ("LORA", THEIR_ADALORA)
+PEFT_TYPES = ("LORA", PEFT_ADALORA)
+SMALL = 256  # matrices of which all singular values are computed
+SMALLEST_GAP = 1e-5  # relative distance of the singular values at the cut: closer ones do not determine their vectors
+UNDETERMINED = (
+    "so its update is not determined; convert the adapter in the program that trained it "
+    "(path_initial_model_for_weight_conversion)"
+)
 MERGE_WITH_PEFT = "merge the adapter with PEFT (merge_and_unload) and load the merged model"
 CONVERT_WITH_PEFT = (
     "convert the adapter in the program that trained it: save_pretrained(DIRECTORY, "
     "path_initial_model_for_weight_conversion=INITIAL_ADAPTER)"
 )
 CHANGES_BASE = ("pissa", "olora")
-"""Values of ``init_lora_weights`` that subtract an update from the base which follows from the base alone."""
+"""Values of ``init_lora_weights`` that subtract an update from the base, which follows from the base alone."""
 ALLOWED: Mapping[str, tuple[Any, ...] | None] = {
     **dict.fromkeys(("peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision")),
     **dict.fromkeys(("inference_mode", "r", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora", "use_dora")),
@@ -57,7 +65,7 @@ ALLOWED: Mapping[str, tuple[Any, ...] | None] = {
     # details of an initialization, which init_lora_weights selects, or of an execution
     **dict.fromkeys(("loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size")),
     **dict.fromkeys(("megatron_core", "runtime_config")),
-    **dict.fromkeys((*KEYS_OF_ADALORA.values(), "total_step")),
+    **dict.fromkeys((*ADALORA_KEYS.values(), "total_step")),
     "task_type": ("CAUSAL_LM",),
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal", "mica", *CHANGES_BASE),
@@ -65,7 +73,7 @@ ALLOWED: Mapping[str, tuple[Any, ...] | None] = {
 """Keys of ``adapter_config.json`` with the values that are read; None: every value."""
 EMPTY: tuple[Any, ...] = (None, False, {}, [], "")
 """Values by which PEFT says that a feature is not in use."""
-KINDS_OF_TENSORS = {
+TENSOR_KINDS = {
     "lora_A.weight": "first",
     "lora_B.weight": "second",
     "lora_A": "first",
@@ -96,7 +104,7 @@ class Update:
     values: np.ndarray | None = None
     magnitude: np.ndarray | None = None
     base_layer: TensorSource | None = None
-    of_embedding: bool = False
+    is_embedding: bool = False
 
 
 def read_peft(directory: Path, model: ModelConfig, base: Weights | None = None) -> Adapter:
@@ -113,28 +121,27 @@ def read_peft(directory: Path, model: ModelConfig, base: Weights | None = None) 
         raise UserError(f"{directory}: {WEIGHTS_FILE} is missing; adapters in pickled files are not read")
     reader = PeftReader(directory / CONFIG_FILE, path, model, base)
     pet, weights = reader.read()
-    origin = Base(str(reader.content.get("base_model_name_or_path") or ""), reader.metadata.get(FINGERPRINT, ""))
-    return Adapter(directory, pet, weights, origin)
+    return Adapter(directory, pet, weights, recorded_base(reader.content, reader.metadata))
 
 
 def check_keys(path: Path, content: Mapping[str, Any]) -> None:
     """Raise UserError for the first key of ``adapter_config.json`` that may change the model in a way that is not computed."""
     kind = content.get("peft_type")
-    if kind not in KINDS:
+    if kind not in PEFT_TYPES:
         raise UserError(
-            f"{path}: peft_type: unsupported (value {shortened(kind)}); supported: {', '.join(KINDS)}, BOTTLENECK; "
+            f"{path}: peft_type: unsupported (value {shortened(kind)}); supported: {', '.join(PEFT_TYPES)}, BOTTLENECK; "
             f"{MERGE_WITH_PEFT}"
         )
     for key, value in content.items():
         allowed = ALLOWED.get(key, ())
-        if allowed is None or value in EMPTY or any(value is one or value == one for one in allowed):
+        if allowed is None or value in EMPTY or any(value is item or value == item for item in allowed):
             continue
         if key == "init_lora_weights":
             raise UserError(f"{path}: {key}: {_initialization(value)}")
-        known = f"supported: {', '.join(map(str, allowed))}" if allowed else "leave it out if it changes nothing"
-        raise UserError(f"{path}: {key}: unsupported (value {shortened(value)}); {known}, or {MERGE_WITH_PEFT}")
+        supported = f"supported: {', '.join(map(str, allowed))}" if allowed else "leave it out if it changes nothing"
+        raise UserError(f"{path}: {key}: unsupported (value {shortened(value)}); {supported}, or {MERGE_WITH_PEFT}")
     for key in ("alpha_pattern", "init_lora_weights"):
-        if kind == THEIR_ADALORA and content.get(key) not in (*EMPTY, True):
+        if kind == PEFT_ADALORA and content.get(key) not in (*EMPTY, True):
             raise UserError(f"{path}: {key}: unsupported with peft_type {kind} (value {shortened(content[key])})")
 
 
@@ -144,12 +151,12 @@ def _initialization(value: Any) -> str:
     if text.startswith("pissa_niter_") or text == "corda":
         return f"changes the base by an update that its weights do not determine (value {text}); {CONVERT_WITH_PEFT}"
     if text in ("loftq", "lora_ga"):
-        return f"changes the base, which the adapter does not hold (value {text}); {MERGE_WITH_PEFT}"
+        return f"changes the base, which the adapter does not contain (value {text}); {MERGE_WITH_PEFT}"
     return f"unsupported (value {shortened(value)}); {MERGE_WITH_PEFT}"
 
 
 class PeftReader:
-    """Reads one adapter: from the tensors of its file to our weights and the section that describes them."""
+    """The conversion of one adapter: from the tensors of its file to weights and the section that describes them."""
 
     def __init__(self, config_path: Path, path: Path, model: ModelConfig, base: Weights | None) -> None:
         self.config_path, self.path, self.model, self.base = config_path, path, model, base
@@ -157,66 +164,68 @@ class PeftReader:
         check_keys(config_path, self.content)
         self.metadata = read_metadata(path)
         self.family = FamilyWeights(model)
-        self.adaptive = self.content["peft_type"] == THEIR_ADALORA
+        self.adaptive = self.content["peft_type"] == PEFT_ADALORA
 
     def read(self) -> tuple[PetConfig, dict[str, TensorSource]]:
-        """Return the section ``pet_config`` and our weights."""
-        updates, whole = self._updates()
-        self._check_names(updates, whole)
-        whole |= {f"{name}{WEIGHT}": self._whole(name, updates.pop(name)) for name in self._outside_layers(updates)}
+        """Return the section ``pet_config`` and the weights by mindllm's names."""
+        updates, replaced = self._updates()
+        self._check_names(updates, replaced)
+        # Updates outside layers, of the embedding and the head, become whole weights.
+        for module in [module for module in updates if not NUMBER.search(module)]:
+            replaced[f"{module}{WEIGHT}"] = self._full_weight(module, updates.pop(module))
         if self.model.tie_word_embeddings:
-            self._drop_tied_head(whole)
-        keys, updates = self._with_one_rank(updates)
+            self._drop_tied_head(replaced)
+        keys, updates = self._unify_ranks(updates)
         weights: dict[str, TensorSource] = {}
-        for name, source in whole.items():
-            weights |= self.family.read_one(self.family.weights[name], source)
-        for name, update in self._in_all_layers(updates).items():
-            weights |= dict(self._ours(self.family.weights[f"{name}{WEIGHT}"], update))
+        for name, source in replaced.items():
+            weights |= self.family.read_tensor(self.family.weights[name], source)
+        for name, update in self._fill_layers(updates).items():
+            weights |= dict(self._adapter_weights(self.family.weights[f"{name}{WEIGHT}"], update))
         pet = self._section(keys, weights)
         self._fill_modules(pet, weights)
         return pet, weights
 
     def _updates(self) -> tuple[dict[str, Update], dict[str, TensorSource]]:
-        """Return the updates by module, and the tensors that replace others."""
+        """Return the updates by module, and the tensors that replace whole weights."""
         parts: dict[str, dict[str, TensorSource]] = {}
-        whole: dict[str, TensorSource] = {}
+        replaced: dict[str, TensorSource] = {}
         embeddings = set()
-        for name, tensor in tensors_of_file(self.path).items():
+        for name, tensor in read_tensor_file(self.path).items():
             name = name.removeprefix(PREFIX)
-            ending = next((one for one in KINDS_OF_TENSORS if name.endswith(f".{one}")), "")
+            ending = next((ending for ending in TENSOR_KINDS if name.endswith(f".{ending}")), "")
             if not ending:
-                whole[name] = tensor
+                replaced[name] = tensor
                 continue
             module = name.removesuffix(f".{ending}")
-            parts.setdefault(module, {})[KINDS_OF_TENSORS[ending]] = tensor
+            parts.setdefault(module, {})[TENSOR_KINDS[ending]] = tensor
             embeddings |= {module} if "embedding" in ending else set()
         if self.adaptive:
-            parts = {name: self._with_removed_ranks(name, found) for name, found in parts.items()}
-        return {name: self._update(name, found, name in embeddings) for name, found in parts.items()}, whole
+            parts = {name: self._restore_ranks(name, tensors) for name, tensors in parts.items()}
+        return {name: self._update(name, tensors, name in embeddings) for name, tensors in parts.items()}, replaced
 
-    def _with_removed_ranks(self, module: str, found: dict[str, TensorSource]) -> dict[str, TensorSource]:
+    def _restore_ranks(self, module: str, tensors: dict[str, TensorSource]) -> dict[str, TensorSource]:
         """Restore the ranks that AdaLoRA removed, as zeros."""
         pattern = {
-            name.removeprefix(PREFIX).rpartition(".")[0]: kept
-            for name, kept in (self.content.get("rank_pattern") or {}).items()
+            name.removeprefix(PREFIX).rpartition(".")[0]: mask
+            for name, mask in (self.content.get("rank_pattern") or {}).items()
         }
-        restored = dict(found)
+        restored = dict(tensors)
         for kind in ("first", "second", "values"):
-            if kind not in found or module not in pattern:
+            if kind not in tensors or module not in pattern:
                 continue
-            values, kept = np.asarray(found[kind], np.float32), np.array(pattern[module], bool)
+            values, mask = np.asarray(tensors[kind], np.float32), np.array(pattern[module], bool)
             by_rank = values.T if kind == "second" else values
-            if kept.sum() == len(by_rank) < len(kept):
-                filled = np.zeros((len(kept), *by_rank.shape[1:]), np.float32)
-                filled[kept] = by_rank
+            if mask.sum() == len(by_rank) < len(mask):
+                filled = np.zeros((len(mask), *by_rank.shape[1:]), np.float32)
+                filled[mask] = by_rank
                 restored[kind] = np.ascontiguousarray(filled.T if kind == "second" else filled)
         return restored
 
-    def _update(self, module: str, found: Mapping[str, TensorSource], of_embedding: bool) -> Update:
-        if absent := [kind for kind in ("first", "second") if kind not in found]:
-            name = {"first": "lora_A", "second": "lora_B"}[absent[0]]
+    def _update(self, module: str, tensors: Mapping[str, TensorSource], is_embedding: bool) -> Update:
+        if missing := [kind for kind in ("first", "second") if kind not in tensors]:
+            name = {"first": "lora_A", "second": "lora_B"}[missing[0]]
             raise UserError(f"{self.path}: {PREFIX}{module}.{name} is missing; save the adapter again")
-        first, second = (np.asarray(found[kind], np.float32) for kind in ("first", "second"))
+        first, second = (np.asarray(tensors[kind], np.float32) for kind in ("first", "second"))
         rank, scale = self._rank_and_scale(module)
         if first.shape[0] != rank:
             key = "init_r" if self.adaptive else "r"
@@ -225,10 +234,10 @@ class PeftReader:
                 f"({key}, rank_pattern); correct {key}"
             )
         magnitude, values = (
-            None if found.get(kind) is None else np.asarray(found[kind], np.float32).reshape(-1)
+            None if tensors.get(kind) is None else np.asarray(tensors[kind], np.float32).reshape(-1)
             for kind in ("magnitude", "values")
         )
-        return Update(first, second, scale, values, magnitude, found.get("base_layer"), of_embedding)
+        return Update(first, second, scale, values, magnitude, tensors.get("base_layer"), is_embedding)
 
     def _rank_and_scale(self, module: str) -> tuple[int, float]:
         """Return the rank and the factor of a module, from ``r``, ``lora_alpha`` and their patterns."""
@@ -241,24 +250,27 @@ class PeftReader:
         except (KeyError, TypeError, ValueError, ZeroDivisionError, re.error) as error:
             raise UserError(f"{self.config_path}: cannot be read: {shortened(repr(error))}") from None
 
-    def _check_names(self, updates: Mapping[str, Update], whole: Mapping[str, TensorSource]) -> None:
+    def _check_names(self, updates: Mapping[str, Update], replaced: Mapping[str, TensorSource]) -> None:
         """Raise UserError for the first tensor that the model does not have, or has in another shape."""
         shapes = self.family.shapes()
         head = self.family.table.theirs(HEAD)
         if self.model.tie_word_embeddings:
             shapes[head] = shapes[self.family.table.theirs(EMBEDDING)]
-        for name, found in ((f"{module}{WEIGHT}", update) for module, update in updates.items()):
-            key = f"{PREFIX}{name.removesuffix(WEIGHT)}.{'lora_embedding_A' if found.of_embedding else 'lora_A'}"
+        for module, update in updates.items():
+            name = f"{module}{WEIGHT}"
+            key = f"{PREFIX}{module}.{'lora_embedding_A' if update.is_embedding else 'lora_A'}"
             self._check_name(key, name, shapes)
             weight, shape = self.family.weights.get(name), shapes[name]
-            rows, columns = shape[::-1] if (weight and weight.transposed) or found.of_embedding else shape
-            wanted = {"first": (len(found.first), columns), "second": (rows, len(found.first)), "magnitude": (rows,)}
-            for kind, value in (("first", found.first), ("second", found.second), ("magnitude", found.magnitude)):
-                if value is not None and value.shape != wanted[kind]:
-                    raise self._mismatch(
-                        f"{PREFIX}{name.removesuffix(WEIGHT)} ({kind} matrix)", value.shape, wanted[kind]
-                    )
-        for name, tensor in whole.items():
+            rows, columns = shape[::-1] if (weight and weight.transposed) or update.is_embedding else shape
+            rank = len(update.first)
+            for kind, value, expected in (
+                ("first", update.first, (rank, columns)),
+                ("second", update.second, (rows, rank)),
+                ("magnitude", update.magnitude, (rows,)),
+            ):
+                if value is not None and value.shape != expected:
+                    raise self._mismatch(f"{PREFIX}{module} ({kind} matrix)", value.shape, expected)
+        for name, tensor in replaced.items():
             self._check_name(f"{PREFIX}{name}", name, shapes)
             if tuple(tensor.shape) != shapes[name]:
                 raise self._mismatch(f"{PREFIX}{name}", tuple(tensor.shape), shapes[name])
@@ -275,47 +287,45 @@ class PeftReader:
             "its own base"
         )
 
-    def _outside_layers(self, updates: Mapping[str, Update]) -> list[str]:
-        """Return the modules in no layer: the embedding and the head."""
-        return [name for name in updates if not NUMBER.search(name)]
-
-    def _whole(self, module: str, update: Update) -> TensorSource:
-        """Return the whole weight of the embedding or the head with its update."""
+    def _full_weight(self, module: str, update: Update) -> TensorSource:
+        """Return the weight of the embedding or the head with its update."""
         if update.magnitude is not None:
             raise UserError(f"{self.path}: use_dora: unsupported for {module}; {MERGE_WITH_PEFT}")
         name = f"{module}{WEIGHT}"
-        if update.base_layer is None and not update.of_embedding:
+        if update.base_layer is None and not update.is_embedding:
             update = self._without_initial(module, update)
         tied = self.model.tie_word_embeddings and name == self.family.table.theirs(HEAD)
-        ours = EMBEDDING if tied else self.family.weights[name].ours[0]
-        base = self._base(module)[ours] if update.base_layer is None else update.base_layer
+        weight_name = EMBEDDING if tied else self.family.weights[name].ours[0]
+        base = self._base(module)[weight_name] if update.base_layer is None else update.base_layer
 
         def make() -> np.ndarray:
             product = np.float32(update.scale) * (update.second @ update.first)
-            return np.asarray(base, np.float32) + (product.T if update.of_embedding else product)
+            return np.asarray(base, np.float32) + (product.T if update.is_embedding else product)
 
-        return Lazy(tuple(base.shape), np.dtype(np.float32), make)
+        return LazyTensor(tuple(base.shape), np.dtype(np.float32), make)
 
-    def _drop_tied_head(self, whole: dict[str, TensorSource]) -> None:
+    def _drop_tied_head(self, replaced: dict[str, TensorSource]) -> None:
         """Remove a head that equals the embedding.
 
         Raises:
             UserError: PEFT would give the head other weights than the embedding, which the model has only once.
         """
         head, embedding = self.family.table.theirs(HEAD), self.family.table.theirs(EMBEDDING)
-        changed = [name for name in (head, embedding) if name in whole]
+        changed = [name for name in (head, embedding) if name in replaced]
         ties = self.content.get("ensure_weight_tying") or FINGERPRINT in self.metadata
         if not changed or (changed == [embedding] and ties):
             return
-        if len(changed) == 2 and np.allclose(np.asarray(whole[head]), np.asarray(whole[embedding]), rtol=0, atol=1e-6):
-            del whole[head]
+        if len(changed) == 2 and np.allclose(
+            np.asarray(replaced[head]), np.asarray(replaced[embedding]), rtol=0, atol=1e-6
+        ):
+            del replaced[head]
             return
         raise UserError(
             f"{self.path}: {changed[0]}: the adapter separates lm_head from the embedding, and config.json of the base ties "
             f"them (tie_word_embeddings: true); untie the base first, or {MERGE_WITH_PEFT}"
         )
 
-    def _with_one_rank(self, updates: Mapping[str, Update]) -> tuple[dict[str, Any], dict[str, Update]]:
+    def _unify_ranks(self, updates: Mapping[str, Update]) -> tuple[dict[str, Any], dict[str, Update]]:
         """Return keys of ``pet_config``, and the updates with the rank and the scale that these give to all modules."""
         if self.adaptive:
             return {}, dict(updates)
@@ -351,7 +361,7 @@ class PeftReader:
             update, first=np.concatenate([update.first, first]), second=np.concatenate([update.second, second], axis=1)
         )
 
-    def _in_all_layers(self, updates: dict[str, Update]) -> dict[str, Update]:
+    def _fill_layers(self, updates: dict[str, Update]) -> dict[str, Update]:
         """Return ``updates`` with one of zeros for each module that is adapted in other layers only."""
         kinds: dict[str, Update] = {}
         for name, update in updates.items():
@@ -365,21 +375,21 @@ class PeftReader:
             filled[module] = updates.get(module) or self._zeros(module, weight, pattern)
         return filled
 
-    def _zeros(self, module: str, weight: Weight, like: Update) -> Update:
+    def _zeros(self, module: str, weight: Weight, pattern: Update) -> Update:
         shape = self.family.shapes()[f"{module}{WEIGHT}"]
         rows, columns = shape[::-1] if weight.transposed else shape
-        rank = len(like.first)
+        rank = len(pattern.first)
         return Update(
             np.zeros((rank, columns), np.float32),
             np.zeros((rows, rank), np.float32),
-            like.scale,
-            None if like.values is None else np.zeros(rank, np.float32),
-            None if like.magnitude is None else row_lengths(self._matrix(module, weight)),
+            pattern.scale,
+            None if pattern.values is None else np.zeros(rank, np.float32),
+            None if pattern.magnitude is None else row_lengths(self._matrix(module, weight)),
         )
 
     def _matrix(self, module: str, weight: Weight) -> np.ndarray:
         """Return the weight of the base that a module's update is added to, ``[out, in]`` in fp32."""
-        values = np.asarray(self.family.write_one(weight, self._base(module)), np.float32)
+        values = np.asarray(self.family.write_tensor(weight, self._base(module)), np.float32)
         return values.T if weight.transposed else values
 
     def _base(self, module: str) -> Weights:
@@ -390,26 +400,26 @@ class PeftReader:
             )
         return self.base
 
-    def _ours(self, weight: Weight, update: Update) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the weights of our adapters for one matrix of theirs; the first one holds what they share."""
-        ours = [name.removesuffix(WEIGHT) for name in weight.ours]
-        yield f"{ours[0]}.{A}", update.first
+    def _adapter_weights(self, weight: Weight, update: Update) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the weights of the adapters for one matrix in files. The first adapter has the shared ones."""
+        modules = [name.removesuffix(WEIGHT) for name in weight.ours]
+        yield f"{modules[0]}.{A}", update.first
         if update.values is not None:
-            yield f"{ours[0]}.{VALUES}", update.values
+            yield f"{modules[0]}.{VALUES}", update.values
         for kind, values in ((B, update.second), (MAGNITUDE, update.magnitude)):
             if values is not None:
-                parts = self.family.apart(weight, values)
-                yield from ((f"{name}.{kind}", part) for name, part in zip(ours, parts, strict=True))
+                parts = self.family.split(weight, values)
+                yield from ((f"{name}.{kind}", part) for name, part in zip(modules, parts, strict=True))
 
     def _section(self, keys: dict[str, Any], weights: Mapping[str, TensorSource]) -> PetConfig:
         """Return the section ``pet_config`` that describes ``weights``."""
         modules = dict.fromkeys(".".join(name.split(".")[3:-1]) for name in weights if name.endswith(f".{B}"))
         saved = dict.fromkeys(name.rpartition(".")[0].split(".")[-1] for name in weights if not is_adapter_weight(name))
         if not modules:
-            raise UserError(f"{self.path}: has no adapter of a projection in a layer; {MERGE_WITH_PEFT}")
+            raise UserError(f"{self.path}: no projection in a layer has an adapter; {MERGE_WITH_PEFT}")
         try:
             if self.adaptive:
-                keys = {ours: self.content[theirs] for ours, theirs in KEYS_OF_ADALORA.items()}
+                keys = {key: self.content[peft_key] for key, peft_key in ADALORA_KEYS.items()}
                 keys |= {"pet_type": "adalora", "lora_alpha": float(self.content["lora_alpha"])}
             else:
                 keys |= {"use_dora": bool(self.content.get("use_dora"))}
@@ -446,3 +456,39 @@ def _resized(update: Update, rank: int, scale: float) -> Update:
         second=np.ascontiguousarray(np.pad(second, ((0, 0), (0, more)))),
         scale=scale,
     )
+
+
+def subtract_initial(
+    method: str, weight: np.ndarray, rank: int, scale: float, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return matrices ``[rank, in]`` and ``[out, rank]`` with the initial update that PEFT subtracts from the base.
+
+    The sign is in the second one: PEFT trains with the base ``weight + scale * second @ first``.
+
+    Raises:
+        UserError: the weights do not determine the update; names ``name``.
+    """
+    matrix = weight.astype(np.float64)
+    if method == "olora":
+        orthogonal, triangle = np.linalg.qr(matrix[:, :rank])
+        lengths = np.abs(np.diag(triangle))
+        if lengths.min() < SMALLEST_GAP * lengths.max():
+            raise UserError(f"{name}: init_lora_weights: columns of the base are linearly dependent, {UNDETERMINED}")
+        return (orthogonal.T @ matrix).astype(np.float32), -orthogonal.astype(np.float32)
+    left, values, right = _largest_singular(matrix, rank)
+    if len(values) > rank and values[rank - 1] - values[rank] < SMALLEST_GAP * values[0]:
+        raise UserError(
+            f"{name}: init_lora_weights: singular values {rank} and {rank + 1} of the base are equal, {UNDETERMINED}"
+        )
+    roots = np.sqrt(values[:rank] / scale)
+    first, second = roots[:, None] * right[:rank], left[:, :rank] * roots
+    return first.astype(np.float32), -second.astype(np.float32)
+
+
+def _largest_singular(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return at least ``rank + 1`` singular vectors and values if they exist, the largest first."""
+    smaller = min(matrix.shape)
+    if smaller <= SMALL or rank + 1 > smaller // 8:
+        return np.linalg.svd(matrix, full_matrices=False)
+    left, values, right = svds(matrix, k=rank + 1, v0=np.ones(smaller), return_singular_vectors=True)
+    return left[:, ::-1], values[::-1], right[::-1]

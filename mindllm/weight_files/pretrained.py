@@ -1,4 +1,4 @@
-"""The weights a run starts from: a checkpoint of ours, a Hugging Face directory, or MindFormers'; and an adapter beside them."""
+"""The weights that a run starts from (``load_checkpoint``), and the adapter to continue with (``load_adapter``)."""
 
 from __future__ import annotations
 
@@ -9,67 +9,71 @@ from pathlib import Path
 
 from mindllm.config import ModelConfig, RunConfig, is_hugging_face
 from mindllm.errors import UserError, nearest
-from mindllm.train.checkpoint.loading import Base, Checkpoint, floating_dtype, load_checkpoint
+from mindllm.train.checkpoint import load_checkpoint
+from mindllm.train.checkpoint.loading import Base
 from mindllm.train.checkpoint.manifest import MANIFEST
-from mindllm.train.checkpoint.tensors import TensorSource
-from mindllm.weight_files.adapter import Adapter, adapter_of_checkpoint, trained_beside
-from mindllm.weight_files.bottlenecks import is_bottlenecks, read_bottlenecks
-from mindllm.weight_files.files import code_of
-from mindllm.weight_files.hugging_face import read_weights
-from mindllm.weight_files.merging import adapted, merged
-from mindllm.weight_files.mindformers import is_mindformers, read_mindformers
-from mindllm.weight_files.peft import is_peft
+from mindllm.train.checkpoint.tensors import TensorSource, read_tensors
+from mindllm.weight_files.adapters import (
+    Adapter,
+    checkpoint_adapter,
+    frozen_base,
+    initial_weights,
+    merge_adapter,
+)
+from mindllm.weight_files.hugging_face import python_files
+from mindllm.weight_files.opening import OpenedWeights, open_weights
+from mindllm.weight_files.peft import is_bottleneck, is_peft, read_bottlenecks
 from mindllm.weight_files.peft_reading import read_peft
-from mindllm.weight_files.quantized.held import packed_weights
+from mindllm.weight_files.quantized import packed_weights
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights of a model by our names, none of them read yet, where they come from, and what was trained beside them."""
+    """Weights of a model by mindllm's names, the path they are from, and an adapter trained next to them."""
 
     base: Mapping[str, TensorSource]
     path: str
     adapter: Adapter | None = None
 
     def model(self, base: ModelConfig) -> ModelConfig:
-        """What :meth:`whole` has the weights of: ``base``, or what merging the adapter makes of it."""
+        """Return the model of :meth:`merged`: ``base``, changed by the adapter if that adds layers."""
         return base.base if self.adapter is None else self.adapter.model(base).merged
 
-    def whole(self, base: ModelConfig) -> Mapping[str, TensorSource]:
-        """All weights of :meth:`model`; the adapter is merged into them."""
+    def merged(self, base: ModelConfig) -> Mapping[str, TensorSource]:
+        """Return all weights of :meth:`model`, with the adapter merged."""
         if self.adapter is None:
             return self.base
-        return merged(self.adapter.model(base), self.base, self.adapter.weights)
+        return merge_adapter(self.adapter.model(base), self.base, self.adapter.weights)
 
-    def of(self, config: RunConfig) -> Mapping[str, TensorSource]:
-        """The weights that the model of a run is given; those that are absent begin as in any run.
+    def run_weights(self, config: RunConfig) -> Mapping[str, TensorSource]:
+        """Return the weights for the model of a run. Absent ones are initialized as in any run.
 
         Raises:
-            UserError: the adapter is of another kind than those the run trains.
+            UserError: the adapter is of another kind than the run trains.
         """
         model = config.model.config
         if model.pet_config is None or model.pet_config.tuner.of_all_weights:
             if self.model(model).architecture.layers != model.base.architecture.layers:
-                raise self._other_kind(config)
-            return packed_weights(model, self.whole(model))
-        weights = packed_weights(model, adapted(model, self.base))
+                raise self._adapter_mismatch(config)
+            return packed_weights(model, self.merged(model))
+        weights = packed_weights(model, initial_weights(model, self.base))
         if self.adapter is None:
             return weights
-        theirs = self.adapter.model(model)
-        if model.architecture.weight_shapes() != theirs.architecture.weight_shapes() or _scales(model) != _scales(
-            theirs
-        ):
-            raise self._other_kind(config)
+        adapted = self.adapter.model(model)
+        same_shapes = model.architecture.weight_shapes() == adapted.architecture.weight_shapes()
+        if not same_shapes or _scales(model) != _scales(adapted):
+            raise self._adapter_mismatch(config)
         return {**weights, **self.adapter.weights}
 
-    def _other_kind(self, config: RunConfig) -> UserError:
+    def _adapter_mismatch(self, config: RunConfig) -> UserError:
         assert self.adapter is not None
+        keys = self.adapter.pet.model_dump(mode="json", exclude_unset=True)
+        listed = ", ".join(f"{key} {value}" for key, value in keys.items())
         return config.error(
             "model.model_config.pet_config",
-            f"is not that of {self.adapter.path}: {_described(self.adapter)}; write the same, or merge the adapter first "
-            "(mindllm weights merge)",
+            f"is not that of {self.adapter.path}: {listed}; write the same, or merge the adapter first (mindllm weights merge)",
         )
 
 
@@ -77,94 +81,72 @@ def _scales(model: ModelConfig) -> set[float]:
     return {item.scale for layer in model.architecture.layers for item in layer.adapters}
 
 
-def _described(adapter: Adapter) -> str:
-    pet = adapter.pet
-    changed = pet.model_dump(mode="json", exclude_unset=True)
-    return ", ".join(f"{key} {value}" for key, value in changed.items())
-
-
 def merged_pretrained(config: RunConfig) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
-    """The weights of ``load_checkpoint``, with the adapter of the run in them, and the model they are of: for what evaluates.
+    """Return the model and the weights of ``load_checkpoint`` for evaluation, with the adapter of the run merged.
 
     Raises:
-        UserError: there are none, they are damaged, or do not fit.
+        UserError: the weights are missing or damaged, or do not match the model.
     """
-    found, base = find_pretrained(config), config.model.config.base
-    return found.model(base), found.whole(base)
+    pretrained, base = find_pretrained(config), config.model.config.base
+    return pretrained.model(base), pretrained.merged(base)
 
 
 def find_pretrained(config: RunConfig, base: Base | None = None) -> Pretrained:
-    """The weights of ``load_checkpoint``, or of ``base`` where that is empty, and the adapter of ``load_adapter``.
+    """Return the weights of ``load_checkpoint``, or of ``base`` if that is empty, and the adapter of ``load_adapter``.
 
-    A checkpoint that holds adapters alone brings its base along. All is checked before there is a model.
+    A checkpoint of adapters is loaded with its base. Everything is checked before a model is built.
 
     Raises:
-        UserError: there are none, they are damaged, or do not fit.
+        UserError: the weights are missing or damaged, or do not match the model.
     """
     path, model = config.load_checkpoint or (base.path if base else ""), config.model.config.base
-    adapter = None
-    checkpoint = _checkpoint(path)
-    if checkpoint is not None:
-        adapter = adapter_of_checkpoint(checkpoint)
-    if adapter is None:
-        weights = _whole(path, model, checkpoint)
-    else:
-        path, weights = _base_of(config, adapter, model)
+    opened = _open(path, model)
+    adapter = checkpoint_adapter(opened.checkpoint) if opened.checkpoint is not None else None
+    if adapter is not None:
+        path, opened = _open_base(config, adapter, model)
     if config.load_adapter:
         if adapter is not None:
-            raise config.error("load_adapter", f"{config.load_checkpoint} is an adapter itself; give its base there")
-        adapter = read_adapter(chosen_adapter(config), model, weights)
+            raise config.error("load_adapter", f"{config.load_checkpoint} is itself an adapter; pass its base there")
+        adapter = read_adapter(chosen_adapter(config), model, opened.weights)
     if adapter is not None:
         adapter.model(model)
-        adapter.require_base(weights, path)
-    return Pretrained(weights, path, adapter)
+        adapter.require_base(opened.weights, path)
+    return Pretrained(opened.weights, path, adapter)
 
 
-def _checkpoint(path: str) -> Checkpoint | None:
-    if is_hugging_face(path) or is_mindformers(path):
-        return None
-    checkpoint = load_checkpoint(path, option="--load_checkpoint", with_optimizer=False)
-    checkpoint.refuse_simulated()
-    return checkpoint
+def _open(path: str, model: ModelConfig) -> OpenedWeights:
+    # Views of a memory map remain valid if the run deletes the checkpoint.
+    opened = open_weights(path, model, option="--load_checkpoint", read=read_tensors)
+    if is_hugging_face(path) and (files := python_files(Path(path))):
+        logger.info("%s has Python code, which is not run: %s", path, ", ".join(files))
+    return opened
 
 
-def _whole(path: str, model: ModelConfig, checkpoint: Checkpoint | None) -> Mapping[str, TensorSource]:
-    if checkpoint is not None:
-        shapes, held = model.architecture.weight_shapes(), checkpoint.weights
-        checkpoint.require({name: (shape, floating_dtype(held, name)) for name, shape in shapes.items()})
-        return checkpoint.weights
-    if is_hugging_face(path):
-        if code := code_of(Path(path)):
-            logger.info("%s holds Python code, which is not run: %s", path, ", ".join(code))
-        return read_weights(path, model)
-    return read_mindformers(path, model)
-
-
-def _base_of(config: RunConfig, adapter: Adapter, model: ModelConfig) -> tuple[str, Mapping[str, TensorSource]]:
-    """The base that a checkpoint of adapters names, and its weights."""
+def _open_base(config: RunConfig, adapter: Adapter, model: ModelConfig) -> tuple[str, OpenedWeights]:
+    """Return the path and the weights of the base that a checkpoint of adapters names."""
     path = adapter.base.path if adapter.base else ""
     if not path:
-        message = f"{adapter.path} holds what was trained beside weights drawn from a seed, which no file has"
+        message = f"the base of {adapter.path} was drawn from a seed, so no file has it"
         raise config.error("load_checkpoint", message)
     if not Path(path).exists():
         raise config.error(
             "load_checkpoint",
-            f"{adapter.path} holds adapters, and their base {path} is not there any more; write load_checkpoint: BASE and "
+            f"{path}, the base of the adapters in {adapter.path}, does not exist; write load_checkpoint: BASE and "
             f"load_adapter: {adapter.path}",
         )
-    beneath = _checkpoint(path)
-    if beneath is not None and adapter_of_checkpoint(beneath) is not None:
+    opened = _open(path, model)
+    if opened.is_adapter:
         raise config.error(
-            "load_checkpoint", f"{path}, the base of {adapter.path}, holds adapters itself; merge it first"
+            "load_checkpoint", f"{path}, the base of {adapter.path}, is itself an adapter; merge it first"
         )
-    return path, _whole(path, model, beneath)
+    return path, opened
 
 
 def chosen_adapter(config: RunConfig) -> Path:
-    """The directory of the adapter that ``load_adapter`` and ``adapter_id`` name.
+    """Return the directory of the adapter that ``load_adapter`` and ``adapter_id`` name.
 
     Raises:
-        UserError: it is not there, or is one of several that must be named.
+        UserError: the adapter does not exist, or several do and ``adapter_id`` is missing.
     """
     root = Path(config.load_adapter)
     path = root / config.adapter_id if config.adapter_id else root
@@ -177,36 +159,37 @@ def chosen_adapter(config: RunConfig) -> Path:
         message = f"{root} has no such adapter (value {config.adapter_id}){nearest(config.adapter_id, inside)}"
         raise config.error("adapter_id", message)
     if inside:
-        raise config.error("adapter_id", f"{root} holds several adapters; write one of {', '.join(inside)}")
-    message = f"is no adapter: neither adapter_config.json nor a checkpoint is there (value {root})"
+        raise config.error("adapter_id", f"{root} has several adapters; write one of {', '.join(inside)}")
+    message = f"is not an adapter: it has neither adapter_config.json nor a checkpoint (value {root})"
     raise config.error("load_adapter", message)
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether a directory is an adapter of PEFT, or a checkpoint, which may hold one."""
+    """Return True if a directory is an adapter of PEFT, or a checkpoint, which may be one."""
     return is_peft(path) or (path / MANIFEST).is_file()
 
 
 def read_adapter(path: Path, model: ModelConfig, base: Mapping[str, TensorSource] | None = None) -> Adapter:
-    """Return the adapter of a directory of PEFT or of a checkpoint, for a ``model`` without one.
+    """Return the adapter in a directory of PEFT or a checkpoint, for a ``model`` without one.
 
-    ``base``: its weights, which some adapters of PEFT are read with.
+    Arguments:
+        base: the model's weights, which some adapters of PEFT require.
 
     Raises:
-        UserError: it is not an adapter, is damaged, or does not match the model.
+        UserError: the path is not an adapter, is damaged, or does not match the model.
     """
-    if is_bottlenecks(path):
+    if is_bottleneck(path):
         return read_bottlenecks(path)
     if is_peft(path):
         return read_peft(path, model, base)
-    adapter = adapter_of_checkpoint(load_checkpoint(path, option="ADAPTER", with_optimizer=False))
+    adapter = checkpoint_adapter(load_checkpoint(path, option="ADAPTER", with_optimizer=False))
     if adapter is None:
-        raise UserError(f"{path}: holds all weights of a model and no adapter; give it as load_checkpoint")
+        raise UserError(f"{path}: has all weights of a model and is not an adapter; pass it as load_checkpoint")
     return adapter
 
 
 def base_record(config: RunConfig, pretrained: Pretrained | None) -> Base | None:
-    """What the checkpoints of a run say of the weights they leave out."""
+    """Return the record of the frozen weights for the checkpoints of a run, or None if checkpoints have all weights."""
     if pretrained is None:
-        return trained_beside(config, None, "")
-    return trained_beside(config, pretrained.base, pretrained.path)
+        return frozen_base(config, None, "")
+    return frozen_base(config, pretrained.base, pretrained.path)

@@ -1,8 +1,8 @@
-"""A model rounded to codes of 4 or 8 bits and written as a Hugging Face directory of GPTQ or AWQ: whole or absent.
+"""Quantization of a model to 4 or 8 bits, written as a Hugging Face directory of GPTQ or AWQ that is complete or absent.
 
-GPTQ and AWQ look at what the projections of a model meet when it reads a text: for each input the sum of ``x xᵀ``, and the mean
-of ``|x|``. The layers run one after the other, so that what is changed in one of them (its weights, once they are rounded) is
-seen by those behind it. Operators run one at a time, in MindSpore's PyNative mode: nothing is compiled.
+GPTQ and AWQ calibrate with the inputs of projections while the model reads a text: for each input the sum of ``x xᵀ`` and the
+mean of ``|x|``. Layers run one after another, so that later ones see the changes in earlier ones (rounded weights). Operators run
+one at a time in MindSpore's PyNative mode, without compilation.
 """
 
 from __future__ import annotations
@@ -10,133 +10,46 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
 
 from mindllm.architecture.adapters import WEIGHT
 from mindllm.architecture.parts import AttentionSpec, FeedForwardSpec
-from mindllm.architecture.quantization import CodeName
+from mindllm.architecture.quantization import CodeName, bits_of
 from mindllm.config import ModelConfig
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
-from mindllm.models import build_model
-from mindllm.models.linear import Linear
-from mindllm.models.weights import assign, trained_weights
 from mindllm.outside import read_text
-from mindllm.quantize.codes import Codes
-from mindllm.quantize.rounding import channel_factors, clipped, gptq, quantize
+from mindllm.quantize import Codes, channel_factors, quantize, quantize_clipped, quantize_gptq
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.tensors import TensorSource
-from mindllm.weight_files.convert import Whole, read_whole
 from mindllm.weight_files.family_weights import FamilyWeights
-from mindllm.weight_files.hugging_face_export import export_hugging_face
-from mindllm.weight_files.quantized.writing import FileFormat, matrices_of, matrix_of, stored
+from mindllm.weight_files.hugging_face import QuantizedExport, write_weights
+from mindllm.weight_files.opening import open_model
+from mindllm.weight_files.quantized import Awq, Gptq
+
+if TYPE_CHECKING:
+    from mindspore import Tensor, nn
 
 Weights = dict[str, Any]
 Method = Literal["rtn", "gptq", "awq"]
+FileFormat = Literal["gptq", "awq"]
+Matrices = dict[str, tuple[str, ...]]
+"""By the name of a projection in files, without ``.weight``, the weights that are its rows."""
 QUERY_KEY_VALUE = ("attention.wq", "attention.wk", "attention.wv")
 UP = ("feed_forward.w1", "feed_forward.w3")
 GROUPS = (128, 64, 32, 16, 8, 4, 2, 1)
 INPUTS = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2")
-"""Of the projections of a layer that share an input the first one."""
-SHARES = {"attention.wk": "attention.wq", "attention.wv": "attention.wq", "feed_forward.w3": "feed_forward.w1"}
-
-
-@dataclass
-class Inputs:
-    """Of what one projection, or several that share it, multiplies: ``[in, in]`` and ``[in]``."""
-
-    products: np.ndarray
-    magnitudes: np.ndarray
-    tokens: int = 0
-
-    @classmethod
-    def none(cls, width: int) -> Inputs:
-        """Before anything was seen."""
-        return cls(np.zeros((width, width)), np.zeros(width))
-
-    def add(self, x: np.ndarray) -> None:
-        """Counts ``x`` ``[tokens, in]``."""
-        self.products += x.T @ x
-        self.magnitudes += np.abs(x).sum(0)
-        self.tokens += len(x)
-
-    def divide(self, factors: np.ndarray) -> None:
-        """They are smaller by ``factors`` ``[in]`` from now on."""
-        self.products /= np.outer(factors, factors)
-        self.magnitudes /= factors
-
-    @property
-    def mean_magnitudes(self) -> np.ndarray:
-        """Means of ``|x|``."""
-        return self.magnitudes / max(1, self.tokens)
-
-
-@dataclass
-class LayerByLayer:
-    """A model that reads ``rows`` of tokens, int ``[rows, seq]``, a layer at a time."""
-
-    model: ModelConfig
-    weights: Mapping[str, TensorSource]
-    rows: np.ndarray
-
-    def layers(self, modules: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Inputs]]]:
-        """Every layer with what its projections ``modules`` meet; it goes on to the next one with the weights it has then."""
-        mode = ms.get_context("mode")
-        ms.set_device("CPU")
-        ms.set_context(mode=ms.PYNATIVE_MODE)
-        try:
-            yield from self._layers(modules)
-        finally:
-            ms.set_context(mode=mode)
-
-    def _layers(self, modules: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Inputs]]]:
-        self.lm = build_model(self.model)
-        self.lm.set_train(False)
-        assign(trained_weights(self.lm), self.weights)
-        tokens = (Tensor(row[None].astype(np.int32)) for row in self.rows)
-        hidden = [self.lm.model.embedded(row, 1, None) for row in tokens]
-        for number in range(self.model.num_layers):
-            seen: dict[str, Inputs] = {}
-            handles = [_watch(self.lm.model.layers[number], module, seen) for module in modules]
-            self._run(number, hidden)
-            for handle in handles:
-                handle.remove()
-            yield number, seen
-            hidden = self._run(number, hidden)
-
-    def change(self, changed: Mapping[str, np.ndarray]) -> None:
-        """Gives weights other values."""
-        own = trained_weights(self.lm)
-        assign({name: own[name] for name in changed}, changed)
-
-    def _run(self, number: int, hidden: list[Tensor]) -> list[Tensor]:
-        decoder = self.lm.model
-        tables, mask = decoder.tables[0](decoder.context_of_layer[number])
-        return [decoder.layers[number](x, 1, tables, mask) for x in hidden]
-
-
-def _watch(layer: nn.Cell, module: str, seen: dict[str, Inputs]):
-    cell = layer
-    for name in module.split("."):
-        cell = getattr(cell, name)
-    assert isinstance(cell, Linear)
-    seen[module] = Inputs.none(cell.weight.shape[1])
-
-    def count(_: nn.Cell, inputs: tuple[Tensor, ...]) -> None:
-        seen[module].add(inputs[0].asnumpy().astype(np.float64))
-
-    return cell.register_forward_pre_hook(count)
+"""The first of the projections that share an input, for each input of a layer."""
+SHARED_INPUTS = {"attention.wk": "attention.wq", "attention.wv": "attention.wq", "feed_forward.w3": "feed_forward.w1"}
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a model is rounded: the method, its ``bits`` and ``group``, and the text GPTQ and AWQ look at.
+class QuantizeOptions:
+    """The rounding method, ``bits`` and ``group``, and the calibration text for GPTQ and AWQ.
 
     ``group``: columns that share a scale; 0: the largest of GROUPS that divides all projections.
     """
@@ -151,181 +64,339 @@ class Options:
     tokenizer: Path | None = None
 
     @classmethod
-    def among(cls, given: Mapping[str, Any]) -> Options:
-        """The options of these names, among others, that are given: not None."""
+    def select(cls, values: Mapping[str, Any]) -> QuantizeOptions:
+        """Return the options with the values of these names that are not None. Other names are ignored."""
         names = [field.name for field in fields(cls)]
-        return cls(**{name: given[name] for name in names if given.get(name) is not None})
+        return cls(**{name: values[name] for name in names if values.get(name) is not None})
 
     @property
     def code(self) -> CodeName:
-        """What codes mean in the files."""
+        """The kind of codes."""
         return "uint4" if self.bits == 4 else "uint8"
 
     @property
     def form(self) -> FileFormat:
-        """The format of the files: the nearest codes are written as GPTQ's, which every reader of these takes."""
+        """The file format. Nearest codes are written as GPTQ's, which all readers support."""
         return "awq" if self.method == "awq" else "gptq"
+
+    def validate(self) -> None:
+        """Raise UserError for options that contradict each other."""
+        if self.method == "awq" and self.bits != 4:
+            raise UserError(f"--bits {self.bits}: AWQ's files have 4 bits; use --bits 4, or another method")
+        if self.act_order and self.method != "gptq":
+            raise UserError(f"--act-order: only GPTQ orders columns; leave it out with --method {self.method}")
+        if self.method == "rtn" and self.calibration is not None:
+            raise UserError("--calibration: rounding to nearest reads no text; leave it out, or use --method gptq")
+        if self.method != "rtn" and self.calibration is None:
+            raise UserError(f"--method {self.method} requires a calibration text; add --calibration FILE")
 
 
 def quantize_weights(
-    source: Path, directory: Path, options: Options, dtype: str, max_shard_bytes: int, progress: Progress = unwatched
+    source: Path,
+    directory: Path,
+    options: QuantizeOptions,
+    dtype: str,
+    max_shard_bytes: int,
+    progress: Progress = unwatched,
 ) -> Path:
-    """Writes the model of ``source``, a Hugging Face directory or a checkpoint, in codes as ``directory``.
+    """Write the model of ``source``, a Hugging Face directory or a checkpoint, in codes as ``directory``.
 
-    ``progress`` is told of layers, or of projections that are rounded to the nearest codes.
+    ``progress`` counts layers, or projections when rounding to nearest.
 
     Raises:
-        UserError: options that do not fit each other or the model, no calibration text, or the directory is there already.
-        RunFailed: it could not be written.
+        UserError: options contradict each other or the model, the calibration text is unusable, or the directory exists.
+        RunFailed: the directory could not be written.
     """
     refuse_existing(directory)
-    _refuse(options)
-    whole = read_whole(source)
-    model = whole.model.model_copy(update={"quantization_config": None})
-    options = replace(options, group=_group_of(model, options.group))
-    file = options.tokenizer or whole.tokenizer
+    options.validate()
+    model, opened = open_model(source)
+    model = model.model_copy(update={"quantization_config": None})
+    options = replace(options, group=_group_size(model, options.group))
+    file = options.tokenizer or opened.tokenizer
     tokenizer = None if file is None else load_tokenizer(file)
     if options.method == "rtn":
-        weights: Weights = dict(whole.weights)
-        codes, names = {}, matrices_of(model)
+        weights: Weights = dict(opened.weights)
+        codes, names = {}, quantizable_matrices(model)
         for number, name in enumerate(names):
             progress("quantizing projections", number, len(names))
-            codes[name] = quantize(matrix_of(model, name, weights), options.code, options.group)
+            codes[name] = quantize(read_matrix(model, name, weights), options.code, options.group)
     else:
-        weights, codes = _calibrated(model, whole, options, tokenizer, progress)
-    written = stored(codes, options.form, options.group)
-    return export_hugging_face(
-        directory, model, weights, dtype=dtype, max_shard_bytes=max_shard_bytes, tokenizer=tokenizer, codes=written
+        weights, codes = _calibrate(model, opened.weights, options, tokenizer, progress)
+    return write_weights(
+        directory,
+        model,
+        weights,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        tokenizer=tokenizer,
+        quantized=pack_matrices(codes, options.form, options.group),
     )
 
 
-def _refuse(options: Options) -> None:
-    if options.method == "awq" and options.bits != 4:
-        raise UserError(f"--bits {options.bits}: files of AWQ have 4 bits; write --bits 4, or another method")
-    if options.act_order and options.method != "gptq":
-        raise UserError(f"--act-order: an order of columns is GPTQ's; leave it out with --method {options.method}")
-    if options.method == "rtn" and options.calibration is not None:
-        raise UserError(
-            "--calibration: rounding to the nearest codes reads no text; leave it out, or write --method gptq"
-        )
-    if options.method != "rtn" and options.calibration is None:
-        raise UserError(f"--method {options.method} looks at a text; give --calibration FILE")
+def quantizable_matrices(model: ModelConfig) -> Matrices:
+    """Return the projections of layers that are written in codes, in the order of the layers.
+
+    Raises:
+        UserError: the model has layers with experts or latent attention, which are unsupported.
+    """
+    if model.expert_num > 1 or model.kv_lora_rank is not None:
+        raise UserError("experts and latent attention cannot be written in codes; pass a dense model")
+    family = FamilyWeights(model)
+    return {
+        name.removesuffix(WEIGHT): weight.ours
+        for name, weight in family.weights.items()
+        if name.endswith(WEIGHT)
+        and len(family.ours[weight.ours[0]]) == 2
+        and all(part.startswith("model.layers.") for part in weight.ours)
+    }
 
 
-def _group_of(model: ModelConfig, asked: int) -> int:
-    """Columns that share a scale: what is asked for, where it divides all projections, or the largest usual number that does."""
-    widths = {name: model.architecture.weight_shapes()[ours[0]][1] for name, ours in matrices_of(model).items()}
+def read_matrix(model: ModelConfig, name: str, weights: Mapping[str, TensorSource]) -> np.ndarray:
+    """Return a projection of :func:`quantizable_matrices` as float32 ``[out, in]``."""
+    family = FamilyWeights(model)
+    weight = family.weights[f"{name}{WEIGHT}"]
+    values = np.asarray(family.write_tensor(weight, weights), np.float32)
+    return values.T if weight.transposed else values
+
+
+def pack_matrices(codes: Mapping[str, Codes], form: FileFormat, group: int) -> QuantizedExport:
+    """Return the tensors and the section of ``config.json`` for matrices in codes.
+
+    Raises:
+        UserError: a matrix does not fill the words of the format.
+    """
+    tensors = {}
+    for name, matrix in codes.items():
+        out, width = matrix.shape
+        per_word = 32 // bits_of(matrix.code)
+        if out % per_word or (form == "gptq" and width % per_word):
+            raise UserError(f"{name}: {out} x {width} values do not fill the words of {per_word} codes in {form} files")
+        parts = Gptq.tensors(matrix) if form == "gptq" else Awq.tensors(matrix)
+        tensors[f"{name}{WEIGHT}"] = {f"{name}.{part}": array for part, array in parts.items()}
+    first = next(iter(codes.values()))
+    config: dict[str, Any] = {"quant_method": form, "bits": bits_of(first.code), "group_size": group or -1}
+    if form == "awq":
+        config |= {"zero_point": True, "version": "gemm", "modules_to_not_convert": None}
+    else:
+        config |= {"desc_act": first.columns is not None, "sym": True, "checkpoint_format": "gptq"}
+        config |= {"lm_head": False, "damp_percent": 0.01}
+    return QuantizedExport(config, tensors)
+
+
+def _group_size(model: ModelConfig, requested: int) -> int:
+    """Return the requested group size if it divides all projections. 0 requests the largest usual size that does."""
+    widths = {
+        name: model.architecture.weight_shapes()[parts[0]][1] for name, parts in quantizable_matrices(model).items()
+    }
     fitting = next(size for size in GROUPS if not any(width % size for width in widths.values()))
-    if not asked:
+    if not requested:
         return fitting
     for name, width in widths.items():
-        if width % asked:
+        if width % requested:
             raise UserError(
-                f"--group {asked}: {name} has {width} columns, which such groups do not divide; write --group {fitting}"
+                f"--group {requested}: {name} has {width} columns, which is not a multiple; use --group {fitting}"
             )
-    return asked
+    return requested
 
 
-def _calibrated(
-    model: ModelConfig, whole: Whole, options: Options, tokenizer: Tokenizer | None, progress: Progress
+@dataclass
+class InputStatistics:
+    """Statistics of the input of a projection, or of several that share it: sums of ``x xᵀ`` and of ``|x|``."""
+
+    products: np.ndarray
+    magnitudes: np.ndarray
+    tokens: int = 0
+
+    @classmethod
+    def empty(cls, width: int) -> InputStatistics:
+        """Return statistics of no inputs."""
+        return cls(np.zeros((width, width)), np.zeros(width))
+
+    def add(self, x: np.ndarray) -> None:
+        """Add ``x`` ``[tokens, in]``."""
+        self.products += x.T @ x
+        self.magnitudes += np.abs(x).sum(0)
+        self.tokens += len(x)
+
+    def divide(self, factors: np.ndarray) -> None:
+        """Divide the inputs by ``factors`` ``[in]``."""
+        self.products /= np.outer(factors, factors)
+        self.magnitudes /= factors
+
+    @property
+    def mean_magnitudes(self) -> np.ndarray:
+        """Means of ``|x|``."""
+        return self.magnitudes / max(1, self.tokens)
+
+
+@dataclass
+class LayerwiseModel:
+    """A model that reads ``rows`` of tokens, int ``[rows, seq]``, a layer at a time."""
+
+    model: ModelConfig
+    weights: Mapping[str, TensorSource]
+    rows: np.ndarray
+
+    def layers(self, modules: tuple[str, ...]) -> Iterator[tuple[int, dict[str, InputStatistics]]]:
+        """Yield every layer with the inputs of its projections ``modules``, and continue with the layer's weights after that."""
+        import mindspore as ms
+
+        mode = ms.get_context("mode")
+        ms.set_device("CPU")
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        try:
+            yield from self._layers(modules)
+        finally:
+            ms.set_context(mode=mode)
+
+    def _layers(self, modules: tuple[str, ...]) -> Iterator[tuple[int, dict[str, InputStatistics]]]:
+        from mindspore import Tensor
+
+        from mindllm.models import build_model
+        from mindllm.models.weights import assign, trained_weights
+
+        self.lm = build_model(self.model)
+        self.lm.set_train(False)
+        assign(trained_weights(self.lm), self.weights)
+        tokens = (Tensor(row[None].astype(np.int32)) for row in self.rows)
+        hidden = [self.lm.model.embedded(row, 1, None) for row in tokens]
+        for number in range(self.model.num_layers):
+            statistics: dict[str, InputStatistics] = {}
+            handles = [_observe(self.lm.model.layers[number], module, statistics) for module in modules]
+            self._run(number, hidden)
+            for handle in handles:
+                handle.remove()
+            yield number, statistics
+            hidden = self._run(number, hidden)
+
+    def update(self, changed: Mapping[str, np.ndarray]) -> None:
+        """Assign new values to some weights."""
+        from mindllm.models.weights import assign, trained_weights
+
+        parameters = trained_weights(self.lm)
+        assign({name: parameters[name] for name in changed}, changed)
+
+    def _run(self, number: int, hidden: list[Tensor]) -> list[Tensor]:
+        decoder = self.lm.model
+        tables, mask = decoder.tables[0](decoder.context_of_layer[number])
+        return [decoder.layers[number](x, 1, tables, mask) for x in hidden]
+
+
+def _observe(layer: nn.Cell, module: str, statistics: dict[str, InputStatistics]):
+    """Add the inputs of a projection to ``statistics``, until the returned handle is removed."""
+    from mindllm.models.linear import Linear
+
+    cell = layer
+    for name in module.split("."):
+        cell = getattr(cell, name)
+    assert isinstance(cell, Linear)
+    statistics[module] = InputStatistics.empty(cell.weight.shape[1])
+
+    def add(_: nn.Cell, inputs: tuple[Tensor, ...]) -> None:
+        statistics[module].add(inputs[0].asnumpy().astype(np.float64))
+
+    return cell.register_forward_pre_hook(add)
+
+
+def _calibrate(
+    model: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    options: QuantizeOptions,
+    tokenizer: Tokenizer | None,
+    progress: Progress,
 ) -> tuple[Weights, dict[str, Codes]]:
-    """Weights, in which AWQ changes norms, and the projections in codes."""
-    from mindllm.weight_files.quantize import LayerByLayer
-
-    rows = _rows(model, options, tokenizer)
-    weights: Weights = {name: np.array(source, np.float32) for name, source in whole.weights.items()}
-    reading = LayerByLayer(model.model_copy(update={"seq_length": rows.shape[1]}), weights, rows)
-    names, family = matrices_of(model), FamilyWeights(model)
+    """Return the weights, in which AWQ changes norms, and the projections in codes."""
+    rows = _calibration_rows(model, options, tokenizer)
+    weights: Weights = {name: np.array(source, np.float32) for name, source in sources.items()}
+    layerwise = LayerwiseModel(model.model_copy(update={"seq_length": rows.shape[1]}), weights, rows)
+    names, family = quantizable_matrices(model), FamilyWeights(model)
     codes: dict[str, Codes] = {}
     progress("quantizing layers", 0, model.num_layers)
-    for number, seen in reading.layers(INPUTS):
+    for number, statistics in layerwise.layers(INPUTS):
         path = f"model.layers.{number}."
         if options.method == "awq":
-            for fold in folds_of(model, number):
-                _fold(model, weights, path, fold, seen, options)
+            for fold in awq_folds(model, number):
+                _apply_fold(model, weights, path, fold, statistics[fold.module], options)
         changed = {name: value for name, value in weights.items() if name.startswith(path)}
-        for name in (name for name, ours in names.items() if ours[0].startswith(path)):
+        for name in (name for name, parts in names.items() if parts[0].startswith(path)):
             module = names[name][0].removeprefix(path).removesuffix(WEIGHT)
-            products = seen[SHARES.get(module, module)].products
-            codes[name] = _rounded(matrix_of(model, name, weights), products, module, options)
-            parts = family.apart(family.weights[f"{name}{WEIGHT}"], codes[name].values())
-            changed |= dict(zip(names[name], parts, strict=True))
-        reading.change(changed)
+            products = statistics[SHARED_INPUTS.get(module, module)].products
+            matrix = read_matrix(model, name, weights)
+            if options.method == "gptq":
+                codes[name] = quantize_gptq(matrix, products, options.code, options.group, options.act_order)
+            elif module in QUERY_KEY_VALUE[:2]:
+                # Queries and keys are multiplied with each other, so AWQ does not clip their ranges.
+                codes[name] = quantize(matrix, options.code, options.group, symmetric=False)
+            else:
+                codes[name] = quantize_clipped(matrix, products, options.code, options.group)
+            rounded = family.split(family.weights[f"{name}{WEIGHT}"], codes[name].values())
+            changed |= dict(zip(names[name], rounded, strict=True))
+        layerwise.update(changed)
         progress("quantizing layers", number + 1, model.num_layers)
     return weights, codes
 
 
-def _rows(model: ModelConfig, options: Options, tokenizer: Tokenizer | None) -> np.ndarray:
-    """Tokens of the text, int ``[samples, length]``: pieces that lie evenly in it."""
+def _calibration_rows(model: ModelConfig, options: QuantizeOptions, tokenizer: Tokenizer | None) -> np.ndarray:
+    """Return evenly spaced pieces of the calibration text, int ``[samples, length]``."""
     assert options.calibration is not None
     if tokenizer is None:
-        raise UserError("no tokenizer was found beside the weights; give --tokenizer FILE")
+        raise UserError("no tokenizer is next to the weights; add --tokenizer FILE")
     try:
         text = read_text(options.calibration)
     except (OSError, ValueError) as error:
-        raise UserError(f"--calibration {options.calibration}: is no text that can be read ({error})") from None
+        raise UserError(f"--calibration {options.calibration}: is not a readable text ({error})") from None
     tokens = np.array(tokenizer.encode(text), np.int32)
     length = min(options.length, model.max_position_embedding)
     if len(tokens) < length:
-        raise UserError(f"--calibration {options.calibration}: has {len(tokens)} tokens; give at least {length}")
+        raise UserError(
+            f"--calibration {options.calibration}: has {len(tokens)} tokens; at least {length} are required"
+        )
     count = min(options.samples, len(tokens) // length)
     starts = np.linspace(0, len(tokens) - length, count).astype(int)
     return np.stack([tokens[start : start + length] for start in starts])
 
 
 @dataclass(frozen=True)
-class Fold:
-    """Projections that share an input, and what makes it: a norm, or rows of a projection, which are divided by their factors."""
+class AwqFold:
+    """Projections that share an input, and the norm or the projection that produces it and is divided by their factors."""
 
     module: str
     consumers: tuple[str, ...]
     norm: str = ""
-    rows_of: str = ""
+    projection: str = ""
 
 
-def folds_of(model: ModelConfig, number: int) -> tuple[Fold, ...]:
-    """Where factors on columns can be taken back, in the order in which they are chosen.
+def awq_folds(model: ModelConfig, number: int) -> tuple[AwqFold, ...]:
+    """Return where factors on columns can be compensated, in the order in which they are chosen.
 
-    Those of ``wo`` are taken back in rows of ``wv`` where every head has its own values, those of ``w2`` in rows of ``w3``, which
-    it is multiplied by.
+    Those of ``wo`` are compensated in rows of ``wv`` if every head has its own values, those of ``w2`` in rows of ``w3``, whose
+    output is multiplied.
     """
     layer = model.architecture.layers[number]
     attention, feed_forward = layer.attention, layer.feed_forward
     assert isinstance(attention, AttentionSpec)
     assert isinstance(feed_forward, FeedForwardSpec)
-    found = [Fold("attention.wq", QUERY_KEY_VALUE, norm="attention_norm")]
+    folds = [AwqFold("attention.wq", QUERY_KEY_VALUE, norm="attention_norm")]
     if attention.num_heads == attention.num_kv_heads:
-        found.append(Fold("attention.wo", ("attention.wo",), rows_of="attention.wv"))
-    up = UP if feed_forward.gated else UP[:1]
-    found.append(Fold("feed_forward.w1", up, norm="ffn_norm"))
+        folds.append(AwqFold("attention.wo", ("attention.wo",), projection="attention.wv"))
+    folds.append(AwqFold("feed_forward.w1", UP if feed_forward.gated else UP[:1], norm="ffn_norm"))
     if feed_forward.gated:
-        found.append(Fold("feed_forward.w2", ("feed_forward.w2",), rows_of="feed_forward.w3"))
-    return tuple(found)
+        folds.append(AwqFold("feed_forward.w2", ("feed_forward.w2",), projection="feed_forward.w3"))
+    return tuple(folds)
 
 
-def _fold(
-    model: ModelConfig, weights: Weights, path: str, fold: Fold, seen: Mapping[str, Inputs], options: Options
+def _apply_fold(
+    model: ModelConfig, weights: Weights, path: str, fold: AwqFold, inputs: InputStatistics, options: QuantizeOptions
 ) -> None:
-    """Chooses factors for an input and moves them: into the columns of what it meets, out of what makes it."""
-    inputs = seen[fold.module]
+    """Choose factors for an input, multiply the columns of its consumers by them, and divide its producer."""
     matrices = [weights[f"{path}{name}{WEIGHT}"] for name in fold.consumers]
     factors = channel_factors(matrices, inputs.products, inputs.mean_magnitudes, options.code, options.group)
     for name in fold.consumers:
         weights[f"{path}{name}{WEIGHT}"] = weights[f"{path}{name}{WEIGHT}"] * factors
-    made_by = f"{path}{fold.norm or fold.rows_of}"
-    for name in (f"{made_by}{WEIGHT}", f"{made_by}.bias"):
+    producer = f"{path}{fold.norm or fold.projection}"
+    for name in (f"{producer}{WEIGHT}", f"{producer}.bias"):
         if name in weights:
             offset = np.float32(bool(fold.norm) and name.endswith(WEIGHT) and model.layernorm_zero_centered_gamma)
-            shaped = factors if weights[name].ndim == 1 else factors[:, None]
-            weights[name] = (weights[name] + offset) / shaped - offset
+            divisors = factors if weights[name].ndim == 1 else factors[:, None]
+            weights[name] = (weights[name] + offset) / divisors - offset
     inputs.divide(factors)
-
-
-def _rounded(weight: np.ndarray, products: np.ndarray, module: str, options: Options) -> Codes:
-    if options.method == "gptq":
-        return gptq(weight, products, options.code, options.group, options.act_order)
-    if (
-        module in QUERY_KEY_VALUE[:2]
-    ):  # queries and keys are multiplied with each other: their ranges stay (AWQ's own choice)
-        return quantize(weight, options.code, options.group, symmetric=False)
-    return clipped(weight, products, options.code, options.group)

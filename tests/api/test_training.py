@@ -52,7 +52,7 @@ def test_training_returns_losses_and_the_last_checkpoint(run, trained):
 
 
 def test_results_of_another_run_are_an_error_that_says_what_to_do(run, trained):
-    with pytest.raises(mindllm.UserError, match=r"holds a run already .*--overwrite"):
+    with pytest.raises(mindllm.UserError, match=r"already has results .*--overwrite"):
         mindllm.train(run)
 
 

@@ -68,7 +68,7 @@ def test_a_run_without_room_for_kernels_does_not_wait_for_them(inputs, disk, tol
     run = disk(200) / "run"
     code, said = told("finetune", inputs / "tiny", inputs / "chats.jsonl", "--output", run)
     assert code == 2
-    assert f"{run}/compile_cache: 0.2 MB are free, and compiled kernels take up to 16 MB there; free some" in said
+    assert f"{run}/compile_cache: 0.2 MB are free, but compiled kernels need up to 16 MB; free" in said
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,19 @@
-"""The process that compiles graphs which predict from projections in codes on Ascend, without a device or in MindSpore's dry run.
+"""Tasks that compile graphs which predict from projections in codes on Ascend, without a device or in MindSpore's dry run."""
 
-``python -m predicting_worker`` writes MindIR of the front end into the working directory; ``... --simulate CODE`` runs a token.
-"""
-
-import sys
+import os
 from pathlib import Path
 
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
 from mindllm.compiled.device import front_end
+from mindllm.config import ModelConfig
 from mindllm.families import with_file_names
-
-SIMULATES = "--simulate" in sys.argv
-if __name__ == "__main__" and not SIMULATES:
-    front_end.pretend_device(0, 2)  # before anything else uses MindSpore
-
-import mindspore as ms  # noqa: E402
-import numpy as np  # noqa: E402
-from mindspore import Tensor, nn  # noqa: E402
-
-from mindllm.config import ModelConfig  # noqa: E402
-from mindllm.finetune.transform import build_tuned_model  # noqa: E402
-from mindllm.generate.graphs.cache import CachedDecoder  # noqa: E402
-from mindllm.generate.graphs.quantized_linear import use_quantized_products  # noqa: E402
-from mindllm.models import Kernels  # noqa: E402
+from mindllm.finetune.transform import build_tuned_model
+from mindllm.generate.graphs.cache import CachedDecoder
+from mindllm.generate.graphs.quantized_linear import use_quantized_products
+from mindllm.models import Kernels
 
 BATCH, PROMPT, CAPACITY, ROWS, GROUP = 2, 16, 128, 16, 32
 HIDDEN, WIDTH, KEYS = 64, 128, 32
@@ -82,6 +74,10 @@ class SplitProducts(nn.Cell):
 
 
 def compile_all(directory):
+    """Write MindIR of the front end into a directory."""
+    front_end.pretend_device(0, 2)
+    directory = Path(directory)
+    os.chdir(directory)
     ms.set_context(mode=ms.GRAPH_MODE)
     for code in KINDS:
         graph = front_end.compile_cell(decoder(code), *tokens(PROMPT if code == "uint4" else 1))
@@ -93,25 +89,20 @@ def compile_all(directory):
     (directory / "split").write_bytes(graph.mind_ir)
 
 
-def simulate(code):
+def simulate(code, directory):
+    """Run a token in MindSpore's dry run."""
+    os.chdir(directory)
     from mindspore.communication import init
     from mindspore.communication._comm_helper import GlobalComm
 
     from mindllm.compiled.device.callback_thread import calm_callback_thread
-    from mindllm.compiled.simulation.simulate_worker import KERNEL_BY_KERNEL, MORE_THAN_ANY, PIPELINED_THREADS
+    from mindllm.compiled.simulation.simulate_rank import KERNEL_BY_KERNEL, PIPELINED_THREADS, UNLIMITED_MEMORY
 
     GlobalComm.CHECK_ENVS = False
-    ms.set_context(device_target="Ascend", max_device_memory=MORE_THAN_ANY, mode=ms.GRAPH_MODE)
+    ms.set_context(device_target="Ascend", max_device_memory=UNLIMITED_MEMORY, mode=ms.GRAPH_MODE)
     ms.set_context(jit_config={"jit_level": KERNEL_BY_KERNEL})
     ms.runtime.dispatch_threads_num(PIPELINED_THREADS)
     init()
     calm_callback_thread(Path(ms.__file__).parent)
     decoder(code)(*tokens(1))
     ms.runtime.synchronize()
-
-
-if __name__ == "__main__":
-    if SIMULATES:
-        simulate(sys.argv[-1])
-    else:
-        compile_all(Path.cwd())

@@ -13,11 +13,11 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.device.front_end import _World
 from mindllm.compiled.rank import compile_ranks as subject
-from mindllm.compiled.rank import server_process
 from mindllm.compiled.rank.compile_rank import compile_rank
-from mindllm.compiled.rank.rank_server import LOG, _note, compile_each
+from mindllm.compiled.rank.rank_group import RANK_CODE, group_ranks, run_forks
 from mindllm.errors import UserError
-from mindllm.train.distributed_step import cell_key
+from mindllm.jobs.pool import Outcome, Task
+from mindllm.jobs.worker import LOG
 
 
 def test_a_compiled_step_is_not_compiled_again(graph_cache, monkeypatch):
@@ -47,7 +47,7 @@ def test_a_fork_that_finds_sources_parsed_compiles_what_a_process_of_its_own_doe
 def test_ranks_are_built_alike_but_for_groups_of_their_own_and_an_embedding_used_twice():
     def groups(**model):
         config = cluster_run(dp=2, pp=2, micro=2, model=model)
-        return len({cell_key(config, rank) for rank in range(4)})
+        return len(group_ranks(config, range(4)))
 
     assert groups() == 1
     assert groups(tie_word_embeddings=True) == 2
@@ -55,7 +55,7 @@ def test_ranks_are_built_alike_but_for_groups_of_their_own_and_an_embedding_used
 
 
 def test_a_process_that_begins_no_rank_says_why_itself(monkeypatch):
-    monkeypatch.setattr(server_process, "render_config", lambda config: "modle: {}\n")
+    monkeypatch.setattr(subject, "tree_of", lambda config: {"modle": {}})
     with pytest.raises(UserError, match="modle") as caught:
         subject.compile_ranks(cluster_run(dp=2), workers=1)
     assert "memory" not in str(caught.value)
@@ -77,7 +77,7 @@ def test_once_a_rank_has_failed_no_other_is_begun():
         processes.append(subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(rank == 1)})"]))
         return processes[-1].pid
 
-    compile_each(range(6), 1, start, lambda rank, code: ended.append(rank))
+    run_forks(range(6), 1, start, lambda rank, code: ended.append(rank))
     assert begun == ended == [0, 1]
 
 
@@ -85,8 +85,10 @@ def test_a_rank_whose_compiler_crashes_is_said_to_have_been_ended_by_a_signal(tm
     """As MindSpore's does where it compiles an evaluation of several chunks; it is not out of memory."""
     (tmp_path / "3").mkdir()
     (tmp_path / "3" / LOG).write_text("compiling\n")
-    _note(tmp_path, 3, -signal.SIGSEGV)
-    said = str(server_process.failure_of(tmp_path, [3], "9 GB"))
+    (tmp_path / "3" / RANK_CODE).write_text(str(-signal.SIGSEGV))
+    work = subject.LocalRanks(cluster_run(dp=4), True, tmp_path, 1)
+    said = str(work._failure(Outcome(Task("compiling rank 2", "", ({}, [2, 3])), 1)))
+    work.kill()
     assert "compiling rank 3 failed (MindSpore's compiler was ended by SIGSEGV)" in said
     assert "memory" not in said
 
@@ -121,7 +123,6 @@ def test_a_kept_graph_that_is_damaged_is_compiled_again(tmp_path, monkeypatch):
         for rank in ranks:
             self._compiled(rank).parent.mkdir()
             self._compiled(rank).write_bytes(b"good")
-        return subprocess.Popen([sys.executable, "-c", ""])
 
     started = []
     monkeypatch.setattr(subject, "load", load)

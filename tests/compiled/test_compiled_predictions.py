@@ -11,9 +11,9 @@ from mindllm.compiled.device.stand_in import device_software
 from mindllm.compiled.graph.cost import cost, uncounted
 from mindllm.compiled.graph.mind_ir import parse_mind_ir
 from mindllm.compiled.graph.operators import Operators
-from mindllm.compiled.rank.worker_process import run_worker
 from mindllm.compiled.simulation.memory_tracker import read_tracked
 from mindllm.compiled.simulation.simulate_rank import ENVIRONMENT
+from mindllm.jobs.pool import Task, run_task
 from mindllm.timing.costs.of_graph import operator_time
 from mindllm.timing.device import read_device
 
@@ -34,7 +34,9 @@ SHAPES = {
 def graphs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("predicting")
     variables = {"GLOG_v": "3", "PYTHONPATH": HERE, **environment(0, 2)}
-    run_worker("predicting_worker", [], directory, variables, product="split", doing="compiling", timeout=300)
+    task = Task("compiling", "predicting_worker:compile_all", (str(directory),), directory=directory, timeout=300)
+    outcome = run_task(task, environment=variables)
+    assert outcome.code == 0, outcome.log.read_text()
     return lambda name: parse_mind_ir((directory / name).read_bytes(), 0)
 
 
@@ -118,10 +120,9 @@ def test_the_back_end_of_ascend_has_its_kernel_and_makes_no_matrix(tmp_path):
     """MindSpore's dry run of a token: every product is a task, and nothing is as large as a matrix but what is held in floats."""
     variables = {**ENVIRONMENT, **device_software(), "RANK_ID": "0", "RANK_SIZE": "1"}
     search = {"PYTHONPATH": HERE}
-    product = "rank_0/memory_block.csv"
-    run_worker(
-        "predicting_worker", ["--simulate", "uint4"], tmp_path, {**variables, **search}, product, "simulating", 300
-    )
+    task = Task("simulating", "predicting_worker:simulate", ("uint4", str(tmp_path)), directory=tmp_path, timeout=300)
+    outcome = run_task(task, environment={**variables, **search})
+    assert outcome.code == 0, outcome.log.read_text()
     tracked = read_tracked(tmp_path / "rank_0", str)
     blocks = [block for block in tracked.blocks if f"/{OPERATOR}-op" in block.node]
     assert len(blocks) == worker.MODEL["num_layers"] * len(SHAPES)

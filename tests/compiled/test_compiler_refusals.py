@@ -9,7 +9,7 @@ from markdown_pages import ROOT
 from page_commands import missing, steps
 from small_cluster import cluster_run
 
-from mindllm.compiled.rank import worker_process
+from mindllm.compiled.rank import compile_rank as subject
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.parallel.refusals import CompileFailed, frames, reason
 
@@ -110,9 +110,7 @@ def test_too_little_memory(fault, how, worker_fault):
 
 @pytest.mark.parametrize("log", ["terminate called after throwing an instance of 'std::bad_alloc'", "MemoryError"])
 def test_the_compiler_itself_runs_out_of_memory(log):
-    assert "too little memory (an allocation failed" in str(
-        worker_process.failure(-6, log, "compiling rank 0", "1 GiB")
-    )
+    assert "too little memory (an allocation failed" in str(subject.failure(-6, log, "compiling rank 0", "1 GiB"))
 
 
 def test_an_unknown_error_is_shown_without_its_stacks():
@@ -122,7 +120,7 @@ RuntimeError: Something else
 
 ----------------------------------------------------
 """
-    text = str(worker_process.failure(1, log, "compiling rank 0", "1 GiB"))
+    text = str(subject.failure(1, log, "compiling rank 0", "1 GiB"))
     assert "compiling rank 0 failed (exit code 1):\nRuntimeError: Something else" in text
     assert "Traceback" not in text
 

@@ -7,7 +7,7 @@ from small_cluster import cluster_run
 from mindllm.compiled.execute.engine import LockstepEngine
 from mindllm.config import override_config
 from mindllm.reduced_runs.model import single_device
-from mindllm.train.checkpoint.parts import joined
+from mindllm.train.checkpoint.parts import join_ranks
 from mindllm.train.engine import ReplicaEngine
 
 MODEL = {"compute_dtype": "float32"}
@@ -30,7 +30,8 @@ def batch(config, seed):
 
 def weights(engine):
     return {
-        name: np.asarray(tensor) for name, tensor in joined(t.weights for t in engine.local_state().values()).items()
+        name: np.asarray(tensor)
+        for name, tensor in join_ranks(t.weights for t in engine.local_state().values()).items()
     }
 
 
@@ -77,11 +78,11 @@ def test_state_goes_on_under_another_layout(engines):
     state = {
         name: np.asarray(tensor)
         for tensors in zip(*((t.weights, t.optimizer) for t in cluster.local_state().values()), strict=True)
-        for name, tensor in joined(tensors).items()
+        for name, tensor in join_ranks(tensors).items()
     }
     single.load_state(state)
     assert_same_step(single, cluster, batch(cluster.config, 20))
-    back = joined(t.weights for t in single.local_state().values())
+    back = join_ranks(t.weights for t in single.local_state().values())
     cluster.load_state({name: np.asarray(tensor) for name, tensor in back.items()})
     assert_equal_weights(single, cluster)
 

@@ -11,8 +11,8 @@ from mindllm.config import read_model_config
 from mindllm.errors import UserError
 from mindllm.families import family_of
 from mindllm.families.deepseek import V3
+from mindllm.weight_files import read_hugging_face
 from mindllm.weight_files.family_weights import FamilyWeights
-from mindllm.weight_files.hugging_face import read_weights
 
 
 def read(tmp_path, name="deepseek_v3", **changes):
@@ -53,4 +53,4 @@ def test_layers_behind_the_last_one_are_passed_over(tmp_path):
     model = read(tmp_path)
     shapes = {**FamilyWeights(model).shapes(), "model.layers.2.eh_proj.weight": (32, 64)}
     save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
-    assert "model.layers.1.attention.wk_rotary.weight" in read_weights(tmp_path, model)
+    assert "model.layers.1.attention.wk_rotary.weight" in read_hugging_face(tmp_path, model)

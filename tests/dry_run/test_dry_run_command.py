@@ -186,7 +186,7 @@ def wait_for_workers(process):
     """The processes that simulate, as soon as there are some: forks of forks of the server."""
     while process.poll() is None:
         parents = dict(_parents())
-        forks = [pid for pid in children(process.pid, parents) if b"dry_run.server" in _command(pid)]
+        forks = [pid for pid in children(process.pid, parents) if b"mindllm.jobs" in _command(pid)]
         workers = [pid for pid in forks if parents[pid] in forks and parents[parents[pid]] in forks]
         if workers:
             return workers

@@ -26,13 +26,13 @@ wrong = {f"model.layers.0.feed_forward.w{number}.matmul": bad for number in "13"
 build.sharding_table = lambda *model: table(*model) | wrong
 """
 WRITE_HOW_IT_COMPILES = """
-import mindllm.compiled.simulation.forked as forked
-in_fork = forked._in_fork
-def told(*arguments, **options):
+import mindllm.compiled.simulation.simulate_rank as simulated
+run_once = simulated._run_once
+def write_lines(*arguments, **options):
     with open({file!r}, "a") as file:
-        file.write(f"lines={{options.get('lines', False)}} ")
-    return in_fork(*arguments, **options)
-forked._in_fork = told
+        file.write(f"lines={{options.get('with_lines', False)}} ")
+    return run_once(*arguments, **options)
+simulated._run_once = write_lines
 """
 FORMS = Path(__file__).resolve().parents[2] / "mindllm/verify/forms"
 INPUTS = 8192  # bytes of the step's inputs, which the runtime brings when it likes: another moment may be the fullest of its kind
@@ -128,7 +128,7 @@ def test_many_micro_batches_are_compiled_once(compiled):
 
 def test_what_is_compiled_twice_is_said(compiled, tmp_path):
     with open(tmp_path / "sitecustomize.py", "a") as file:
-        file.write("\nforked.can_leave_out_lines = lambda config: not Path(forked.__file__).is_file()\n")
+        file.write("\nsimulated.can_leave_out_lines = lambda config: not Path(simulated.__file__).is_file()\n")
     (profile,) = Simulations(1).profiles([Request(cluster_run(dp=2), 0, "two")])
     assert compiled.read_text() == "lines=False lines=True "
     (message,) = profile.messages

@@ -155,7 +155,7 @@ def test_bad_rows_are_left_out_and_counted_where_the_run_says_so(conversations, 
     for packing in ("true", "false"):
         chosen = [*options, f"{LOADER}.config.packing={packing}"]
         with pytest.raises(
-            UserError, match=r"2 of 42 rows of train cannot be used(.|\n)*rows.jsonl:6: (.|\n)*rows.jsonl:42: "
+            UserError, match=r"2 of 42 rows of train are invalid(.|\n)*rows.jsonl:6: (.|\n)*rows.jsonl:42: "
         ):
             RunData(load_config(conversations, chosen)).dataset  # noqa: B018
         logger = logging.getLogger("mindllm")
@@ -164,4 +164,4 @@ def test_bad_rows_are_left_out_and_counted_where_the_run_says_so(conversations, 
             data = RunData(load_config(conversations, [*chosen, f"{LOADER}.config.skip_bad_rows=true"]))
             assert len(data.text.usable("train")) == len(ANSWERS)
             assert data.dataset.sample(0)["loss_mask"].any()
-        assert "2 of 42 rows of train cannot be used and are left out" in caplog.text
+        assert "skipped 2 of 42 invalid rows of train" in caplog.text

@@ -160,7 +160,7 @@ def test_damaged_weights_are_told_before_anything_is_trained(directory, bare_con
     shard = sorted(damaged.glob("*.safetensors"))[1]
     os.truncate(shard, shard.stat().st_size - 5)
     printed = run(bare_config, tmp_path / "out", "--run_mode=finetune", f"--load_checkpoint={damaged}", expect=2)
-    assert f"{shard}: not a safetensors file, or a part of one" in printed
+    assert f"{shard}: not a safetensors file, or incomplete" in printed
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 

@@ -185,22 +185,30 @@ def test_in_a_program_that_imports_us_the_handler_and_the_mask_stay():
 WORKER = """
 import sys
 from pathlib import Path
-from mindllm.compiled.rank.worker_process import run_worker
-run_worker("http.server", ["0", "--bind", "127.0.0.1"], Path(sys.argv[1]), {"MARK": sys.argv[1]}, "x", "waiting", 60)
+from mindllm.jobs.pool import Task, run_task
+run_task(Task("waiting", "time:sleep", (60,), directory=Path(sys.argv[1])))
 """
 
 
-def test_a_worker_of_a_killed_process_ends_with_it(tmp_path):
+def test_the_tasks_of_a_killed_process_end_with_it(tmp_path):
     process = start("-c", WORKER, tmp_path)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (found := children.read_text().split()):
-        time.sleep(0.02)
+    server = first_child(process.pid)
+    task = first_child(int(server))
     process.kill()
     process.wait()
     process.stdout.close()
-    worker = Path(f"/proc/{found[0]}/stat")
-    for _ in range(500):
-        if not worker.exists() or worker.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
+    for worker in (server, task):
+        stat = Path(f"/proc/{worker}/stat")
+        for _ in range(500):
+            if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                break
+            time.sleep(0.02)
+        else:
+            pytest.fail("a process lives on")
+
+
+def first_child(process):
+    children = Path(f"/proc/{process}/task/{process}/children")
+    while not (found := children.read_text().split()):
         time.sleep(0.02)
-    pytest.fail("the worker lives on")
+    return found[0]

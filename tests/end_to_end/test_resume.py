@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_gone_on_with(fin
 def test_a_run_is_not_begun_anew_where_another_one_has_left_its_results(finished, config_file):
     before = (finished[0] / "metrics.jsonl").read_bytes()
     printed = run(config_file, finished[0], expect=2)
-    assert f"holds a run already ({STEPS} steps in metrics.jsonl and checkpoint llm-{STEPS})" in printed
+    assert f"already has results ({STEPS} steps in metrics.jsonl and checkpoint llm-{STEPS})" in printed
     assert (finished[0] / "metrics.jsonl").read_bytes() == before
 
 

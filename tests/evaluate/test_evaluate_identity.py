@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from mindllm.evaluate.load import identity
-from mindllm.weight_files.pretrained import Pretrained
+from mindllm.weight_files import Pretrained
 
 
 def name_of(base, adapter=None, fingerprint="tokenizer"):

@@ -28,9 +28,11 @@ from mindllm.parallel.layout import Mesh  # noqa: E402
 from mindllm.parallel.operators import operators  # noqa: E402
 from mindllm.parallel.sharding import FOLLOWERS, apply_sharding, sharding_table  # noqa: E402
 from mindllm.train.step import ForwardBackward  # noqa: E402
+from mindllm.weight_files import (  # noqa: E402
+    read_hugging_face,
+    write_weights,
+)
 from mindllm.weight_files.family_weights import FamilyWeights  # noqa: E402
-from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
-from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
 
 LENGTH = 24
 TOKENS = np.random.default_rng(0).integers(3, 97, (2, LENGTH + 1)).astype(np.int32)
@@ -55,7 +57,7 @@ def pair(request, tmp_path_factory):
     other = opponent(request.param, tmp_path_factory.mktemp("family") / "theirs")
     config = read_model_config(other.directory).model_copy(update={"seq_length": LENGTH, "eos_token_id": None})
     model = build_model(config)
-    assign(trained_weights(model), read_weights(other.directory, config))
+    assign(trained_weights(model), read_hugging_face(other.directory, config))
     return SimpleNamespace(other=other, config=config, model=model)
 
 
@@ -93,7 +95,7 @@ def test_greedy_text_with_a_cache_is_theirs(pair):
 
 def test_files_come_back_bit_equal_and_transformers_loads_them(pair, tmp_path):
     weights = {name: HostCopy(item) for name, item in trained_weights(pair.model).items()}
-    export_hugging_face(tmp_path / "ours", pair.config, weights)
+    write_weights(tmp_path / "ours", pair.config, weights)
     before, after = (
         load_file(pair.other.directory / "model.safetensors"),
         load_file(tmp_path / "ours/model.safetensors"),

@@ -14,9 +14,13 @@ from opponents import TINY, load, opponent  # noqa: E402
 from mindllm.architecture.adapters import MAGNITUDE  # noqa: E402
 from mindllm.config import read_model_config  # noqa: E402
 from mindllm.config.tuning import PetConfig  # noqa: E402
-from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
-from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
-from mindllm.weight_files.merging import adapted, merged, unmerged  # noqa: E402
+from mindllm.weight_files import (  # noqa: E402
+    initial_weights,
+    merge_adapter,
+    read_hugging_face,
+    unmerge_adapter,
+    write_weights,
+)
 from mindllm.weight_files.peft import write_peft  # noqa: E402
 from mindllm.weight_files.peft_reading import read_peft  # noqa: E402
 
@@ -42,7 +46,7 @@ def base(request, tmp_path_factory):
     """A tiny model of the family as a directory, and what we read of it."""
     other = opponent(request.param, tmp_path_factory.mktemp("family") / "base")
     model = read_model_config(other.directory)
-    return other, model, read_weights(other.directory, model)
+    return other, model, read_hugging_face(other.directory, model)
 
 
 def tuned(model, kind):
@@ -52,7 +56,7 @@ def tuned(model, kind):
 
 def random_adapter(model, weights):
     """Random values of all that is trained, near what it begins with."""
-    random, start = np.random.default_rng(1), adapted(model, weights)
+    random, start = np.random.default_rng(1), initial_weights(model, weights)
     return {
         name: (np.asarray(start[name]) if name in start else 0)
         + random.normal(0, 0.3 if MAGNITUDE in name else 0.1, shape).astype(np.float32)
@@ -75,7 +79,7 @@ def test_peft_computes_with_our_files_what_our_merged_weights_compute(base, kind
     model = tuned(plain, kind)
     trained = random_adapter(model, weights)
     write_peft(tmp_path / "adapter", model, trained, None)
-    export_hugging_face(tmp_path / "merged", plain, merged(model, weights, trained))
+    write_weights(tmp_path / "merged", plain, merge_adapter(model, weights, trained))
     theirs = peft.PeftModel.from_pretrained(load(other.directory), tmp_path / "adapter")
     wanted = logits(theirs)
     assert np.abs(wanted - logits(load(other.directory))).max() > 1e-2
@@ -93,10 +97,10 @@ def test_an_adapter_of_peft_becomes_ours_and_theirs_again(base, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     adapter = read_peft(tmp_path / "theirs", plain)
     model = adapter.model(plain)
-    whole = merged(model, weights, adapter.weights)
-    export_hugging_face(tmp_path / "merged", plain, whole)
+    whole = merge_adapter(model, weights, adapter.weights)
+    write_weights(tmp_path / "merged", plain, whole)
     assert_same(logits(load(tmp_path / "merged")), logits(theirs))
-    back = unmerged(model, whole, adapter.weights)
+    back = unmerge_adapter(model, whole, adapter.weights)
     for name in weights:
         np.testing.assert_allclose(np.asarray(back[name]), np.asarray(weights[name]), atol=1e-5, err_msg=name)
     write_peft(tmp_path / "again", model, adapter.weights, None)

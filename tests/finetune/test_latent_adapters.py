@@ -15,7 +15,7 @@ from mindllm.models import build_model
 from mindllm.models.weights import assign, model_weights, trained_weights
 from mindllm.random_keys import random_keys
 from mindllm.train.step import ForwardBackward
-from mindllm.weight_files.merging import merged
+from mindllm.weight_files import merge_adapter
 
 FIELDS = {
     **{"vocab_size": 97, "hidden_size": 32, "num_layers": 1, "num_heads": 4, "n_kv_heads": 4, "seq_length": 16},
@@ -64,7 +64,7 @@ def test_adapters_compute_what_merged_weights_compute(form, kind):
     config, model, values = tuned(form, **kind)
     plain = build_model(config.base)
     names = config.base.architecture.weight_shapes()
-    assign(model_weights(plain), merged(config, {name: values[name] for name in names}, values))
+    assign(model_weights(plain), merge_adapter(config, {name: values[name] for name in names}, values))
     assert losses(model, None)[0] == pytest.approx(losses(plain, None)[0], abs=2e-5)
 
 

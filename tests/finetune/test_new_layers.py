@@ -8,7 +8,7 @@ from tuned_runs import base_weights, batch, beside, snapshot, tuned_run, weights
 
 from mindllm.finetune.transform import initial_weights
 from mindllm.train.engine import ReplicaEngine
-from mindllm.weight_files.merging import merged
+from mindllm.weight_files import merge_adapter
 
 PET = {"pet_type": "llamapro", "num_new_blocks": 1}
 BIASED = {
@@ -44,7 +44,7 @@ def test_new_layers_begin_by_adding_nothing_and_are_trained_alone(tuned):
     shifted = "model.layers.2.attention.wk.bias"  # adds the same to all scores of a query: no gradient
     assert changed | {shifted} == {*config.model.config.architecture.trained_shapes()}
     assert all(name.startswith("model.layers.2.") for name in changed)
-    whole = merged(
+    whole = merge_adapter(
         config.model.config,
         base,
         {name: snapshot(engine)[name] for name in config.model.config.architecture.trained_shapes()},

@@ -10,7 +10,7 @@ import yaml
 from mindllm.config import RunConfig, load_config
 from mindllm.models.weights import model_weights
 from mindllm.train.engine import ReplicaEngine
-from mindllm.weight_files.merging import adapted
+from mindllm.weight_files import initial_weights
 
 SIZES = {"vocab_size": 61, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "n_kv_heads": 2, "intermediate_size": 24}
 RUN: dict[str, Any] = {
@@ -48,7 +48,7 @@ def base_weights(config: RunConfig, seed: int = 0) -> dict[str, np.ndarray]:
 def beside(config: RunConfig, base: dict[str, np.ndarray]) -> ReplicaEngine:
     """A run that begins with these frozen weights."""
     engine = ReplicaEngine(config)
-    engine.load_state(adapted(config.model.config, base))
+    engine.load_state(initial_weights(config.model.config, base))
     return engine
 
 

@@ -16,7 +16,7 @@ from mindllm.generate import load
 from mindllm.generate.graphs.quantized_linear import QuantizedLinear, use_quantized_products
 from mindllm.models import Kernels
 from mindllm.models.weights import initialise, model_weights, quantized_parameters
-from mindllm.weight_files.hugging_face import read_weights
+from mindllm.weight_files import read_hugging_face
 
 WIDER = tiny_quantized.MODEL.model_copy(update={"hidden_size": 64})
 PARTS = {"attention": ("wq", "wk", "wv", "wo"), "feed_forward": ("w1", "w3", "w2")}
@@ -54,7 +54,7 @@ def no_device(monkeypatch):
 def test_the_tensors_of_the_operator_are_the_matrices_of_the_files(kind, tmp_path, no_device):
     tiny_quantized.save(tmp_path, kind, WIDER)
     cells = projections(predicting(tmp_path, "Ascend", compute_dtype="float16"))
-    values = read_weights(tmp_path, WIDER)
+    values = read_hugging_face(tmp_path, WIDER)
     for path, cell in cells.items():
         assert isinstance(cell, QuantizedLinear), path
         tensors = {name: getattr(cell, name).asnumpy() for name in ("codes", "scales", "offsets")}
@@ -74,7 +74,7 @@ def test_the_tensors_of_the_operator_are_the_matrices_of_the_files(kind, tmp_pat
 def test_in_bf16_scales_are_rounded_and_nothing_else(tmp_path, no_device):
     tiny_quantized.save(tmp_path, "gptq", WIDER)
     cells = projections(predicting(tmp_path, "Ascend", compute_dtype="bfloat16"))
-    values = read_weights(tmp_path, WIDER)
+    values = read_hugging_face(tmp_path, WIDER)
     for path, cell in cells.items():
         tensors = [item.asnumpy().astype(np.float32) for item in (cell.scales, cell.offsets)]
         matrix = documented_matrix(cell.codes.asnumpy(), *tensors, GROUP, 4, ml_dtypes.bfloat16)

@@ -14,11 +14,8 @@ from mindllm.generate.generator import Generator
 from mindllm.generate.graphs.library import library
 from mindllm.models import build_model
 from mindllm.models.weights import assign, quantized_parameters, trained_weights
-from mindllm.quantize.codes import Codes
-from mindllm.quantize.packed import held_tensors
-from mindllm.quantize.rounding import quantize
-from mindllm.quantize.tables import table_of
-from mindllm.weight_files.hugging_face import read_weights
+from mindllm.quantize import Codes, code_values, quantize
+from mindllm.weight_files import read_hugging_face
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 HIDDEN, HEADS, KV_HEADS, WIDTH, INNER, CAPACITY = 64, 4, 2, 16, 96, 8
@@ -68,10 +65,10 @@ def test_a_layer_in_codes_is_that_of_their_values(code, group):
             columns = random.permutation(shape[1]).astype(np.int32)
             found = Codes(found.code, found.packed, found.scales, found.zeros, columns)
         codes[name] = found
-    table = table_of(code)
+    table = code_values(code)
     further = [np.zeros(len(table) + 1, np.float32) if code in ("uint4", "uint8") else table]
     for found in codes.values():
-        held = held_tensors(found)
+        held = found.tensors()
         further += [held["scales"], held.get("zeros", NOTHING), held.get("columns", NO_PLACES)]
     for batch in (1, 5):
         x = random.normal(0, 1, (batch, HIDDEN)).astype(np.float32)
@@ -88,7 +85,7 @@ def test_a_layer_in_codes_is_that_of_their_values(code, group):
 @needs_kernels
 def test_a_directory_in_codes_is_continued_as_its_values_are(tmp_path):
     save(tmp_path / "base", "act-order")
-    values = {name: np.asarray(item) for name, item in read_weights(tmp_path / "base", MODEL).items()}
+    values = {name: np.asarray(item) for name, item in read_hugging_face(tmp_path / "base", MODEL).items()}
     keys = {"load_checkpoint": str(tmp_path / "base"), "use_parallel": False, "context": {"device_target": "CPU"}}
     described = read_model_config(tmp_path / "base").model_copy(update={"seq_length": 64, "eos_token_id": 96})
     keys["model"] = {"model_config": described.model_dump(exclude_unset=True)}

@@ -13,7 +13,7 @@ from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, trai
 from mindllm.errors import UserError
 from mindllm.generate.prompts import Conversation, conversation_encoder
 from mindllm.generate.requests import _parse
-from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files import write_weights
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -114,7 +114,7 @@ def test_an_export_lists_the_ends_of_the_template_it_was_trained_with(tmp_path):
     )
     weights = {name: np.zeros(shape, np.float32) for name, shape in model.architecture.weight_shapes().items()}
     template = str(tmp_path / "trained.jinja")
-    directory = export_hugging_face(tmp_path / "out", model, weights, tokenizer=tokenizer, chat_template=template)
+    directory = write_weights(tmp_path / "out", model, weights, tokenizer=tokenizer, chat_template=template)
     ends = [tokenizer.encode_marked(name)[0][0] for name in ("<|endoftext|>", "<|im_end|>")]
     assert transformers.GenerationConfig.from_pretrained(directory).eos_token_id == ends
     assert list(read_model_config(directory).eos_token_ids) == ends

@@ -8,7 +8,7 @@ from mindspore import Tensor
 
 from mindllm.architecture.quantization import CodeSpec
 from mindllm.models.dequantize import DequantizedWeight
-from mindllm.quantize.packed import rounded
+from mindllm.quantize import round_tensors
 
 WEIGHT = np.random.default_rng(0).normal(0, 0.1, (6, 16)).astype(np.float32)
 SPEC = CodeSpec(module="w1", out_features=6, in_features=16, code="uint4", group=8, has_zeros=True, ordered=False)
@@ -17,7 +17,7 @@ SPEC = CodeSpec(module="w1", out_features=6, in_features=16, code="uint4", group
 def matrix(cpu: bool, shapes: list[tuple[int, ...]] | None = None) -> np.ndarray:
     """The matrix of the codes of ``WEIGHT``; ``shapes`` receives those of operands of elementwise operators."""
     held = DequantizedWeight(SPEC, cpu)
-    for name, value in rounded(WEIGHT, SPEC).items():
+    for name, value in round_tensors(WEIGHT, SPEC).items():
         getattr(held, name).set_data(Tensor(value))
     for name in ("subtract", "multiply") if shapes is not None else ():
         setattr(held, name, watched(getattr(held, name), shapes))

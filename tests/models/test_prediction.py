@@ -28,8 +28,10 @@ from mindllm.models.mtp import Ahead  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.callbacks.figures import mean_mtp_loss  # noqa: E402
 from mindllm.train.step import ForwardBackward  # noqa: E402
-from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
-from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
+from mindllm.weight_files import (  # noqa: E402
+    read_hugging_face,
+    write_weights,
+)
 
 LENGTH, DEPTHS, FACTOR = 12, 2, 0.4
 GENERATOR = np.random.default_rng(0)
@@ -135,7 +137,7 @@ def ours(pair):
     config = read_model_config(pair[0])
     config = config.model_copy(update={"seq_length": LENGTH, "eos_token_id": None, "mtp_loss_factor": FACTOR})
     model = build_model(config)
-    assign(model_weights(model), read_weights(pair[0], config))
+    assign(model_weights(model), read_hugging_face(pair[0], config))
     return config, model
 
 
@@ -208,7 +210,7 @@ def test_evaluation_and_text_do_without_them(ours):
 def test_files_hold_them_with_what_they_share(pair, ours, tmp_path, caplog):
     config, model = ours
     weights = {name: HostCopy(item) for name, item in model_weights(model).items()}
-    directory = export_hugging_face(tmp_path / "ours", config, weights)
+    directory = write_weights(tmp_path / "ours", config, weights)
     theirs, written = load_file(pair[0] / "model.safetensors"), load_file(directory / "model.safetensors")
     ahead = {name for name in written if name.startswith(("model.layers.2.", "model.layers.3."))}
     assert {
@@ -217,16 +219,16 @@ def test_files_hold_them_with_what_they_share(pair, ours, tmp_path, caplog):
     for name in ahead - {name for name in ahead if ".experts." in name}:
         np.testing.assert_array_equal(written[name], theirs[name], err_msg=name)
     assert read_model_config(directory).num_nextn_predict_layers == DEPTHS
-    assert set(read_weights(directory, config)) == set(config.architecture.weight_shapes())
+    assert set(read_hugging_face(directory, config)) == set(config.architecture.weight_shapes())
     loaded = transformers.AutoModelForCausalLM.from_pretrained(directory)
     np.testing.assert_array_equal(loaded.lm_head.weight.detach().numpy(), written["lm_head.weight"])
     fewer = config.model_copy(update={"num_nextn_predict_layers": 1})
     with caplog.at_level("INFO"):
-        assert set(read_weights(directory, fewer)) == set(fewer.architecture.weight_shapes())
+        assert set(read_hugging_face(directory, fewer)) == set(fewer.architecture.weight_shapes())
     assert "layers from 3 on, which predict ahead, are not read" in caplog.text
     more = config.model_copy(update={"num_nextn_predict_layers": 3})
     with pytest.raises(UserError, match="does not hold layer 4, which predicts ahead"):
-        read_weights(directory, more)
+        read_hugging_face(directory, more)
 
 
 def test_tokens_to_come_are_found_where_they_stand():

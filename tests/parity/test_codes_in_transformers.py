@@ -13,8 +13,7 @@ from mindllm.cli.weights import main
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.sentencepiece_tokenizer import train_tokenizer
-from mindllm.weight_files.hugging_face import read_weights
-from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files import read_hugging_face, write_weights
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +48,7 @@ def base(tmp_path_factory):
         name: random.normal(len(shape) == 1, 0.2, shape).astype(np.float32)
         for name, shape in MODEL.architecture.weight_shapes().items()
     }
-    export_hugging_face(place / "float", MODEL, weights, tokenizer=load_tokenizer(place / "tokenizer.json"))
+    write_weights(place / "float", MODEL, weights, tokenizer=load_tokenizer(place / "tokenizer.json"))
     return place
 
 
@@ -70,9 +69,9 @@ def test_written_codes_have_the_logits_of_what_we_read(method, base, tmp_path, m
     monkeypatch.chdir(base)
     words = ["--group", "32", "--length", "32", "--samples", "4", *METHODS[method]]
     main(["quantize", "float", str(tmp_path / "codes"), *words])
-    read = read_weights(tmp_path / "codes", read_model_config(tmp_path / "codes"))
+    read = read_hugging_face(tmp_path / "codes", read_model_config(tmp_path / "codes"))
     floats = {name: np.asarray(weight) for name, weight in read.items()}
-    export_hugging_face(tmp_path / "floats", MODEL, floats, tokenizer=load_tokenizer(base / "tokenizer.json"))
+    write_weights(tmp_path / "floats", MODEL, floats, tokenizer=load_tokenizer(base / "tokenizer.json"))
     ours, _ = logits(tmp_path / "floats")
     before, _ = logits(base / "float")
     theirs, model = logits(tmp_path / "codes", device_map="cpu")

@@ -13,8 +13,7 @@ from mindllm.generate.generator import Generator
 from mindllm.models import build_model
 from mindllm.models.weights import HostCopy, assign, trained_weights
 from mindllm.train.step import ForwardBackward
-from mindllm.weight_files.hugging_face import read_weights
-from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files import read_hugging_face, write_weights
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -37,7 +36,7 @@ class Logits(nn.Cell):
 def loaded(directory):
     config = read_model_config(directory).model_copy(update={"seq_length": LENGTH})
     model = build_model(config)
-    assign(trained_weights(model), read_weights(directory, config))
+    assign(trained_weights(model), read_hugging_face(directory, config))
     return model, config
 
 
@@ -69,7 +68,7 @@ def test_transformers_writes_the_same_text_with_what_is_exported(name, tmp_path)
     save_llama(tmp_path / "theirs", **LLAMAS[name])
     model, config = loaded(tmp_path / "theirs")
     weights = {key: HostCopy(item) for key, item in trained_weights(model).items()}
-    export_hugging_face(tmp_path / "ours", config, weights, max_shard_bytes=30_000)
+    write_weights(tmp_path / "ours", config, weights, max_shard_bytes=30_000)
     llama = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours").eval()
     prompt = TOKENS[0, :11].tolist()
     (result,) = Generator(model, config).generate([prompt], GenerationConfig(max_new_tokens=24))

@@ -18,12 +18,18 @@ from safetensors.numpy import load_file, save_file  # noqa: E402
 
 from mindllm.config import read_model_config  # noqa: E402
 from mindllm.errors import UserError  # noqa: E402
-from mindllm.weight_files.hugging_face import read_weights  # noqa: E402
-from mindllm.weight_files.hugging_face_export import export_hugging_face  # noqa: E402
-from mindllm.weight_files.initial import subtract_initial  # noqa: E402
-from mindllm.weight_files.merging import merged  # noqa: E402
+from mindllm.weight_files import (  # noqa: E402
+    merge_adapter,
+    read_hugging_face,
+    write_weights,
+)
 from mindllm.weight_files.peft import write_peft  # noqa: E402
-from mindllm.weight_files.peft_reading import ALLOWED, check_keys, read_peft  # noqa: E402
+from mindllm.weight_files.peft_reading import (  # noqa: E402
+    ALLOWED,
+    check_keys,
+    read_peft,
+    subtract_initial,
+)
 
 TOKENS = torch.tensor(np.random.default_rng(0).integers(3, 97, (2, 24)))
 TWO = ["q_proj", "down_proj"]
@@ -126,10 +132,10 @@ def with_peft(base, directory):
 def assert_same_logits(base, directory, tmp_path):
     """PEFT's logits are those of the merged weights, and of PEFT with the adapter written again."""
     plain = read_model_config(base)
-    weights = read_weights(base, plain)
+    weights = read_hugging_face(base, plain)
     adapter = read_peft(directory, plain, weights)
     model = adapter.model(plain)
-    export_hugging_face(tmp_path / "merged", model.merged, merged(model, weights, adapter.weights))
+    write_weights(tmp_path / "merged", model.merged, merge_adapter(model, weights, adapter.weights))
     write_peft(tmp_path / "again", model, adapter.weights, None)
     expected = with_peft(base, directory)
     assert np.abs(expected - logits(load(base))).max() > 1e-2
@@ -152,7 +158,7 @@ def test_an_adapter_that_unties_head_and_embedding_is_refused(keys, tied_base, t
     directory = trained(tmp_path / "adapter", tied_base, **keys)
     model = read_model_config(tied_base)
     with pytest.raises(UserError, match=r"separates lm_head from the embedding.*tie_word_embeddings"):
-        read_peft(directory, model, read_weights(tied_base, model))
+        read_peft(directory, model, read_hugging_face(tied_base, model))
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -161,7 +167,7 @@ def test_what_is_not_computed_is_refused_by_its_key(case, base, tmp_path):
     directory = trained(tmp_path / "adapter", base, target_modules=["q_proj"], **keys)
     model = read_model_config(base)
     with pytest.raises(UserError, match=f"adapter_config.json: {key}: .*{fix}"):
-        read_peft(directory, model, read_weights(base, model))
+        read_peft(directory, model, read_hugging_face(base, model))
 
 
 def test_transposed_matrices_of_gpt2_with_pissa(tmp_path):

@@ -26,7 +26,7 @@ from mindllm.models.weights import assign, model_weights, trained_weights  # noq
 from mindllm.train.optimizers.adamw import AdamW  # noqa: E402
 from mindllm.train.optimizers.build import make_optimizer  # noqa: E402
 from mindllm.train.step import TrainStep  # noqa: E402
-from mindllm.weight_files.merging import adapted  # noqa: E402
+from mindllm.weight_files import initial_weights  # noqa: E402
 from mindllm.weight_files.peft import write_peft  # noqa: E402
 from mindllm.weight_files.peft_reading import read_peft  # noqa: E402
 
@@ -58,7 +58,7 @@ def test_five_steps_are_those_of_peft(kind, tmp_path):
         name: random.normal(0, 0.1, shape).astype(np.float32)
         for name, shape in config.base.architecture.weight_shapes().items()
     }
-    start = {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()} | adapted(
+    start = {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()} | initial_weights(
         config, base
     )
     start = {name: np.asarray(value) * (1.3 if MAGNITUDE in name else 1.0) for name, value in start.items()}

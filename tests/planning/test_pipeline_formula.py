@@ -279,7 +279,7 @@ def test_a_yaml_that_cannot_be_judged_is_said_to_be_unknown(capsys, monkeypatch)
     source = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
     main(["--config", str(source), "--no-validate"])
     text = capsys.readouterr().out
-    assert "the YAML as it is cannot be judged" in text
+    assert "the YAML as it is cannot be evaluated" in text
     assert "before: even split" in text
     assert planned(capsys, "--config", source)["yaml_step_time"] is None
 
@@ -312,11 +312,11 @@ def test_a_yaml_that_does_not_fit_is_said_to(capsys):
         ),
         (
             ["--config", "CONFIG", "--swap", "--interleave", "1", "2"],
-            "pp_interleave_num: what waits on the host is planned with one chunk (value 2)",
+            "pp_interleave_num: --swap requires one chunk per stage (value 2)",
         ),
         (
             ["--config", "CONFIG", "--swap", "--parallel.pipeline_config.pipeline_scheduler=gpipe"],
-            "pipeline_scheduler: what waits on the host is planned in 1f1b (value gpipe)",
+            "pipeline_scheduler: --swap requires 1f1b (value gpipe)",
         ),
         (
             ["--config", "CONFIG", "--swap", "--device", "atlas_900_a3"],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from planning_problems import LONGEST, judged
 
-from mindllm.planning.plan import Plan, orders_of
+from mindllm.planning.plan import Plan, problem_orders
 from mindllm.planning.problem import make_problem
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.planning.solve import solve
@@ -86,7 +86,7 @@ def test_cases_where_a_public_planner_loses_to_the_even_split(stages, micro_batc
 def test_where_its_better_mode_is_equalled_no_split_is_quicker(stages, micro_batches, chunks, better_mode):
     """Every split is simulated, and the best of them by a judge of its own; recomputation could only add to a pass."""
     problem = uniform(stages, micro_batches, chunks)
-    orders = orders_of(problem)
+    orders = problem_orders(problem)
     counts = np.array(
         [
             np.diff([0, *cuts, problem.layer_count])

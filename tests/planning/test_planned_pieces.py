@@ -7,7 +7,7 @@ from planning_problems import every_plan, judged, random_problem
 
 from mindllm.errors import UserError
 from mindllm.planning.exports import torch_schedule
-from mindllm.planning.plan import evaluate, orders_of
+from mindllm.planning.plan import evaluate, problem_orders
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.solve import Infeasible, solve, work_bound
 
@@ -42,7 +42,7 @@ def test_plans_hold_what_they_say(form, seed, stages, micro, more, layer_kinds, 
         best = (solution := solve(problem, 0.3)).best
     except (Infeasible, UserError):  # or where others have the machine no plan is found in that time
         return
-    step, peaks = judged(problem, best.plan, orders_of(problem))
+    step, peaks = judged(problem, best.plan, problem_orders(problem))
     assert step == pytest.approx(best.step_time, rel=1e-12)
     assert peaks == pytest.approx(best.peak_mb.tolist(), rel=1e-12)
     assert best.fits
@@ -58,5 +58,5 @@ def test_what_has_no_pieces_is_told():
     with pytest.raises(UserError, match="at most as many pieces as stages, 2"):
         make_problem({**fields, "pieces": 3, "chunks": 2, "schedule": "seqvpp"}, "problem")
     problem = Problem.model_validate({**fields, "pieces": 2, "schedule": "seqpipe", "limit_mb": None})
-    with pytest.raises(UserError, match="has no pieces of sequences"):
+    with pytest.raises(UserError, match="does not support pieces of sequences"):
         torch_schedule(solve(problem, 1).best)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from planning_problems import every_plan, hold_a_plan_to_what_it_says, random_problem
 
 from mindllm.errors import UserError
-from mindllm.planning.plan import Plan, evaluate, orders_of
+from mindllm.planning.plan import Plan, evaluate, problem_orders
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
@@ -53,7 +53,7 @@ def test_plans_hold_what_they_say(seed, stages, more, layers, layer_kinds, delay
     problem = folded(
         seed, 2 * stages + layers, stages, 2 * stages + more, layer_kinds=layer_kinds, delay=delay, working=working
     )
-    hold_a_plan_to_what_it_says(problem, 0.4, lambda best: orders_of(problem))
+    hold_a_plan_to_what_it_says(problem, 0.4, lambda best: problem_orders(problem))
 
 
 @settings(max_examples=25, deadline=None)
@@ -61,7 +61,7 @@ def test_plans_hold_what_they_say(seed, stages, more, layers, layer_kinds, delay
 def test_the_program_over_paths_is_below_every_plan(seed, layer_kinds, delay):
     """Also in plans whose recomputation is not the one with the least time of its stage."""
     problem = folded(seed, layer_kinds=layer_kinds, delay=delay)
-    program = PathProgram(problem, timetable(orders_of(problem), 2))
+    program = PathProgram(problem, timetable(problem_orders(problem), 2))
     bound, _ = program.find_paths(float("inf"))
     steps = [done.line.makespan for done in fitting(problem)]
     assert not steps or bound <= min(steps) * (1 + 1e-9)
@@ -69,7 +69,7 @@ def test_the_program_over_paths_is_below_every_plan(seed, layer_kinds, delay):
 
 def test_times_that_a_search_is_told_are_those_of_its_plans():
     problem = folded(3, 9, 3, 7, layer_kinds=2, delay=3.0)
-    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
+    choice = StageChoice(problem, Mixes(problem), problem_orders(problem))
     splits = np.array([[2, 1, 2, 1, 2, 1], [1, 1, 1, 2, 2, 2]])
     times = choice.times(splits)
     for number, split in enumerate(splits):

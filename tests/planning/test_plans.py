@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planning_problems import LONGEST, every_plan, judged, random_problem
 
 from mindllm.errors import UserError
-from mindllm.planning.plan import Plan, evaluate, orders_of
+from mindllm.planning.plan import Plan, evaluate, problem_orders
 from mindllm.planning.problem import make_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import read_yaml_plan, write_plan
@@ -49,7 +49,7 @@ def check(problem, seconds):
             raise
         return check(problem, 30 * seconds)
     best = solution.best
-    time, peaks = judged(problem, best.plan, orders_of(problem))
+    time, peaks = judged(problem, best.plan, problem_orders(problem))
     assert time == pytest.approx(best.step_time, rel=1e-12)
     assert peaks == pytest.approx(best.peak_mb.tolist(), rel=1e-12)
     assert (np.array(peaks) <= np.array(problem.per_stage("limit_mb")) + 1e-6).all()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_problems import every_plan, random_problem
 
-from mindllm.planning.plan import evaluate, orders_of
+from mindllm.planning.plan import evaluate, problem_orders
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
@@ -38,7 +38,7 @@ def fitting(problem):
 
 
 def program_of(problem):
-    return PathProgram(problem, timetable(orders_of(problem), problem.chunks))
+    return PathProgram(problem, timetable(problem_orders(problem), problem.chunks))
 
 
 def soon():
@@ -142,7 +142,7 @@ def test_rounded_recomputation_of_a_split_fits_and_is_near_the_best(seed, layer_
     least: dict[tuple[int, ...], float] = {}
     for done in fitting(problem):
         least[done.plan.counts] = min(least.get(done.plan.counts, math.inf), done.line.makespan)
-    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
+    choice = StageChoice(problem, Mixes(problem), problem_orders(problem))
     rounding = StageRounding(program_of(problem), choice, np.random.default_rng(0))
     for counts, makespan in least.items():
         for in_order in (True, False):
@@ -156,7 +156,7 @@ def test_rounded_recomputation_of_a_split_fits_and_is_near_the_best(seed, layer_
 
 def test_a_split_that_fits_no_memory_is_not_rounded():
     problem = small_problem(0, 1, "1f1b").with_limit(1000)
-    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
+    choice = StageChoice(problem, Mixes(problem), problem_orders(problem))
     rounding = StageRounding(program_of(problem), choice, np.random.default_rng(0))
     assert rounding.plan(np.array([2, 1, 1, 2]), True, soon()) is None
 

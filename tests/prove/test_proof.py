@@ -14,8 +14,9 @@ from small_cluster import cluster_run
 from mindllm.config import load_config, override_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.jobs.memory import ADVICE
+from mindllm.jobs.pool import Outcome, Pool
 from mindllm.parallel.refusals import CompileFailed
-from mindllm.prove import local, worker
+from mindllm.prove import run_pieces as subject
 from mindllm.prove.answers import Answer, Finding, Standing
 from mindllm.prove.expected import configuration
 from mindllm.prove.found import find_proof, hash_of, read_proof, remember
@@ -24,6 +25,7 @@ from mindllm.prove.proof import Proof, Verdict, check_allowed
 from mindllm.prove.prove import prove_run
 from mindllm.prove.questions import QUESTIONS
 from mindllm.prove.remedy import formula_remedy
+from mindllm.prove.run_pieces import answer_questions, run_pieces
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.prediction import predict
 from mindllm.timing.shipped import DEVICES
@@ -323,7 +325,7 @@ def test_what_keeps_a_piece_from_being_done_is_its_answer(monkeypatch, error, st
 
     piece = next(piece for piece in PIECES if piece.name == "ranks")
     monkeypatch.setattr(Piece, "work", lambda self: fail)
-    answers = worker.do(piece, cluster_run(dp=2), Options())
+    answers = answer_questions(piece, cluster_run(dp=2), Options())
     assert [answer.standing for answer in answers] == standings
     assert [answer.question for answer in answers] == list(piece.questions)
     assert all(answer.findings for answer in answers)
@@ -337,7 +339,7 @@ def test_pieces_are_done_in_processes_of_their_own(tmp_path):
     config = override_config(cluster_run(dp=2), {"output_dir": str(tmp_path / "out")})
     told = []
     pieces = by_name("data", "start")
-    found = dict(local.do_here(config, pieces, Options(), lambda *words: told.append(words)))
+    found = dict(run_pieces(config, pieces, Options(), lambda *words: told.append(words)))
     assert set(found) == set(pieces)
     standings = {answer.question: answer.standing for answers in found.values() for answer in answers}
     assert standings == {
@@ -348,36 +350,33 @@ def test_pieces_are_done_in_processes_of_their_own(tmp_path):
 
 def test_a_process_that_ends_without_answers_leaves_the_others(tmp_path):
     broken = replace(PIECES[0], name="nonsense")
-    found = dict(local.do_here(cluster_run(dp=2), [broken, *by_name("start")], Options(), lambda *words: None))
+    found = dict(run_pieces(cluster_run(dp=2), [broken, *by_name("start")], Options(), lambda *words: None))
     (lost,) = found[broken]
     assert lost.standing is Standing.NOT_PROVED
-    assert "exit code 2" in lost.says
+    assert "exit code 1" in lost.says
     assert found[by_name("start")[0]][0].standing is Standing.PROVED
 
 
-def test_a_piece_without_memory_beside_others_is_done_again_alone(monkeypatch):
-    """The first time both are done together, one finds no memory; the second time it is alone."""
-    tries: list[str] = []
+def test_a_piece_that_lacks_memory_next_to_others_runs_again_alone(monkeypatch, tmp_path):
+    """The first time both pieces run together, and one lacks memory; the second time it is alone."""
+    runs: list[str] = []
 
-    class Ended:
-        beside = False
+    class TwoAtATime(Pool):
+        def __init__(self, slots, **options):
+            super().__init__(2)
 
-        def __init__(self, piece):
-            self.piece = piece
-            tries.append(piece.name)
+        def poll(self):
+            tasks, self._waiting = self._waiting, []
+            for task in tasks:
+                runs.append(task.name)
+                lacks_memory = task.name == "ranks" and len(tasks) > 1
+                piece = next(piece for piece in PIECES if piece.name == task.name)
+                reason = (Finding(f"too little: {ADVICE}"),) if lacks_memory else ()
+                answers = [Answer(name, Standing.PROVED, "", reason).tree() for name in piece.questions]
+                task.output.write_text(json.dumps(answers))
+            return [Outcome(task, 0, alone=len(tasks) == 1) for task in tasks]
 
-        def ended(self, told):
-            return self.beside or len(tries) > 2
-
-        def answers(self):
-            reason = (Finding(f"no room: {ADVICE}"),) if self.piece.name == "ranks" and len(tries) == 2 else ()
-            return tuple(Answer(name, Standing.PROVED, "", reason) for name in self.piece.questions)
-
-        def kill(self):
-            pass
-
-    monkeypatch.setattr(local._Running, "begin", lambda piece, directory: Ended(piece))
-    monkeypatch.setattr(local, "cores", lambda: 2)
-    found = dict(local.do_here(cluster_run(dp=2), by_name("stages", "ranks"), Options(), lambda *words: None))
-    assert tries == ["stages", "ranks", "ranks"]
-    assert len(found) == 2
+    monkeypatch.setattr(subject, "Pool", TwoAtATime)
+    found = dict(run_pieces(cluster_run(dp=2), by_name("stages", "ranks"), Options(), lambda *words: None))
+    assert runs == ["stages", "ranks", "ranks"]
+    assert not any(answer.findings for answers in found.values() for answer in answers)

@@ -7,8 +7,7 @@ import pytest
 from weight_quant_matmul import documented_matrix
 
 from mindllm.architecture.quantization import CodeSpec, bits_of
-from mindllm.quantize.codes import Codes
-from mindllm.quantize.packed import are_integers, integers
+from mindllm.quantize import Codes, fits_integers, to_integers
 
 OUT, WIDTH = 48, 128
 SPEC = CodeSpec("attention.wq", OUT, WIDTH, "uint4", 32, has_zeros=True, ordered=False)
@@ -23,7 +22,7 @@ def drawn(code, group, zeros="whole", ordered=False):
     of_groups = {"none": None, "whole": random.integers(0, top + 1, (OUT, groups))}
     of_groups["broken"] = random.uniform(0, top, (OUT, groups))  # as HQQ has them
     columns = random.permutation(WIDTH).astype(np.int32) if ordered else None
-    return Codes.of(code, codes, scales, of_groups[zeros], columns)
+    return Codes.from_unpacked(code, codes, scales, of_groups[zeros], columns)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def drawn(code, group, zeros="whole", ordered=False):
 )
 def test_the_documented_product_is_that_of_the_matrix(code, group, zeros, ordered):
     codes = drawn(code, group, zeros, ordered)
-    made = integers(codes)
+    made = to_integers(codes)
     bits = bits_of(code)
     assert made.codes.dtype == np.int8
     assert made.codes.shape == (WIDTH, OUT * bits // 8)
@@ -56,7 +55,7 @@ def test_the_documented_product_is_that_of_the_matrix(code, group, zeros, ordere
 
 def test_in_fp16_it_is_to_the_last_bit_what_the_composition_rounds():
     codes = drawn("uint4", 32)
-    made = integers(codes)
+    made = to_integers(codes)
     matrix = documented_matrix(made.codes, made.scales, made.offsets, 32, 4, np.float16)
     np.testing.assert_array_equal(matrix, codes.values().T.astype(np.float16))
 
@@ -81,4 +80,4 @@ def test_in_fp16_it_is_to_the_last_bit_what_the_composition_rounds():
     ],
 )
 def test_what_the_operator_takes(changes, wanted):
-    assert are_integers(replace(SPEC, **changes)) == wanted
+    assert fits_integers(replace(SPEC, **changes)) == wanted

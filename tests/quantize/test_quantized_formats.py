@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from mindllm.architecture.quantization import bits_of
 from mindllm.config.quantization import QuantizationConfig, read_quantization
 from mindllm.errors import UserError
-from mindllm.quantize.codes import Codes, pack, unpack
-from mindllm.quantize.tables import byte_table, table_of
-from mindllm.weight_files.quantized import awq, gptq
-from mindllm.weight_files.quantized.directory import format_of, with_matrices
-from mindllm.weight_files.quantized.module import Module
+from mindllm.quantize import Codes, byte_table, code_values, pack, unpack
+from mindllm.weight_files.quantized import Awq, Gptq, QuantizedModule, find_format, substitute_matrices
 
 OUT, WIDTH = 16, 128
 AT = Path("config.json")
@@ -28,10 +25,10 @@ def section(**content):
 
 def read(parts, config):
     arrays = {name: np.asarray(part) for name, part in parts.items()}
-    module = Module(Path("model"), "layer", arrays)
-    form = format_of(config)
-    codes = form.read(module, config)
-    assert form.shape(module, config) == codes.shape == codes.values().shape
+    module = QuantizedModule(Path("model"), "layer", arrays)
+    form = find_format(config)(module, config)
+    codes = form.read()
+    assert form.shape() == codes.shape == codes.values().shape
     return codes
 
 
@@ -114,13 +111,13 @@ def test_what_is_written_is_read(bits, groups, eighths, ordered, seed):
     codes, scales, zeros = drawn(bits, groups, seed, out, width)
     code = "uint4" if bits == 4 else "uint8"
     columns = np.random.default_rng(seed).permutation(width).astype(np.int32) if ordered else None
-    whole = Codes.of(code, codes, scales, zeros, columns)
+    whole = Codes.from_unpacked(code, codes, scales, zeros, columns)
     size = width // groups
     config = QuantizationConfig(quant_method="gptq", code=code, group_size=size, act_order=ordered)
-    np.testing.assert_array_equal(read(gptq.tensors(whole), config).values(), whole.values())
+    np.testing.assert_array_equal(read(Gptq.tensors(whole), config).values(), whole.values())
     if bits == 4 and not ordered:
         config = QuantizationConfig(quant_method="awq", code=code, group_size=size)
-        np.testing.assert_array_equal(read(awq.tensors(whole), config).values(), whole.values())
+        np.testing.assert_array_equal(read(Awq.tensors(whole), config).values(), whole.values())
     some = np.random.default_rng(seed).permutation(out)[:3]
     np.testing.assert_array_equal(whole.rows(some).values(), whole.values()[some])
 
@@ -135,7 +132,7 @@ def test_packing_is_undone(values):
 def test_a_table_of_bytes_is_that_of_codes(code):
     every = np.arange(256, dtype=np.uint8)
     unpacked = unpack(every[:, None], bits_of(code))
-    np.testing.assert_array_equal(byte_table(code), table_of(code)[unpacked])
+    np.testing.assert_array_equal(byte_table(code), code_values(code)[unpacked])
 
 
 FAULTS = {
@@ -152,10 +149,10 @@ FAULTS = {
         lambda parts: parts["scales"].fill(np.nan),
         "layer.scales: has values that are not finite",
     ),
-    "groups that are not there": (lambda parts: parts["g_idx"].fill(9), "layer.g_idx: names groups 9 to 9 of 4"),
+    "groups that are not there": (lambda parts: parts["g_idx"].fill(9), "layer.g_idx: has groups 9 to 9 of 4"),
     "an order nobody spoke of": (
         lambda parts: parts.update(g_idx=parts["g_idx"][::-1].copy()),
-        "layer.g_idx: groups do not follow each other",
+        "layer.g_idx: groups are not in order",
     ),
 }
 
@@ -172,8 +169,8 @@ def test_a_fault_is_named_with_its_tensor(fault):
 
 def test_a_directory_without_the_codes_it_announces():
     config = section(quant_method="awq", bits=4)
-    with pytest.raises(UserError, match=r"says quant_method awq, and no tensor ends in \.qweight"):
-        with_matrices(Path("model"), {"layer.weight": np.zeros((2, 2))}, config)
+    with pytest.raises(UserError, match=r"no tensor ends in \.qweight, but config.json has quant_method awq"):
+        substitute_matrices(Path("model"), {"layer.weight": np.zeros((2, 2))}, config)
 
 
 @pytest.mark.parametrize(

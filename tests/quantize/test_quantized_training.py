@@ -8,7 +8,7 @@ from mindllm.config import load_config
 from mindllm.finetune.transform import initial_weights
 from mindllm.models.weights import quantized_parameters
 from mindllm.train.engine import ReplicaEngine
-from mindllm.weight_files.pretrained import find_pretrained
+from mindllm.weight_files import find_pretrained
 
 YAML = """
 lr_schedule: {{type: ConstantWarmUpLR, learning_rate: 1e-2}}
@@ -26,7 +26,7 @@ def engine(directory, *overrides, pet=""):
         file.write(YAML.format(directory=directory, pet=pet))
     config = load_config("run.yaml", overrides)
     made = ReplicaEngine(config)
-    made.load_state(find_pretrained(config).of(config))
+    made.load_state(find_pretrained(config).run_weights(config))
     return made
 
 

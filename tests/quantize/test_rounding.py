@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindllm.architecture.quantization import bits_of
-from mindllm.quantize.rounding import channel_factors, clipped, gptq, output_error, quantize
-from mindllm.quantize.tables import table_of
+from mindllm.quantize import channel_factors, code_values, output_error, quantize, quantize_clipped, quantize_gptq
 
 
 def drawn(seed, out=24, width=64, tokens=96):
@@ -25,7 +24,7 @@ def drawn(seed, out=24, width=64, tokens=96):
 def test_every_value_becomes_the_nearest_code(code, group, symmetric):
     weight = np.random.default_rng(0).normal(0.1, 0.3, (6, 64)).astype(np.float32)
     codes = quantize(weight, code, group, symmetric)
-    table = table_of(code)
+    table = code_values(code)
     grid = table[np.isfinite(table)]
     levels = np.broadcast_to(grid, (6, 64 // group, len(grid)))
     if codes.zeros is not None:
@@ -39,7 +38,7 @@ def test_every_value_becomes_the_nearest_code(code, group, symmetric):
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["uint4", "uint8", "nf4"]), st.sampled_from([16, 64]), st.booleans())
 def test_gptq_is_no_worse_than_the_nearest_codes(seed, code, group, act_order):
     weight, _, sums = drawn(seed)
-    found = gptq(weight, sums, code, group, act_order)
+    found = quantize_gptq(weight, sums, code, group, act_order)
     plain = quantize(weight, code, group)
     assert (found.columns is not None) == act_order
     assert output_error(weight, found.values(), sums) <= output_error(weight, plain.values(), sums)
@@ -49,7 +48,7 @@ def test_gptq_against_its_own_formula():
     """Each column by the solution of least squares for those that are left (Frantar et al., 2023, equation 2)."""
     weight, _, sums = drawn(3, out=4, width=16)
     damped = sums + 0.01 * np.mean(np.diag(sums)) * np.eye(16)
-    found = gptq(weight, sums, "uint4", 16)
+    found = quantize_gptq(weight, sums, "uint4", 16)
     left, values = weight.astype(np.float64), np.empty((4, 16))
     for column in range(16):
         code = np.clip(np.rint(left[:, column] / found.scales[:, 0]) + 8, 0, 15)
@@ -63,7 +62,7 @@ def test_gptq_against_its_own_formula():
 def test_columns_that_meet_nothing_become_zero():
     weight, _, sums = drawn(0)
     sums[5] = sums[:, 5] = 0.0
-    assert not gptq(weight, sums, "uint4", 16).values()[:, 5].any()
+    assert not quantize_gptq(weight, sums, "uint4", 16).values()[:, 5].any()
 
 
 @settings(max_examples=10)
@@ -82,5 +81,5 @@ def test_a_range_is_shrunk_where_the_inputs_want_it():
     weight[:, 0] = 4.0  # a column that nothing large meets
     sums = np.diag([1e-3, *[1.0] * 15])
     plain = output_error(weight, quantize(weight, "uint4", 16, symmetric=False).values(), sums)
-    assert output_error(weight, clipped(weight, sums, "uint4", 16).values(), sums) < 0.8 * plain
+    assert output_error(weight, quantize_clipped(weight, sums, "uint4", 16).values(), sums) < 0.8 * plain
     assert bits_of("uint4") == 4

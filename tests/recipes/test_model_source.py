@@ -89,7 +89,7 @@ def test_a_directory_of_checkpoints_names_the_newest(tmp_path):
 
 def test_a_run_without_a_checkpoint_is_told_apart(tmp_path):
     (tmp_path / "checkpoint").mkdir()
-    assert "a run without a checkpoint yet" in refused(tmp_path)
+    assert "the run has no checkpoint yet" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,7 @@ def test_resume_true_takes_the_newest_and_a_path_takes_that_one(tmp_path):
 
 def test_resume_without_a_checkpoint_is_an_error(tmp_path):
     save(CheckpointStore(tmp_path, "other"), 3)
-    with pytest.raises(
-        UserError, match=r"no checkpoint llm-<step>; found there: other-3; start without resume_training"
-    ):
+    with pytest.raises(UserError, match=r"no checkpoint llm-<step>; it has other-3; start without resume_training"):
         CheckpointStore(tmp_path).resume(True)
     with pytest.raises(UserError, match="no checkpoint"):
         CheckpointStore(tmp_path / "nowhere").resume(True)
@@ -210,7 +208,7 @@ def test_a_model_of_hugging_face_is_no_damaged_checkpoint(tmp_path):
     (tmp_path / "merged" / "config.json").write_text("{}")
     (tmp_path / "merged" / "model.safetensors").touch()
     with pytest.raises(
-        UserError, match=r"merged: is a whole model of Hugging Face; a checkpoint of mindllm, or an adapter"
+        UserError, match=r"merged: is a Hugging Face model; pass a checkpoint of mindllm, or an adapter"
     ):
         load_checkpoint(tmp_path / "merged", option="ADAPTER")
     (tmp_path / "text.txt").touch()
@@ -222,7 +220,7 @@ def test_paths_that_are_no_checkpoint_are_explained(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoint")
     path = save(store, 12)
     for wrong in (tmp_path, tmp_path / "checkpoint"):
-        with pytest.raises(UserError, match=f"give one of them: --resume_training={path}"):
+        with pytest.raises(UserError, match=f"pass one of them: --resume_training={path}"):
             load_checkpoint(wrong)
     with pytest.raises(UserError, match=f"is a file; .* give --load_checkpoint={path}"):
         load_checkpoint(path / "model.safetensors", option="--load_checkpoint")

@@ -93,7 +93,7 @@ def test_a_file_of_another_checkpoint(store):
 
 def test_a_renamed_checkpoint(store):
     (store.directory / "llm-10").rename(store.directory / "llm-99")
-    assert_refused(store, "manifest.json is that of step 10", newest="llm-99", offered="llm-30")
+    assert_refused(store, "manifest.json is of step 10", newest="llm-99", offered="llm-30")
 
 
 def test_a_foreign_manifest(store):
@@ -103,7 +103,9 @@ def test_a_foreign_manifest(store):
 
 def test_a_directory_of_another_program(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"manifest\.json is missing: the directory is not a checkpoint of mindllm"):
+    with pytest.raises(
+        UserError, match=r"manifest\.json is missing: the directory is neither a complete checkpoint of mindllm"
+    ):
         load_checkpoint(tmp_path)
 
 
@@ -128,7 +130,7 @@ def test_the_offer_skips_damaged_ones_and_says_when_none_is_left(store):
     (store.directory / "llm-20" / "model.safetensors").write_bytes(b"")
     assert_refused(store, "state.json", offered="llm-10")
     shutil.rmtree(store.directory / "llm-10")
-    with pytest.raises(UserError, match=r"there is no other good checkpoint in .*; start without --load_checkpoint"):
+    with pytest.raises(UserError, match=r"has no other good checkpoint; start without --load_checkpoint"):
         load_checkpoint(store.newest(), option="--load_checkpoint")
     assert store.latest_good() is None
 

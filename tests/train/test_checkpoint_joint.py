@@ -17,7 +17,7 @@ import pytest
 from mindllm.errors import UserError
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, Part, Peers, RankTensors, load_checkpoint
 from mindllm.train.checkpoint import store as store_module
-from mindllm.train.checkpoint.joint import GIVEN_UP
+from mindllm.train.checkpoint.joint import ABANDONED
 
 WHOLE = np.arange(24, dtype=np.float32).reshape(6, 4)
 REPOSITORY = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def test_a_rank_that_cannot_write_is_named_and_the_next_save_is_good(tmp_path, m
     first, second, third = save_all(ranks, 7)
     assert "rank 1 could not write its part: [Errno 28] No space left on device" in str(first)
     assert "llm-7 was not saved: No space left on device" in str(second)
-    assert "rank 0 has given it up" in str(third)
+    assert "rank 0 has abandoned it" in str(third)
     monkeypatch.undo()
     assert save_all(ranks, 8) == [tmp_path / "llm-8"] * 3
     assert [path.name for path in tmp_path.iterdir()] == ["llm-8"]
@@ -131,13 +131,13 @@ def test_a_rank_whose_file_is_removed_is_told_who_gave_up(tmp_path, monkeypatch)
         if "model-00001" in path.name:
             raise OSError(28, "No space left on device")
         if "model-00002" in path.name:
-            while not (path.parent / GIVEN_UP).exists():
+            while not (path.parent / ABANDONED).exists():
                 time.sleep(0.01)
             raise FileNotFoundError(2, "No such file or directory", str(path))
         return write(path, role, writer)
 
     monkeypatch.setattr(store_module, "write_file", overtaken)
-    assert "rank 0 has given it up" in str(save_all(ranks, 7)[2])
+    assert "rank 0 has abandoned it" in str(save_all(ranks, 7)[2])
 
 
 def test_a_rank_that_never_comes_is_named_when_its_time_is_over(tmp_path):
@@ -146,7 +146,7 @@ def test_a_rank_that_never_comes_is_named_when_its_time_is_over(tmp_path):
     assert "rank 2 did not write into" in str(first)
     assert "every node must see the same directory" in str(first)
     assert isinstance(second, CheckpointNotSavedError)
-    with pytest.raises(CheckpointNotSavedError, match="rank 0 has given it up"):
+    with pytest.raises(CheckpointNotSavedError, match="rank 0 has abandoned it"):
         ranks[2].save(7, held(2), {})
     ranks[0].recover()
     assert not list(tmp_path.iterdir())
@@ -172,7 +172,7 @@ def test_damage_that_one_rank_finds_is_damage_for_all(tmp_path):
     with ThreadPoolExecutor(3) as pool:
         messages = list(pool.map(refused, ranks))
     assert sum("model-00001-of-00003.safetensors is altered" in message for message in messages) == 1
-    assert sum("as another rank has found" in message for message in messages) == 2
+    assert sum("the log of another rank names the file" in message for message in messages) == 2
     assert all("llm-7" in message for message in messages)
 
 

@@ -55,7 +55,7 @@ def test_a_missing_part_is_named(tmp_path):
     first, _ = rows(np.ones((4, 4), np.float32), 2, 0)
     with open(tmp_path / "one.safetensors", "wb") as file:
         write_parts(first, HashingWriter(file))
-    with pytest.raises(ValueError, match="the parts of tensor weight hold 8 of its 16 values"):
+    with pytest.raises(ValueError, match="the parts of tensor weight have 8 of its 16 values"):
         read_parts([tmp_path / "one.safetensors"])
 
 
@@ -70,7 +70,7 @@ def test_parts_that_overlap_are_named(tmp_path):
 def test_a_checkpoint_that_lacks_a_rank_is_refused_by_name(tmp_path):
     first, _ = rows(np.ones((4, 4), np.float32), 2, 0)
     path = CheckpointStore(tmp_path).save(1, {0: RankTensors(first, {}), 1: RankTensors({}, {})}, {})
-    with pytest.raises(UserError, match=r"llm-1.*the parts of tensor weight hold 8 of its 16 values"):
+    with pytest.raises(UserError, match=r"llm-1.*the parts of tensor weight have 8 of its 16 values"):
         load_checkpoint(path)
 
 

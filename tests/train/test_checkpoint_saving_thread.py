@@ -45,7 +45,7 @@ def test_values_are_those_of_the_step_whatever_training_does_meanwhile(tmp_path,
     gate.set()
     saved = thread.finish()
     assert (saved.step, saved.path) == (1, tmp_path / "llm-1")
-    assert saved.stopped > 0
+    assert saved.blocked > 0
     assert saved.written > 0
     checkpoint = load_checkpoint(saved.path)
     assert np.array_equal(checkpoint.weights["w"], np.ones(4))

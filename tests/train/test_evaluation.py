@@ -28,5 +28,5 @@ def test_the_mean_is_over_tokens():
 
 
 def test_rows_of_which_nothing_counts_are_told():
-    with pytest.raises(UserError, match="no token of the held-out rows counts"):
+    with pytest.raises(UserError, match="all answers of the held-out rows are beyond"):
         Evaluator(Batches(), None, None).run(engine([0.0, 0.0]))

@@ -92,7 +92,7 @@ def test_a_second_trainer_is_told_who_the_first_is_and_a_dead_one_is_in_nobodys_
 
 def test_a_directory_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/out: cannot be written to \(Not a directory\)"):
+    with pytest.raises(UserError, match=r"file/out: not writable \(Not a directory\)"):
         RunLock(tmp_path / "file" / "out").acquire()
 
 
@@ -119,7 +119,7 @@ def test_a_directory_of_one_node_alone_is_refused_and_its_ranks_are_named(tmp_pa
     shared, local = tmp_path / "shared", tmp_path / "local"
     first, _, third, fourth = roll([shared, shared, local, local], timeout=2.0)
     assert "ranks 2, 3 did not appear in" in first
-    assert "a directory that all nodes share" in first
+    assert "a directory shared by all nodes" in first
     assert "rank 0 did not answer in" in third
     assert "rank 0 did not answer in" in fourth
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mindllm.errors import UserError
-from mindllm.weight_files.files import tensors_of_directory, tensors_of_file
+from mindllm.weight_files.hugging_face import read_tensor_directory, read_tensor_file
 from mindllm.weight_files.pickled import LEGACY
 
 TORCH_DTYPES = [
@@ -60,15 +60,15 @@ def some_tensors():
 def test_pickled_tensors_of_every_type_and_layout(tmp_path):
     tensors = some_tensors()
     torch.save(tensors, tmp_path / "w.bin")
-    same(tensors_of_file(tmp_path / "w.bin"), tensors)
+    same(read_tensor_file(tmp_path / "w.bin"), tensors)
 
 
 def test_the_state_of_a_module_with_its_metadata_and_as_parameters(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
     torch.save(module.state_dict(), tmp_path / "state.pt")
-    same(tensors_of_file(tmp_path / "state.pt"), module.state_dict())
+    same(read_tensor_file(tmp_path / "state.pt"), module.state_dict())
     torch.save(dict(module.named_parameters()), tmp_path / "parameters.pth")
-    same(tensors_of_file(tmp_path / "parameters.pth"), {name: item.data for name, item in module.named_parameters()})
+    same(read_tensor_file(tmp_path / "parameters.pth"), {name: item.data for name, item in module.named_parameters()})
 
 
 def test_pickled_shards_with_their_index(tmp_path):
@@ -78,15 +78,15 @@ def test_pickled_shards_with_their_index(tmp_path):
         torch.save({name: tensors[name] for name in part}, tmp_path / f"pytorch_model-{number}.bin")
     places = {name: f"pytorch_model-{int(index >= 2)}.bin" for index, name in enumerate(names)}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
-    same(tensors_of_directory(tmp_path), {name: tensors[name] for name in names[:3]})
+    same(read_tensor_directory(tmp_path), {name: tensors[name] for name in names[:3]})
 
 
 def test_reading_pickled_tensors_needs_no_torch(tmp_path):
     torch.save({"a": torch.ones(2, 2)}, tmp_path / "w.bin")
     code = (
         "import sys, numpy; from pathlib import Path\n"
-        "from mindllm.weight_files.files import tensors_of_file\n"
-        "assert numpy.asarray(tensors_of_file(Path(sys.argv[1]))['a']).sum() == 4\n"
+        "from mindllm.weight_files.hugging_face import read_tensor_file\n"
+        "assert numpy.asarray(read_tensor_file(Path(sys.argv[1]))['a']).sum() == 4\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "w.bin")], check=True, timeout=120)
@@ -128,7 +128,7 @@ def doubling(steps):
 
 HOSTILE = {
     "os.system": (pickle.dumps({"a": Call(__import__("os").system, "true")}, 2), r"posix\.system"),
-    "eval": (pickle.dumps({"a": Call(eval, "1")}, 2), r"eval, which is no tensor"),
+    "eval": (pickle.dumps({"a": Call(eval, "1")}, 2), r"eval, which is not a tensor"),
     "protocol 4": (pickle.dumps({"a": Call(print, "x")}, 4), r"builtins\.print"),
     "a class": (pickle.dumps({"a": zipfile.ZipFile}, 2), r"zipfile\.ZipFile"),
     "an object of torch": (b"\x80\x02ctorch\nload\n.", r"torch\.load"),
@@ -140,24 +140,24 @@ HOSTILE = {
     "a call of a text": (b"\x80\x02X\x01\x00\x00\x00a)R.", r"it calls a value of type str"),
     "attributes of a tuple": (b"\x80\x02)}b.", r"sets attributes of a value of type tuple"),
     "a set": (pickle.dumps({"a": {1}}, 4), r"instruction EMPTY_SET"),
-    "no dictionary": (pickle.dumps([1], 2), r"a value of type list, no dictionary of tensors"),
+    "no dictionary": (pickle.dumps([1], 2), r"a value of type list instead of a dictionary of tensors"),
     "a number by name": (pickle.dumps({"step": 3}, 2), r"a value of type int under 'step'"),
     "a nested dictionary": (
         pickle.dumps({"model": {}}, 2),
-        r"a value of type dict under 'model'.*state_dict of the model alone",
+        r"a value of type dict under 'model'.*only the state_dict of the model",
     ),
-    "a name that is no text": (pickle.dumps({3: None}, 2), r"no tensor"),
+    "a name that is no text": (pickle.dumps({3: None}, 2), r"instead of a tensor"),
     "a tuple as a key": (pickle.dumps({(1, 2): None}, 2), r"type tuple as the key of a dictionary"),
-    "nothing": (b"", r"no whole pickle"),
-    "no end": (pickle.dumps({"a": None}, 2)[:-1], r"no whole pickle"),
-    "no pickle": (b"<html>not found</html>", r"no whole pickle"),
-    "an empty stack": (b"\x80\x02s.", r"no whole pickle"),
-    "a memo that is not there": (b"\x80\x02h\x05.", r"no whole pickle"),
-    "text that is longer than the file": (b"\x80\x02X\xff\xff\xff\x7fab.", r"no whole pickle"),
-    "a number of 5000 digits": (b"I" + b"9" * 5000 + b"\n.", r"no whole pickle"),
+    "nothing": (b"", r"an incomplete pickle"),
+    "no end": (pickle.dumps({"a": None}, 2)[:-1], r"an incomplete pickle"),
+    "no pickle": (b"<html>not found</html>", r"an incomplete pickle"),
+    "an empty stack": (b"\x80\x02s.", r"an incomplete pickle"),
+    "a memo that is not there": (b"\x80\x02h\x05.", r"an incomplete pickle"),
+    "text that is longer than the file": (b"\x80\x02X\xff\xff\xff\x7fab.", r"an incomplete pickle"),
+    "a number of 5000 digits": (b"I" + b"9" * 5000 + b"\n.", r"an incomplete pickle"),
     "deep tuples": (nested(200_000, b"\x85"), r"type tuple under 'a'"),
-    "doubled tuples": (doubling(200), r"no storage of a tensor"),
-    "a list of itself": (b"\x80\x02]q\x00h\x00a.", r"type list, no dictionary"),
+    "doubled tuples": (doubling(200), r"not the storage of a tensor"),
+    "a list of itself": (b"\x80\x02]q\x00h\x00a.", r"type list instead of a dictionary"),
 }
 
 
@@ -166,7 +166,7 @@ def test_a_hostile_pickle_is_refused_by_name_and_not_run(tmp_path, name):
     content, message = HOSTILE[name]
     path = archive(tmp_path / "w.bin", content)
     with pytest.raises(UserError, match=message) as error:
-        tensors_of_file(path)
+        read_tensor_file(path)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
@@ -174,7 +174,7 @@ def test_a_hostile_pickle_is_refused_by_name_and_not_run(tmp_path, name):
 
 def test_a_memo_index_takes_no_memory(tmp_path):
     """Python's own unpickler makes room for 2**31 entries here."""
-    assert tensors_of_file(archive(tmp_path / "w.bin", b"\x80\x02}r\xff\xff\xff\x7f.")) == {}
+    assert read_tensor_file(archive(tmp_path / "w.bin", b"\x80\x02}r\xff\xff\xff\x7f.")) == {}
 
 
 def test_the_unpickler_of_python_would_have_run_it():
@@ -216,12 +216,12 @@ def rewritten(tmp_path, change, tensors=None):
 )
 def test_an_archive_that_does_not_hold_its_tensors(tmp_path, change, message):
     with pytest.raises(UserError, match=message):
-        tensors_of_file(rewritten(tmp_path, change))
+        read_tensor_file(rewritten(tmp_path, change))
 
 
 def test_a_compressed_archive(tmp_path):
     with pytest.raises(UserError, match="compressed"):
-        tensors_of_file(archive(tmp_path / "w.bin", pickle.dumps({}, 2), compression=zipfile.ZIP_DEFLATED))
+        read_tensor_file(archive(tmp_path / "w.bin", pickle.dumps({}, 2), compression=zipfile.ZIP_DEFLATED))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -30, -1])
@@ -229,15 +229,15 @@ def test_a_truncated_file_of_torch(tmp_path, keep):
     torch.save({"a": torch.ones(20, 3)}, tmp_path / "w.bin")
     content = (tmp_path / "w.bin").read_bytes()
     (tmp_path / "w.bin").write_bytes(content[:keep])
-    with pytest.raises(UserError, match=r"w.bin: not a file of pickled tensors, or a part of one"):
-        tensors_of_file(tmp_path / "w.bin")
+    with pytest.raises(UserError, match=r"w.bin: not a file of pickled tensors, or incomplete"):
+        read_tensor_file(tmp_path / "w.bin")
 
 
 def test_the_old_format_of_torch_is_refused_with_the_way_out(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "w.bin", _use_new_zipfile_serialization=False)
     assert (tmp_path / "w.bin").read_bytes().startswith(LEGACY)
-    with pytest.raises(UserError, match=r"before 1\.6; write it anew.*weights_only=True"):
-        tensors_of_file(tmp_path / "w.bin")
+    with pytest.raises(UserError, match=r"before 1\.6; convert it, if you trust the file.*weights_only=True"):
+        read_tensor_file(tmp_path / "w.bin")
 
 
 # --- MindSpore's files -------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def some_arrays():
 def test_a_checkpoint_of_mindspore(tmp_path, crc):
     arrays = {**some_arrays(), "scalar": np.asarray(7, np.int32)}
     save_ckpt(tmp_path / "net.ckpt", arrays, crc_check=crc, append_dict={"epoch_num": 3, "name": "cosine"})
-    found = tensors_of_file(tmp_path / "net.ckpt")
+    found = read_tensor_file(tmp_path / "net.ckpt")
     assert list(found) == [*arrays, "epoch_num"], "texts are no tensors"
     for name, values in arrays.items():
         assert np.asarray(found[name]).tobytes() == values.tobytes()
@@ -278,7 +278,7 @@ def test_a_large_tensor_is_in_pieces_and_is_whole_again(tmp_path, monkeypatch):
     monkeypatch.setattr("mindspore.train.serialization.SLICE_SIZE", 1)
     values = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
     save_ckpt(tmp_path / "net.ckpt", {"a": values, "b": values[:1]})
-    found = tensors_of_file(tmp_path / "net.ckpt")
+    found = read_tensor_file(tmp_path / "net.ckpt")
     assert len(found["a"].places) > 1
     np.testing.assert_array_equal(found["a"], values)
     np.testing.assert_array_equal(found["b"], values[:1])
@@ -310,7 +310,7 @@ def test_a_file_over_2_gb_is_read_in_place(tmp_path):
         file.write(b"\x0a" + varint(len(head) + hole) + head)
         file.seek(hole, 1)
         file.write(value("small", [2], content=struct.pack("<2f", 1.5, 2.5)))
-    found = tensors_of_file(tmp_path / "net.ckpt")
+    found = read_tensor_file(tmp_path / "net.ckpt")
     assert found["large"].shape == (hole,)
     np.testing.assert_array_equal(found["small"], [1.5, 2.5])
 
@@ -318,21 +318,21 @@ def test_a_file_over_2_gb_is_read_in_place(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds no tensor"),
+        (b"", "has no tensors"),
         (b"not a checkpoint", "encrypted|breaks off"),
         (value("a", [3], content=bytes(8)), r"tensor a of shape \[3\] needs 12 bytes and has 8"),
         (value("a", [-3], content=bytes(12)), r"tensor a has the shape \[-3\]"),
         (value("a", [1] * 50, content=bytes(4)), r"tensor a has the shape"),
         (value("a", [2**62, 2**62], content=bytes(4)), r"tensor a of shape .* needs \d+ bytes"),
-        (value("a", [1], "Complex64", bytes(8)), r"tensor a has the type Complex64"),
+        (value("a", [1], "Complex64", bytes(8)), r"tensor a has the unknown type Complex64"),
         (value("a", [1], tensor=field(2, b"Float32")), r"tensor a has no content"),
         (
             value("a", [1], content=bytes(4)) + value("b", [1], content=bytes(4)) + value("a", [1], content=bytes(4)),
             "a is in it twice",
         ),
         (value("a", [2], content=bytes(4)) + value("a", [3], content=bytes(4)), "pieces of tensor a"),
-        (field(1, field(1, b"a") + field(3, b"")), "a is no tensor"),
-        (field(1, field(2, b"")), "no checkpoint of MindSpore"),
+        (field(1, field(1, b"a") + field(3, b"")), "a is not a tensor"),
+        (field(1, field(2, b"")), "not a checkpoint of MindSpore"),
         (b"\x0a" + b"\xff" * 10, "breaks off"),
         (field(1, field(1, b"\xff\xfe") + field(2, b"")), "not a checkpoint file of MindSpore"),
     ],
@@ -340,8 +340,8 @@ def test_a_file_over_2_gb_is_read_in_place(tmp_path):
 def test_a_damaged_checkpoint_of_mindspore(tmp_path, content, message):
     (tmp_path / "net.ckpt").write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
-        tensors_of_file(tmp_path / "net.ckpt")
-    assert str(error.value).startswith(f"{tmp_path / 'net.ckpt'}: not a checkpoint file of MindSpore, or a part of one")
+        read_tensor_file(tmp_path / "net.ckpt")
+    assert str(error.value).startswith(f"{tmp_path / 'net.ckpt'}: not a checkpoint file of MindSpore, or incomplete")
 
 
 @pytest.mark.parametrize("keep", [1, 5, 40, -1])
@@ -350,12 +350,12 @@ def test_a_truncated_checkpoint_of_mindspore(tmp_path, keep):
     content = (tmp_path / "net.ckpt").read_bytes()
     (tmp_path / "part.ckpt").write_bytes(content[:keep])
     with pytest.raises(UserError, match=r"part\.ckpt: not a checkpoint file of MindSpore"):
-        tensors_of_file(tmp_path / "part.ckpt")
+        read_tensor_file(tmp_path / "part.ckpt")
 
 
 def test_other_files(tmp_path):
     with pytest.raises(UserError, match=r"a.ckpt: no such file"):
-        tensors_of_file(tmp_path / "a.ckpt")
+        read_tensor_file(tmp_path / "a.ckpt")
     (tmp_path / "a.npz").write_bytes(b"")
-    with pytest.raises(UserError, match=r"a.npz: not a file of weights; known are .safetensors, .ckpt, .bin"):
-        tensors_of_file(tmp_path / "a.npz")
+    with pytest.raises(UserError, match=r"a.npz: not a file of weights; supported are .safetensors, .ckpt, .bin"):
+        read_tensor_file(tmp_path / "a.npz")

@@ -34,7 +34,7 @@ def test_one_of_several_is_chosen_by_its_name(several):
 @pytest.mark.parametrize(
     ("place", "name", "words"),
     [
-        ("", "", "holds several adapters; write one of poems, python"),
+        ("", "", "has several adapters; write one of poems, python"),
         ("", "pyton", "did you mean 'python'"),
         ("nowhere", "", "does not exist"),
     ],

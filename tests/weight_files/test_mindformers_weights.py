@@ -13,9 +13,8 @@ from safetensors.numpy import save_file
 
 from mindllm.config import ModelConfig
 from mindllm.errors import UserError
-from mindllm.weight_files.mindformers import is_mindformers, mindformers_tensors, read_mindformers
-from mindllm.weight_files.pretrained import merged_pretrained
-from mindllm.weight_files.ranks import Layout
+from mindllm.weight_files import merged_pretrained
+from mindllm.weight_files.mindformers import Layout, is_mindformers, mindformers_tensors, read_mindformers
 
 MODEL = ModelConfig(
     vocab_size=32,
@@ -110,7 +109,7 @@ def test_unified_safetensors_with_their_map(tmp_path, wrapped):
     assert is_mindformers(tmp_path)
     assert_read(tmp_path)
     (tmp_path / "part1.safetensors").unlink()
-    with pytest.raises(UserError, match=r"missing part1.safetensors, which param_name_map.json lists"):
+    with pytest.raises(UserError, match=r"missing part1.safetensors, listed in param_name_map.json"):
         read_mindformers(tmp_path, MODEL)
 
 
@@ -171,7 +170,7 @@ def test_parts_are_where_mindspore_puts_them(name):
     layout = Layout(devices, cut, max(size, 1))
     for rank, part in enumerate(parts):
         start = layout.start(rank, part.shape)
-        assert layout.whole(part.shape) == values.shape
+        assert layout.full_shape(part.shape) == values.shape
         there = tuple(slice(first, first + size) for first, size in zip(start, part.shape, strict=True))
         np.testing.assert_array_equal(values[there], part, err_msg=f"rank {rank}")
 
@@ -220,7 +219,7 @@ def test_without_strategy_files_it_is_said_what_is_missing(cut_directory):
     for path in (cut_directory.parent / "strategy").iterdir():
         path.unlink()
     with pytest.raises(
-        UserError, match=rf"{QUERY} float32\[4, 16\] instead of.*\n(.*\n)*its ranks may hold parts: put the strategy"
+        UserError, match=rf"{QUERY} float32\[4, 16\] instead of.*\n(.*\n)*its ranks may have parts: put the strategy"
     ):
         read_mindformers(cut_directory, MODEL)
 
@@ -258,7 +257,7 @@ def test_mistakes_are_named(tmp_path, cut_directory):
     with pytest.raises(UserError, match=r"ckpt_strategy_rank_1.ckpt: not a strategy file of MindSpore"):
         read_mindformers(cut_directory, MODEL)
     (cut_directory / "rank_2").rename(cut_directory / "rank_9")
-    with pytest.raises(UserError, match=r"rank_2 is missing, there is a rank_9"):
+    with pytest.raises(UserError, match=r"rank_2 is missing, but rank_9 exists"):
         read_mindformers(cut_directory, MODEL)
     (cut_directory / "rank_9").rename(cut_directory / "rank_2")
     for path in (cut_directory / "rank_3").iterdir():
@@ -271,7 +270,7 @@ def test_several_files_beside_one_another(tmp_path):
     for step in (1, 2):
         save_ckpt(tmp_path / f"llama-1_{step}.ckpt", random_weights())
     with pytest.raises(
-        UserError, match=r"holds 2 files of MindSpore \(llama-1_1.ckpt, llama-1_2.ckpt\); give one of them"
+        UserError, match=r"has 2 files of MindSpore \(llama-1_1.ckpt, llama-1_2.ckpt\); pass one of them"
     ):
         read_mindformers(tmp_path, MODEL)
 

@@ -15,9 +15,7 @@ from mindllm.families import with_file_names
 from mindllm.generate.graphs.library import supports
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.loading import Base
-from mindllm.weight_files.adapter import fingerprint
-from mindllm.weight_files.hugging_face import read_weights
-from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files import fingerprint, read_hugging_face, write_weights
 from mindllm.weight_files.pretrained import read_adapter
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "n_kv_heads": 2}
@@ -30,7 +28,7 @@ def random_weights(shapes, seed):
 
 
 def base_directory(path, seed=0):
-    export_hugging_face(path, MODEL, random_weights(MODEL.architecture.weight_shapes(), seed))
+    write_weights(path, MODEL, random_weights(MODEL.architecture.weight_shapes(), seed))
     return path
 
 
@@ -39,7 +37,7 @@ def tuned_checkpoint(directory, base, **keys):
     keys = keys if "pet_type" in keys else {"lora_rank": 4, **keys}
     model = MODEL.model_copy(update={"pet_config": PetConfig(**keys)})
     trained = random_weights(model.architecture.trained_shapes(), 5)
-    record = Base(str(base), fingerprint(read_weights(base, MODEL)))
+    record = Base(str(base), fingerprint(read_hugging_face(base, MODEL)))
     state = {
         "base": {"path": record.path, "fingerprint": record.fingerprint},
         "identity": {"model": {"config": model.model_dump(mode="json")}},
@@ -60,7 +58,7 @@ def tool(*arguments):
 
 
 def weights(directory):
-    return {name: np.asarray(item) for name, item in read_weights(directory, MODEL).items()}
+    return {name: np.asarray(item) for name, item in read_hugging_face(directory, MODEL).items()}
 
 
 def test_merged_and_taken_out_again(base, tmp_path):
@@ -90,7 +88,7 @@ def test_the_directory_of_a_run_stands_for_its_newest_checkpoint(base, tmp_path,
         (tmp_path / directory / "checkpoint").mkdir(parents=True)
     assert tool("info", tmp_path / "two") == 0
     assert tool("adapter", tmp_path / "begun", tmp_path / "none") == 2
-    assert "a run without a checkpoint yet" in capsys.readouterr().err
+    assert "the run has no checkpoint yet" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -102,7 +100,7 @@ def test_an_adapter_of_another_base_is_refused_and_nothing_is_written(base, tmp_
         capsys.readouterr()
         assert tool("merge", adapter, tmp_path / "merged", "--base", other) == 2
         message = capsys.readouterr().err
-        assert "was trained beside other weights" in message
+        assert "was trained with another base" in message
         assert message.count("\n") == 1
     assert not (tmp_path / "merged").exists()
     assert not list(tmp_path.glob(".merged*"))
@@ -112,7 +110,7 @@ def test_an_adapter_of_another_model_is_refused(base, tmp_path, capsys):
     checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base)
     tool("adapter", checkpoint, tmp_path / "adapter")
     wide = MODEL.model_copy(update={"intermediate_size": 64})
-    export_hugging_face(tmp_path / "wide", wide, random_weights(wide.architecture.weight_shapes(), 0))
+    write_weights(tmp_path / "wide", wide, random_weights(wide.architecture.weight_shapes(), 0))
     for adapter in (checkpoint, tmp_path / "adapter"):
         capsys.readouterr()
         assert tool("merge", adapter, tmp_path / "merged", "--base", tmp_path / "wide") == 2
@@ -139,7 +137,7 @@ def test_files_of_peft_that_are_not_read(base, tmp_path, capsys, change, words):
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"), [({"use_dora": True}, "lengths of rows"), ({"modules_to_save": ("norm_out",)}, "whole modules")]
+    ("keys", "words"), [({"use_dora": True}, "row lengths"), ({"modules_to_save": ("norm_out",)}, "whole modules")]
 )
 def test_what_cannot_be_taken_out_again(base, tmp_path, capsys, keys, words):
     checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base, **keys)
@@ -153,7 +151,7 @@ def test_new_layers_are_layers_of_the_merged_model(base, tmp_path, capsys):
     checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base, pet_type="llamapro", num_new_blocks=2)
     assert tool("merge", checkpoint, tmp_path / "merged") == 0
     assert json.loads((tmp_path / "merged/config.json").read_text())["num_hidden_layers"] == 4
-    found = read_weights(tmp_path / "merged", read_model_config(tmp_path / "merged"))
+    found = read_hugging_face(tmp_path / "merged", read_model_config(tmp_path / "merged"))
     before, trained = weights(base), load_checkpoint(checkpoint, with_optimizer=False).weights
     for ours, theirs in ((0, 0), (2, 1)):
         name = "model.layers.{}.feed_forward.w2.weight"
@@ -164,7 +162,7 @@ def test_new_layers_are_layers_of_the_merged_model(base, tmp_path, capsys):
     assert tool("unmerge", tmp_path / "merged", checkpoint, tmp_path / "again") == 2
     assert "new layers stand between those of its base" in capsys.readouterr().err
     assert tool("adapter", checkpoint, tmp_path / "adapter") == 2
-    assert "PEFT's format holds adapters" in capsys.readouterr().err
+    assert "PEFT's format requires an adapter" in capsys.readouterr().err
 
 
 def test_bottlenecks_in_files_of_their_own(base, tmp_path, capsys):
@@ -177,7 +175,7 @@ def test_bottlenecks_in_files_of_their_own(base, tmp_path, capsys):
     model = found.model(MODEL)
     assert model.pet_config == PetConfig(pet_type="bottleneck", adapter_length=4)
     assert model.merged == model
-    found.require_base(read_weights(base, MODEL), "base")
+    found.require_base(read_hugging_face(base, MODEL), "base")
     assert found.weights.keys() == trained.keys()
     for name, array in trained.items():
         np.testing.assert_array_equal(np.asarray(found.weights[name]), np.asarray(array))
@@ -186,7 +184,7 @@ def test_bottlenecks_in_files_of_their_own(base, tmp_path, capsys):
     capsys.readouterr()
     for source in (checkpoint, tmp_path / "adapter"):
         assert tool("merge", source, tmp_path / "merged", "--base", base) == 2
-        assert "bottlenecks are in no Hugging Face model" in capsys.readouterr().err
+        assert "no Hugging Face model has bottleneck adapters" in capsys.readouterr().err
     path = tmp_path / "adapter/adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"adapter_length": "wide"}))
     assert tool("merge", tmp_path / "adapter", tmp_path / "merged", "--base", base) == 2

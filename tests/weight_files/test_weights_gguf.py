@@ -9,8 +9,7 @@ from mindllm.cli.weights import main
 from mindllm.config import load_config, read_model_config
 from mindllm.data import load_tokenizer
 from mindllm.train.checkpoint import load_checkpoint
-from mindllm.weight_files.hugging_face import read_weights
-from mindllm.weight_files.pretrained import find_pretrained
+from mindllm.weight_files import find_pretrained, read_hugging_face
 
 pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
@@ -60,7 +59,7 @@ def test_our_model_computes_what_transformers_does(file, tmp_path):
 
     config = read_model_config(file).model_copy(update={"seq_length": TOKENS.shape[1]})
     model = build_model(config)
-    assign(trained_weights(model), read_weights(file, config))
+    assign(trained_weights(model), read_hugging_face(file, config))
     ours = Logits(model)(Tensor(TOKENS.astype(np.int32))).asnumpy()
     np.testing.assert_allclose(ours, logits(tmp_path, gguf_file="model.gguf"), atol=1e-4)
 
@@ -73,8 +72,8 @@ def test_info_import_and_runs_take_the_file(file, tmp_path, capsys):
     assert main(["import", str(file), str(tmp_path / "checkpoint")]) == 0
     checkpoint = load_checkpoint(tmp_path / "checkpoint" / "llm-0", option="x", with_optimizer=False)
     assert checkpoint.state["tokenizer"] == str(file)
-    for name, weight in read_weights(file, read_model_config(file)).items():
+    for name, weight in read_hugging_face(file, read_model_config(file)).items():
         np.testing.assert_array_equal(np.asarray(checkpoint.weights[name]), np.asarray(weight))
     run = load_config({"load_checkpoint": str(file), "run_mode": "predict"})
     assert run.processor.tokenizer.vocab_file == str(file)
-    assert find_pretrained(run).of(run).keys() == checkpoint.weights.keys()
+    assert find_pretrained(run).run_weights(run).keys() == checkpoint.weights.keys()

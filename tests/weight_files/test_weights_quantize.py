@@ -15,8 +15,7 @@ from mindllm.command import run_command
 from mindllm.config import read_model_config
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.sentencepiece_tokenizer import train_tokenizer
-from mindllm.weight_files.hugging_face import read_weights
-from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files import read_hugging_face, write_weights
 
 TEXT = "def add(first, second):\n    return first + second\n\n\n" * 60
 
@@ -29,7 +28,7 @@ def base(tmp_path_factory):
     train_tokenizer([TEXT], 280, place / "tokenizer.json")
     model = MODEL.model_copy(update={"vocab_size": 280})
     weights = random_weights(model)
-    export_hugging_face(place / "float", model, weights, tokenizer=load_tokenizer(place / "tokenizer.json"))
+    write_weights(place / "float", model, weights, tokenizer=load_tokenizer(place / "tokenizer.json"))
     return place
 
 
@@ -85,13 +84,13 @@ def test_what_is_written_is_read_by_two_readers(method, base, tmp_path):
     bits = 8 if "8" in words else 4
     assert model.quantization_config.code == f"uint{bits}"
     assert model.quantization_config.act_order == (method == "gptq, act order")
-    weights = {name: np.asarray(item) for name, item in read_weights(target, model).items()}
+    weights = {name: np.asarray(item) for name, item in read_hugging_face(target, model).items()}
     tensors = load_file(target / "model.safetensors")
     for theirs, ours in (("self_attn.q_proj", "attention.wq"), ("mlp.down_proj", "feed_forward.w2")):
         name = f"model.layers.1.{theirs}"
         values = unpacked_awq(tensors, name, 16) if method == "awq" else unpacked_gptq(tensors, name, bits)
         np.testing.assert_allclose(weights[f"model.layers.1.{ours}.weight"], values, atol=1e-6)
-    plain = {name: np.asarray(item) for name, item in read_weights(base / "float", model).items()}
+    plain = {name: np.asarray(item) for name, item in read_hugging_face(base / "float", model).items()}
     largest = 0.01 if bits == 8 else 0.5
     differences = [np.abs(weights[name] - plain[name]).max() for name in plain if "w2" in name]
     assert method == "awq" or 0 < max(differences) < largest
@@ -102,11 +101,11 @@ def test_what_is_written_is_read_by_two_readers(method, base, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--method", "gptq"), "--method gptq looks at a text; give --calibration FILE"),
-        (("--method", "rtn", "--group", "64"), "has 32 columns, which such groups do not divide; write --group 32"),
-        (("--method", "awq", "--bits", "8"), "files of AWQ have 4 bits"),
-        (("--method", "rtn", "--act-order"), "an order of columns is GPTQ's"),
-        (("--group", "16", "--calibration", "nowhere.txt"), "is no text that can be read"),
+        (("--method", "gptq"), "--method gptq requires a calibration text; add --calibration FILE"),
+        (("--method", "rtn", "--group", "64"), "has 32 columns, which is not a multiple; use --group 32"),
+        (("--method", "awq", "--bits", "8"), "AWQ's files have 4 bits"),
+        (("--method", "rtn", "--act-order"), "only GPTQ orders columns"),
+        (("--group", "16", "--calibration", "nowhere.txt"), "is not a readable text"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line_and_writes_nothing(words, message, base, tmp_path, capsys):

@@ -17,7 +17,7 @@ from mindllm.config import ModelConfig
 from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe
 from mindllm.files import size_in_bytes
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
-from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files import write_weights
 
 ROOT = Path(__file__).parents[2]
 MODEL = ModelConfig(
@@ -41,7 +41,7 @@ def directory(tmp_path):
     weights = {
         name: random.normal(size=shape).astype(np.float32) for name, shape in MODEL.architecture.weight_shapes().items()
     }
-    path = export_hugging_face(tmp_path / "hf", MODEL, weights, max_shard_bytes=4000)
+    path = write_weights(tmp_path / "hf", MODEL, weights, max_shard_bytes=4000)
     save_tokenizer(train_byte_level_bpe(["def main(): return main() def main(): return"], 262), path / "tokenizer.json")
     return path
 
@@ -93,9 +93,9 @@ def test_export_in_half_precision_with_another_tokenizer(directory, tmp_path, ca
         ),
         (["import", "DIRECTORY", "TMP/full"], "llm-0: exists already"),
         (["export", "nowhere", "out"], "CHECKPOINT=nowhere does not exist"),
-        (["export", "TMP/full", "out"], "holds checkpoints; give one of them"),
+        (["export", "TMP/full", "out"], "contains checkpoints; pass one of them"),
         (["export", "TMP/full/llm-0", "DIRECTORY"], "exists already"),
-        (["export", "TMP/full/llm-0", "out"], "does not say the architecture"),
+        (["export", "TMP/full/llm-0", "out"], "the architecture (identity.model.config) is missing"),
         (["export", "TMP/good/llm-0", "out", "--max_shard_size", "5"], "5 is not a size such as 5GB"),
         (["export", "TMP/good/llm-0", "out", "--dtype", "int8"], "invalid choice"),
         (["export", "TMP/good/llm-0", "out", "--tokenizer", "TMP/big.json"], "has 290 tokens, more than the 280"),
@@ -160,7 +160,7 @@ def test_memory_of_converting_is_that_of_a_few_tensors(tmp_path):
     model = ModelConfig(**shape, seq_length=16)  # 370 MB, 33 the largest tensor
     weights = {name: np.full(shape, 0.5, np.float32) for name, shape in model.architecture.weight_shapes().items()}
     assert sum(array.nbytes for array in weights.values()) > 300e6
-    export_hugging_face(tmp_path / "hf", model, weights)
+    write_weights(tmp_path / "hf", model, weights)
     assert 20 < growth("import", tmp_path / "hf", tmp_path) < 150
     assert 20 < growth("export", tmp_path / "llm-0", tmp_path / "half", "--dtype", "bfloat16") < 150
 
@@ -195,6 +195,6 @@ def test_weights_of_mindformers_with_the_architecture_named(directory, tmp_path,
 def test_mistakes_about_the_architecture(directory, tmp_path):
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "a.safetensors")
     printed = run("import", tmp_path / "a.safetensors", tmp_path / "ours", expect=2)
-    assert "do not tell their architecture; name it: --model RUN.yaml" in printed
+    assert "do not define their architecture; add --model RUN.yaml" in printed
     assert "has a config.json of its own" in run("import", directory, tmp_path / "ours", "--model", directory, expect=2)
     assert not (tmp_path / "ours").exists()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -20,18 +18,21 @@ from typing import Any
 from mindllm.cache import user_cache
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.graph.file import load
+from mindllm.compiled.rank.compile_rank import GRAPH, PRELOAD, failure, failure_of, server_environment
 from mindllm.compiled.rank.derived_ranks import NotDerivable, derived, sample_of
 from mindllm.compiled.rank.host_needs import compile_bytes, require
-from mindllm.compiled.rank.pool import Pool
-from mindllm.compiled.rank.server_process import failure_of, graph_in, start_server
-from mindllm.compiled.rank.worker import GRAPH
+from mindllm.compiled.rank.pool import Pool as SharedValues
+from mindllm.compiled.rank.rank_group import RANK_CODE, group_ranks
 from mindllm.config import RunConfig, config_tree, load_config
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.jobs.cores import cores
 from mindllm.jobs.memory import MemoryClaim, free_memory
-from mindllm.jobs.ray_cluster import Spread, Work, is_spread
+from mindllm.jobs.pool import Outcome, Pool, Task
+from mindllm.jobs.ray_cluster import RayPool, is_spread
+from mindllm.jobs.worker import LOG
 from mindllm.parallel.layout import mesh_of
+from mindllm.parallel.refusals import CompileFailed
 from mindllm.process.temporary import make_temporary, remove_temporary, temporary_directory
 
 KEPT_BYTES = 1 << 30
@@ -39,7 +40,7 @@ POLL_SECONDS = 0.05
 Progress = Callable[[int], None]
 """Told of the number of ranks that are compiled."""
 TOGETHER = 8  # ranks of a piece of work on a cluster, at most
-FUNCTION = f"{__name__}:compile_some"  # which nodes of the cluster call
+FUNCTION, GROUP = f"{__name__}:compile_some", "mindllm.compiled.rank.rank_group:compile_group"
 
 
 def cache_directory() -> Path:
@@ -81,16 +82,16 @@ class RankCompilation:
         self._claims = ExitStack()
         self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")
         self._temporary = make_temporary("mindllm_ranks_")
-        self._pool = Pool()
+        self._values = SharedValues()
         self._free = free_memory()
-        self._server: subprocess.Popen[bytes] | RanksOnCluster | None = None
+        self._work: LocalRanks | RanksOnCluster | None = None
 
     def __enter__(self) -> RankCompilation:
         missing = [rank for rank in self.ranks if not self._is_kept(rank)]
         if missing:
             if not is_spread():
                 self._claim()
-            self._server = self._start(missing)
+            self._start(missing)
         return self
 
     def _all(self) -> tuple[int, ...]:
@@ -112,11 +113,8 @@ class RankCompilation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
-        if isinstance(self._server, RanksOnCluster):
-            self._server.kill()
-        elif self._server is not None and self._server.poll() is None:
-            os.killpg(self._server.pid, signal.SIGKILL)
-            self._server.wait()
+        if self._work is not None:
+            self._work.kill()
         with self._claims:
             remove_temporary(self._temporary)
 
@@ -139,7 +137,7 @@ class RankCompilation:
         if others := [rank for rank in self._all() if rank not in graphs]:
             self.ranks = tuple(sorted([*self.ranks, *others]))
             if missing := [rank for rank in others if not self._is_kept(rank)]:
-                self._server = self._start(missing)
+                self._start(missing)
             graphs |= self._compiled_graphs(progress)
         return [graphs[rank] for rank in self._all()]
 
@@ -149,7 +147,7 @@ class RankCompilation:
         graphs: dict[int, CompiledGraph | None] = {}
         running = True
         while running or len(graphs) < len(files):
-            running = self._server is not None and self._server.poll() is None
+            running = self._work is not None and self._work.poll()
             files |= {rank: self._keep(rank) for rank in self.ranks if rank not in files and self._is_done(rank)}
             progress(len(files))
             unread = next((rank for rank in files if rank not in graphs), None)
@@ -157,17 +155,17 @@ class RankCompilation:
                 graphs[unread] = self._load(files[unread])
             elif running:
                 time.sleep(POLL_SECONDS)
-        if len(files) < len(self.ranks):
-            raise self._failure([rank for rank in self.ranks if rank not in files])
+        if missing := [rank for rank in self.ranks if rank not in files]:
+            raise CompileFailed(f"compiling rank {missing[0]} left no graph")
         if damaged := [rank for rank, graph in graphs.items() if graph is None]:
-            self._server = self._start(damaged)
+            self._start(damaged)
             return self._compiled_graphs(progress)
         return {rank: graph for rank, graph in sorted(graphs.items()) if graph is not None}
 
     def _load(self, file: Path) -> CompiledGraph | None:
         """A graph; None, and the file is removed, where a kept one is damaged: it is compiled again."""
         try:
-            return load(file, self._pool)
+            return load(file, self._values)
         except UserError:
             if self._kept is None or file.parent != self._kept:
                 raise
@@ -200,13 +198,13 @@ class RankCompilation:
                 _forget_oldest(self._kept)
         return self._kept_file(rank)
 
-    def _failure(self, ranks: Sequence[int]) -> UserError:
-        return failure_of(self._temporary, ranks, self._free)
-
-    def _start(self, ranks: Sequence[int]) -> subprocess.Popen[bytes] | RanksOnCluster:
+    def _start(self, ranks: Sequence[int]) -> None:
         if is_spread():
-            return RanksOnCluster(self.config, ranks, self.training, self._temporary)
-        return start_server(self.config, ranks, self.training, self._temporary, self.workers)
+            self._work = RanksOnCluster(self.config, ranks, self.training, self._temporary)
+            return
+        if not isinstance(self._work, LocalRanks):
+            self._work = LocalRanks(self.config, self.training, self._temporary, self.workers)
+        self._work.start(ranks)
 
 
 def compile_ranks(config: RunConfig, cache: Path | None = None, workers: int | None = None) -> list[CompiledGraph]:
@@ -235,45 +233,88 @@ def _forget_oldest(kept: Path) -> None:
         total -= sizes[path]
 
 
+def graph_in(directory: Path, rank: int) -> Path:
+    """Return the file that receives the graph of a rank."""
+    return directory / str(rank) / GRAPH
+
+
+class LocalRanks:
+    """Ranks that this machine compiles into a directory, ``workers`` at a time."""
+
+    def __init__(self, config: RunConfig, training: bool, directory: Path, workers: int) -> None:
+        self._config, self._training, self._directory, self._workers = config, training, directory, workers
+        self._pool = Pool(workers, preload=PRELOAD, environment=server_environment())
+        self._free = free_memory()
+
+    def start(self, ranks: Sequence[int]) -> None:
+        """Compile ``ranks``, those that are built alike in one task."""
+        tree = config_tree(self._config)
+        for group in group_ranks(self._config, ranks):
+            arguments = (tree, group, self._training, self._workers, str(self._directory))
+            slots = self._workers if len(group) > 1 else 1
+            directory = self._directory / str(group[0])
+            self._pool.submit(Task(f"compiling rank {group[0]}", GROUP, arguments, slots=slots, directory=directory))
+
+    def poll(self) -> bool:
+        """Return True while ranks are compiled; raise the error of one that has failed."""
+        for outcome in self._pool.poll():
+            if outcome.code != 0:
+                raise self._failure(outcome)
+        return self._pool.left > 0
+
+    def kill(self) -> None:
+        """Stop compiling."""
+        self._pool.close()
+
+    def _failure(self, outcome: Outcome) -> UserError:
+        """Return the error of the first rank of a task that has failed, or else of the task itself."""
+        for rank in outcome.task.arguments[1]:
+            log, code = self._directory / str(rank) / LOG, self._directory / str(rank) / RANK_CODE
+            if code.is_file() and (number := int(code.read_text(encoding="utf-8"))) != 0:
+                text = log.read_text(encoding="utf-8", errors="replace")
+                return failure(number, text, f"compiling rank {rank}", self._free)
+        return failure_of(outcome, self._free)
+
+
 def compile_some(tree: dict[str, Any], ranks: Sequence[int], training: bool) -> list[bytes]:
-    """Compile ranks of the run in ``tree`` one after the other, and return their graphs as files hold them.
+    """Compile ranks of the run in ``tree`` one after the other, and return their graphs as files hold them: a task of a node.
 
     Raises:
-        UserError: why the first one that failed did.
+        UserError: the error of the first rank that failed.
     """
-    free = free_memory()
     with temporary_directory("mindllm_ranks_") as directory:
-        start_server(load_config(tree), ranks, training, directory, workers=1).wait()
-        if missing := [rank for rank in ranks if not graph_in(directory, rank).is_file()]:
-            raise failure_of(directory, missing, free)
+        work = LocalRanks(load_config(tree), training, directory, workers=1)
+        try:
+            work.start(ranks)
+            while work.poll():
+                time.sleep(POLL_SECONDS)
+        finally:
+            work.kill()
         return [graph_in(directory, rank).read_bytes() for rank in ranks]
 
 
 class RanksOnCluster:
-    """Ranks that the nodes of a Ray cluster compile, as a process that puts their graphs into a directory.
+    """Ranks that the nodes of a Ray cluster compile; their graphs are written into a directory.
 
-    A piece of work has several of them, and imports MindSpore once for all.
+    A task has several ranks, for which MindSpore is imported once.
     """
 
     def __init__(self, config: RunConfig, ranks: Sequence[int], training: bool, directory: Path) -> None:
         tree, memory = config_tree(config), compile_bytes(config)
-        self._groups = [ranks[first : first + TOGETHER] for first in range(0, len(ranks), TOGETHER)]
-        self._directory = directory
-        self._spread = Spread(
-            [
-                Work(FUNCTION, (tree, list(group), training), f"compiling ranks {group[0]} to {group[-1]}", memory)
-                for group in self._groups
-            ]
-        )
+        self._directory, self._cluster = directory, RayPool()
+        for first in range(0, len(ranks), TOGETHER):
+            group = list(ranks[first : first + TOGETHER])
+            name = f"compiling ranks {group[0]} to {group[-1]}"
+            self._cluster.submit(Task(name, FUNCTION, (tree, group, training), memory=memory))
 
-    def poll(self) -> int | None:
-        """Take what is done; return 0 when nothing is left, None before."""
-        for place, graphs in self._spread.done(0):
-            for rank, content in zip(self._groups[place], graphs, strict=True):
+    def poll(self) -> bool:
+        """Write the graphs that have arrived, and return True while some are missing."""
+        for outcome in self._cluster.poll():
+            for rank, content in zip(outcome.task.arguments[1], outcome.value, strict=True):
                 with atomic_open(graph_in(self._directory, rank), "wb") as file:
                     file.write(content)
-        return None if self._spread.left else 0
+        return self._cluster.left > 0
 
     def kill(self) -> None:
-        """End what is not done."""
-        self._spread.kill()
+        """Stop compiling."""
+        self._cluster.close()

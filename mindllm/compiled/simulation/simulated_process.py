@@ -17,8 +17,7 @@ from typing import TextIO
 
 from mindllm.compiled.device.callback_thread import calm_callback_thread
 from mindllm.compiled.device.stand_in import device_software
-from mindllm.compiled.simulation.simulate_rank import KNOWN
-from mindllm.compiled.simulation.simulate_worker import PIPELINED_THREADS
+from mindllm.compiled.simulation.simulate_rank import KNOWN, PIPELINED_THREADS
 
 ENTERED = "MINDLLM_SIMULATION"
 ERRORS, MEMORY_LINES = "3", "{DEVICE:2}"  # MindSpore prints the memory lines as warnings of the device when it ends

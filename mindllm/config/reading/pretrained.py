@@ -24,7 +24,7 @@ from mindllm.families.hugging_face import (
     tokenizer_in,
 )
 from mindllm.files import unexpanded
-from mindllm.gguf.header import gguf_files
+from mindllm.gguf import gguf_files
 
 STATE = "state.json"  # of a checkpoint
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")

@@ -32,7 +32,7 @@ from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.data.tokenizers.vocabularies import chat_template_of_gguf
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
-from mindllm.gguf.header import gguf_file
+from mindllm.gguf import gguf_file
 from mindllm.outside import read_text
 from mindllm.process.exit_hooks import when_leaving
 

@@ -31,7 +31,7 @@ from mindllm.data.tokenizers.vocabularies import (
     spelled,
 )
 from mindllm.errors import UserError, shortened
-from mindllm.gguf.header import gguf_file
+from mindllm.gguf import gguf_file
 from mindllm.outside import parse_json, read_text
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from mindllm.data.tokenizers.special_tokens import (
 )
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
-from mindllm.gguf.header import Header, read_header
+from mindllm.gguf import Header, read_header
 from mindllm.outside import bounded_lines, open_file, read_text
 from mindllm.units import MIB
 

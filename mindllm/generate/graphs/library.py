@@ -22,7 +22,7 @@ from mindllm.architecture.parts import AttentionSpec, FeedForwardSpec, RotarySpe
 from mindllm.cache import user_cache
 from mindllm.config import ModelConfig
 from mindllm.files import atomic_path
-from mindllm.quantize.tables import table_of
+from mindllm.quantize import code_values
 
 SOURCE = Path(__file__).with_name("decode.cc")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-shared", "-fPIC")
@@ -140,5 +140,5 @@ def table_of_codes(config: ModelConfig) -> np.ndarray | None:
     if not names:
         return None
     (name,) = names
-    values = table_of(name)
+    values = code_values(name)
     return np.zeros(len(values) + 1, np.float32) if name in ("uint4", "uint8") else np.array(values)

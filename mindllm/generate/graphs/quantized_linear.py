@@ -2,7 +2,7 @@
 
 The operator has no gradient in MindSpore 2.10, so nothing that trains uses it. What it does not take keeps the composition of
 ``models/dequantize.py``: values of a table (NF4, FP4, E4M3), products in fp32, groups of a size that it does not have
-(``quantize/integers.py``). This was never run on a device; ``docs/quantization.md`` says what was proved without one.
+(``quantize/codes.py``). This was never run on a device; ``docs/quantization.md`` says what was proved without one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.linear import Linear
 from mindllm.models.weights import NUMPY_DTYPES
-from mindllm.quantize.packed import Integers, are_integers, codes_of, integers
+from mindllm.quantize import Codes, Integers, fits_integers, to_integers
 
 OPERANDS = (ms.float16, ms.bfloat16)
 OFFSETS = "offsets"
@@ -68,7 +68,7 @@ def use_quantized_products(lm: CausalLM, model: ModelConfig, kernels: Kernels) -
     if kernels.operand not in OPERANDS:
         return
     for layer, spec in zip(lm.model.layers, model.architecture.layers, strict=True):
-        for code in filter(are_integers, spec.codes):
+        for code in filter(fits_integers, spec.codes):
             _replace(layer, code, kernels.operand)
 
 
@@ -82,7 +82,7 @@ def _replace(layer: nn.Cell, spec: CodeSpec, dtype: ms.dtype) -> None:
     if linear.has_adapter or not _can_hold(linear.held.scales.asnumpy(), dtype):
         return
     tensors = {name: getattr(linear.held, name).asnumpy() for name in spec.shapes()}
-    product = QuantizedLinear(linear, integers(codes_of(spec.code, tensors)), dtype)
+    product = QuantizedLinear(linear, to_integers(Codes.from_tensors(spec.code, tensors)), dtype)
     names = {parameter: parameter.name for parameter in product.get_parameters()}
     setattr(parent, name, product)
     for parameter, full in names.items():  # which have become names below ``parent``

@@ -17,7 +17,7 @@ from mindllm.deadline import OutOfTime, check, now, passed
 from mindllm.planning.local_search import Search
 from mindllm.planning.one_chunk.closed_form import EveryChain, GPipe, OneFOneB
 from mindllm.planning.one_chunk.split_program import SplitProgram
-from mindllm.planning.plan import Evaluation, Plan, evaluate, is_long, orders_of, quickest
+from mindllm.planning.plan import Evaluation, Plan, evaluate, is_long, problem_orders, quickest
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
@@ -81,7 +81,7 @@ class _OneChunk:
         """
         problem = self.problem
         kind = GPipe if problem.schedule == "gpipe" else OneFOneB
-        held, most = held_micro_batches(orders_of(problem)), problem.layer_count - problem.stages + 1
+        held, most = held_micro_batches(problem_orders(problem)), problem.layer_count - problem.stages + 1
         longest = min(most, math.ceil(problem.layer_count / problem.stages * 1.5) + 2)
         while True:
             programme = kind(problem, StageTable(problem, self.mixes, held, longest))
@@ -129,7 +129,7 @@ class _OneChunk:
         problem = self.problem
         if self.meets(low) or self.best is None or is_long(problem):
             return
-        orders = orders_of(problem)
+        orders = problem_orders(problem)
         search = Search(problem, StageChoice(problem, self.mixes, orders), timetable(orders, 1))
         search.descend(np.array(self.best.plan.counts), self.deadline)
         search.wander(min(self.deadline, now() + WANDER), low)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.deadline import OutOfTime, check
 from mindllm.planning.highs import new_solver, run_until
-from mindllm.planning.plan import end_of, fixed_memory, orders_of, tail_working
+from mindllm.planning.plan import end_of, fixed_memory, problem_orders, tail_working_memory
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
@@ -72,7 +72,7 @@ def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
     answer = np.array(solver.getSolution().col_value)
     counts = np.rint(answer[:missing]).astype(int).reshape(places, kinds).sum(axis=1)
     # what the mixes of this split really need
-    more, stage = StageChoice(problem, Mixes(problem, deadline), orders_of(problem)).missing(counts)
+    more, stage = StageChoice(problem, Mixes(problem, deadline), problem_orders(problem)).missing(counts)
     return Lightest(max(0.0, more), stage, counts)
 
 
@@ -101,7 +101,7 @@ def _memory_rows(problem: Problem, stage: int) -> list[tuple[int, float, np.ndar
 
     The layer that goes backward first may be of a kind that keeps more, and needs less working memory for it.
     """
-    orders = orders_of(problem)
+    orders = problem_orders(problem)
     kinds, places = len(problem.layers), range(stage, problem.places, problem.stages)
     base = sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
     base += sum(end.memory_mb for place in places for end in end_of(problem, place))
@@ -132,4 +132,4 @@ def _least_working(problem: Problem, place: int, alive: float) -> float:
         for layer in problem.layers
         for cost in layer.kinds.values()
     )
-    return max(first, tail_working(problem, place))
+    return max(first, tail_working_memory(problem, place))

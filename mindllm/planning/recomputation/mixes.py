@@ -226,7 +226,7 @@ class Mixes:
         counts = front.counts.copy()
         counts[:, layer, self.problem.kind_names.index(name)] += 1
         if self.problem.v_shape:
-            more = self.problem.whole_mb[layer] - cost.activation_mb  # computed again
+            more = self.problem.full_activation_mb[layer] - cost.activation_mb  # computed again
             before = self._again(front)
             working = np.maximum(front.working - before, cost.transient_mb - more) + before + more
         else:
@@ -235,7 +235,7 @@ class Mixes:
 
     def _again(self, front: Front) -> np.ndarray:
         """MB that the layers of each mix compute again, ``[mixes]``."""
-        return front.counts.sum(axis=2) @ np.array(self.problem.whole_mb) - front.activation
+        return front.counts.sum(axis=2) @ np.array(self.problem.full_activation_mb) - front.activation
 
     def _sums(self, first: Front, second: Front) -> Front:
         """All mixes of one front with all of another, whose layers stand behind."""
@@ -262,9 +262,9 @@ def chains(problem: Problem) -> Sequence[Sequence[str]]:
     found: list[list[str]] = []
 
     def extend(chain: list[str], left: list[str]) -> None:
-        following = [name for name in left if not chain or kinds[chain[-1]].holds(kinds[name])]
+        following = [name for name in left if not chain or kinds[chain[-1]].includes(kinds[name])]
         direct = [
-            n for n in following if not any(o != n and kinds[o].holds(kinds[n]) and _before(o, n) for o in following)
+            n for n in following if not any(o != n and kinds[o].includes(kinds[n]) and _before(o, n) for o in following)
         ]
         for name in direct:
             extend([*chain, name], [other for other in following if other != name])

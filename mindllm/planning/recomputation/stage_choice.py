@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.deadline import check
-from mindllm.planning.plan import Plan, end_of, fixed_memory, room_for, tail_working
+from mindllm.planning.plan import Plan, activation_room, end_of, fixed_memory, tail_working_memory
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Front, Mixes, Runs
 from mindllm.schedules.operations import KINDS
@@ -123,7 +123,7 @@ class StageChoice:
             fronts.append(front.take(np.sort(np.argsort(np.abs(front.backward - time), kind="stable")[:most])))
         for tried in (fronts, [self._thin(number) for number in numbers]):
             picks = _product(tuple(len(front.backward) for front in tried))
-            room = room_for(self.problem, stage, [part for number in numbers for part in self._runs[number]])
+            room = activation_room(self.problem, stage, [part for number in numbers for part in self._runs[number]])
             picks = picks[:, self._memory(stage, tried, picks) <= room + 1e-9]
             if picks.shape[1]:
                 break
@@ -175,7 +175,7 @@ class StageChoice:
         problem, places = self.problem, self._places(stage)
         check(self.mixes.deadline)
         fronts, picks = self._combined(numbers)
-        room = room_for(problem, stage, [part for run in runs for part in run])
+        room = activation_room(problem, stage, [part for run in runs for part in run])
         fits = self._memory(stage, fronts, picks) <= room + 1e-9
         if not fits.any():
             return None
@@ -216,7 +216,7 @@ class StageChoice:
         ends = [sum(end.activation_mb for end in end_of(self.problem, place)) for place in places]
         held = np.array([front.activation[pick] + end for front, pick, end in zip(fronts, picks, ends, strict=True)])
         moments = [
-            (vectors @ held).max(axis=0) + np.maximum(front.working, tail_working(self.problem, place))[pick]
+            (vectors @ held).max(axis=0) + np.maximum(front.working, tail_working_memory(self.problem, place))[pick]
             for vectors, place, front, pick in zip(self.alive[stage], places, fronts, picks, strict=True)
         ]
         return np.max(moments, axis=0)

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from mindllm.deadline import check
-from mindllm.planning.plan import Plan, end_of, room_for, tail_working
+from mindllm.planning.plan import Plan, activation_room, end_of, tail_working_memory
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes, Runs
 from mindllm.schedules.orders import Orders, alive
@@ -50,8 +50,8 @@ class StageTable:
         """Least backward time of the layers, and the counts of the mix."""
         problem, held = self.problem, int(self.held[stage])
         ends = end_of(problem, stage)
-        room = room_for(problem, stage, runs) - held * sum(end.activation_mb for end in ends)
-        return self.mixes.fastest(runs, held, room, tail_working(problem, stage))
+        room = activation_room(problem, stage, runs) - held * sum(end.activation_mb for end in ends)
+        return self.mixes.fastest(runs, held, room, tail_working_memory(problem, stage))
 
     def place(self, stage: int, start: int, count: int) -> tuple[str, ...]:
         """Recompute kinds of ``count`` layers from ``start`` on with the least backward time; ValueError if they do not fit."""

@@ -1,4 +1,4 @@
-"""What a planner says: the answer for programs, tables for people, the plan layer by layer."""
+"""Answers of the planner: plain values for programs, tables for people, the plan layer by layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindllm.config.reading.yaml_tree import inline_yaml
-from mindllm.planning.costs.formula import NAME, compared, gain
 from mindllm.planning.costs.measured import Fit
 from mindllm.planning.plan import Evaluation, comparable_steps
 from mindllm.planning.solve import Solution
@@ -20,11 +19,14 @@ from mindllm.units import MIB, Gigabytes, device_memory, gigabytes, missing_memo
 if TYPE_CHECKING:
     from mindllm.results import Part
 
+RUN_AS_IT_IS = "the YAML as it is"
+NOT_EVALUATED = f"{RUN_AS_IT_IS} cannot be evaluated: it moves results to the host, or reaches no steady state"
+
 
 def answer(solution: Solution) -> dict[str, Any]:
-    """Return the answer as plain values; ``peak_memory_mb`` per stage, ``layers`` in model order.
+    """Return the answer as plain values: ``peak_memory_mb`` per stage, ``layers`` in model order.
 
-    ``step_time`` is the reported step; ``lower_bound`` and ``gap`` are of ``objective``, which the planner minimizes.
+    ``step_time`` is the reported step; ``lower_bound`` and ``gap`` refer to ``objective``, which the planner minimizes.
     """
     best = solution.best
     written = write_plan(best.problem, best.plan)
@@ -46,29 +48,29 @@ def answer(solution: Solution) -> dict[str, Any]:
 
 
 def layer_list(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Kind, stage, chunk and recomputation of every layer."""
+    """Return the kind, stage, chunk and recomputation of every layer."""
     problem = evaluation.problem
-    found: list[dict[str, Any]] = []
+    layers: list[dict[str, Any]] = []
     for place in problem.visits:
         for name in evaluation.plan.places[place]:
-            layer = problem.layers[problem.layer_order[len(found)]].name
-            found.append({
+            layer = problem.layers[problem.layer_order[len(layers)]].name
+            layers.append({
                 "layer": layer, "stage": place % problem.stages, "chunk": place // problem.stages, "recompute": name
             })  # fmt: skip
-    return found
+    return layers
 
 
 def solution_parts(solution: Solution, before: Evaluation | None = None) -> Iterator[Part]:
-    """The plan beside ``before``, the YAML as it is, or else beside the even split; the bound, and the lists of the YAML."""
+    """Yield the plan next to ``before`` (the YAML as it is) or to the even split, the bound, and the lists of the YAML."""
     best, even = solution.best, solution.even
     unit = " ms" if before or best.predicted else ""  # a problem in a file has its own unit
     if before:
-        yield stage_table(f"before: {NAME}", before, unit)
+        yield stage_table(f"before: {RUN_AS_IT_IS}", before, unit)
     elif even:
         yield stage_table("before: even split", even, unit)
     yield stage_table("after: the plan", best, unit)
     if before:
-        yield f"{_change(before, best, unit)}: {compared(best, before)}"
+        yield f"{_change(before, best, unit)}: {describe_gain(best, before)}"
     if even is None:
         yield "The even split does not fit the memory."
     else:
@@ -94,7 +96,7 @@ def _change(before: Evaluation, best: Evaluation, unit: str) -> str:
 
 
 def bound_text(solution: Solution, unit: str = "") -> str:
-    """Return the lower bound and the gap in words, for a run with the objective that they are of."""
+    """Return the lower bound and the gap in words; for a run also the objective that they refer to."""
     if solution.lower_bound is None or solution.gap is None:
         return "no lower bound was proved: gap unknown"
     objective = f"planner's objective {solution.best.step_time:,.6g}{unit}, " if solution.best.predicted else ""
@@ -102,12 +104,12 @@ def bound_text(solution: Solution, unit: str = "") -> str:
 
 
 def gap_text(solution: Solution) -> str:
-    """The gap in per cent."""
+    """Return the gap in percent."""
     return "unknown" if solution.gap is None else f"{100 * solution.gap:.3g}%"
 
 
 def stage_table(title: str, evaluation: Evaluation, unit: str = "") -> Table:
-    """Layers, recomputation, time of a micro-batch in ``unit``, peak memory and bubble of every stage."""
+    """Return layers, recomputation, time of a micro-batch in ``unit``, peak memory and bubble of every stage."""
     problem, spent = evaluation.problem, evaluation.passes
     passes = (f"forward{unit}", f"backward{unit}")
     headings = ("stage", "layers", "recompute", *passes, "memory GB", "limit GB", "bubble")
@@ -115,13 +117,13 @@ def stage_table(title: str, evaluation: Evaluation, unit: str = "") -> Table:
     table = Table(f"{title}, step {evaluation.reported_step:,.6g}{unit}", columns)
     limits, gb = problem.per_stage("limit_mb"), gigabytes(evaluation.peak_mb, MIB)
     for stage in range(problem.stages):
-        mine = range(stage, problem.places, problem.stages)
-        names = [name for place in mine for name in evaluation.plan.places[place]]
+        places = range(stage, problem.places, problem.stages)
+        names = [name for place in places for name in evaluation.plan.places[place]]
         mix = ", ".join(f"{names.count(kind)} {kind}" for kind in problem.kind_names if kind in names)
-        times = [float(part[list(mine)].sum()) for part in spent]
+        times = [float(part[list(places)].sum()) for part in spent]
         table.add_row(
             str(stage),
-            "+".join(str(evaluation.plan.counts[place]) for place in mine),
+            "+".join(str(evaluation.plan.counts[place]) for place in places),
             mix,
             *(f"{value:,.5g}" for value in times),
             gb(evaluation.peak_mb[stage]),
@@ -132,7 +134,7 @@ def stage_table(title: str, evaluation: Evaluation, unit: str = "") -> Table:
 
 
 def manual_parts(plans: Mapping[str, Evaluation]) -> Iterator[Part]:
-    """Plans that a person wrote, in a line each."""
+    """Yield a table of manual plans, one per line."""
     columns = [*texts("plan"), *figures("step", "largest memory GB"), *texts("fits"), *figures("bubble")]
     table = Table("manual plans", columns)
     gb = gigabytes((evaluation.peak_mb.max() for evaluation in plans.values()), MIB)
@@ -142,7 +144,7 @@ def manual_parts(plans: Mapping[str, Evaluation]) -> Iterator[Part]:
 
 
 def manual_row(evaluation: Evaluation, gb: Gigabytes) -> tuple[str, ...]:
-    """Step, largest memory in GB with its stage, whether it fits, and the mean bubble."""
+    """Return the step, the largest memory in GB with its stage, whether the plan fits, and the mean bubble."""
     stage = int(evaluation.peak_mb.argmax())
     limits = np.array(evaluation.problem.per_stage("limit_mb"))
     over = np.flatnonzero(evaluation.peak_mb > limits + 1e-6)
@@ -152,7 +154,7 @@ def manual_row(evaluation: Evaluation, gb: Gigabytes) -> tuple[str, ...]:
 
 
 def manual_answer(evaluation: Evaluation) -> dict[str, Any]:
-    """A manual plan for programs."""
+    """Return a manual plan as plain values."""
     return {
         "step_time": evaluation.reported_step,
         "peak_memory_mb": [round(float(peak), 3) for peak in evaluation.peak_mb],
@@ -161,27 +163,24 @@ def manual_answer(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def fit_parts(fit: Fit) -> Iterator[Part]:
-    """What measured memories were shared out to, and what is left."""
+    """Yield the fitted memory of layers and ends, and the residuals of the fit."""
     parts = ", ".join(f"{name} {device_memory(value, MIB)}" for name, value in fit.values.items())
     yield f"memory fitted to what was measured: {parts}"
-    for source, left in fit.residuals:
-        yield f"measured minus fitted, GB, {source}: {' '.join(map(gigabytes(left, MIB).signed, left))}"
+    for source, residuals in fit.residuals:
+        yield f"measured minus fitted, GB, {source}: {' '.join(map(gigabytes(residuals, MIB).signed, residuals))}"
     yield f"margin on every stage: {missing_memory(fit.margin_mb, MIB)}, the most that a stage needs beyond the fit"
 
 
 def validated_parts(validated: Validated) -> Iterator[Part]:
-    """Predicted and dry-run memory of every stage, round by round."""
-    for number, found in enumerate(validated.rounds, start=1):
-        verdict = "confirmed" if found.confirmed else "fits" if found.fits else "does not fit"
-        yield (
-            _round(
-                f"round {number}: dry run of the plan, step {found.solution.best.reported_step:,.6g} ms: {verdict}",
-                found,
-            )
-        )
+    """Yield predicted and dry-run memory of every stage, round by round."""
+    for number, result in enumerate(validated.rounds, start=1):
+        verdict = "confirmed" if result.confirmed else "fits" if result.fits else "does not fit"
+        step = f"{result.solution.best.reported_step:,.6g} ms"
+        yield _round_table(f"round {number}: dry run of the plan, step {step}: {verdict}", result)
 
 
-def _round(title: str, found: Round) -> Table:
+def _round_table(title: str, result: Round) -> Table:
+    """Return predicted and dry-run memory of every stage in one round."""
     names = (
         "stage",
         "layers",
@@ -194,22 +193,48 @@ def _round(title: str, found: Round) -> Table:
         "how",
     )
     table = Table(title, [Column(name, is_text=name in ("recompute", "how")) for name in names])
-    gb = gigabytes(found.needed_mb, MIB)
-    rows = zip(found.memories, found.solution.best.peak_mb, found.used_mb, found.needed_mb, strict=True)
+    gb = gigabytes(result.needed_mb, MIB)
+    rows = zip(result.memories, result.solution.best.peak_mb, result.used_mb, result.needed_mb, strict=True)
     for memory, predicted, used, needed in rows:
         table.add_row(
             str(memory.stage.number), str(memory.stage.layers), memory.stage.recompute, gb(predicted), gb(used),
-            f"{100 * (predicted / used - 1):+.2f}%", gb(needed), gb(found.limit_mb), memory.method,
+            f"{100 * (predicted / used - 1):+.2f}%", gb(needed), gb(result.limit_mb), memory.method,
         )  # fmt: skip
     return table
 
 
 def validated_answer(validated: Validated) -> dict[str, Any]:
-    """For programs."""
+    """Return the validation as plain values."""
     return {
         "rounds": len(validated.rounds),
         "confirmed": validated.chosen.confirmed,
         "dry_run_mb": [round(used, 1) for used in validated.chosen.used_mb],
         "dry_run_needed_mb": [round(needed, 1) for needed in validated.chosen.needed_mb],
         "dry_run_with_gaps_mb": [round(memory.actual_peak / MIB, 1) for memory in validated.chosen.memories],
+    }
+
+
+def gain(best: Evaluation, before: Evaluation) -> float:
+    """Return the share of the step of ``before`` that ``best`` saves; negative if it takes longer."""
+    step, step_before = comparable_steps(best, before)
+    return 1 - step / step_before if step_before else 0.0
+
+
+def describe_gain(best: Evaluation, before: Evaluation) -> str:
+    """Return the gain in words: ``0.52% less time than the YAML as it is``."""
+    saved = gain(best, before)
+    text = f"{100 * abs(saved):.2f}% {'less' if saved >= 0 else 'more'} time than {RUN_AS_IT_IS}"
+    if before.fits:
+        return f"{text}: keep that" if saved < 0 else text
+    over = before.peak_mb - np.array(before.problem.per_stage("limit_mb"))
+    return f"{text}, which does not fit: {missing_memory(over.max(), MIB)} over the limit on stage {over.argmax()}"
+
+
+def comparison_answer(best: Evaluation, before: Evaluation | None) -> dict[str, Any]:
+    """Return the plan next to the YAML as it is as plain values; null if that cannot be evaluated."""
+    return {
+        "yaml_step_time": before.reported_step if before else None,
+        "yaml_peak_memory_mb": [round(float(peak), 3) for peak in before.peak_mb] if before else None,
+        "yaml_fits": before.fits if before else None,
+        "less_time_than_yaml": gain(best, before) if before else None,
     }

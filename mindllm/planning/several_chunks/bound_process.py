@@ -10,7 +10,7 @@ import sys
 import threading
 
 from mindllm.deadline import OutOfTime, now
-from mindllm.planning.plan import orders_of
+from mindllm.planning.plan import problem_orders
 from mindllm.planning.problem import Problem
 from mindllm.planning.several_chunks.layer_tree import LayerTree
 from mindllm.planning.several_chunks.path_program import PathProgram
@@ -61,7 +61,7 @@ class BoundProcess:
 
 def tree_of(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
     """A tree that beats ``best``, with what whole layers take of each stage known."""
-    program = PathProgram(problem, timetable(orders_of(problem), problem.chunks))
+    program = PathProgram(problem, timetable(problem_orders(problem), problem.chunks))
     program.deadline = deadline
     program.whole_stages(best, deadline)
     return LayerTree(program, best, proven)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mindllm.deadline import check, passed
 from mindllm.planning.highs import new_solver, run_until
-from mindllm.planning.plan import end_of, moments_of
+from mindllm.planning.plan import end_of, fullest_moments
 from mindllm.planning.problem import Problem
 from mindllm.planning.several_chunks.stage_floor import EMPTY, Floor, StageFloor, hull, least_working
 from mindllm.schedules.operations import BACKWARD, FORWARD, KINDS
@@ -118,8 +118,8 @@ class PathProgram:
         places = range(stage, problem.places, problem.stages)
         room -= sum(end.memory_mb for place in places for end in self.ends[place])
         parameter = np.array([layer.parameter_mb for layer in problem.layers])[self.layer[mine]]
-        chunk, wholes = self.place[mine] // problem.stages, np.array(problem.whole_mb)[self.layer[mine]]
-        for vector, whole in moments_of(problem, self.table.orders, stage):
+        chunk, wholes = self.place[mine] // problem.stages, np.array(problem.full_activation_mb)[self.layer[mine]]
+        for vector, whole in fullest_moments(problem, self.table.orders, stage):
             every = vector + whole
             kept = sum(every[c] * end.activation_mb for c, place in enumerate(places) for end in self.ends[place])
             held = vector[chunk] * self.activation[mine] + whole[chunk] * wholes

@@ -12,7 +12,7 @@ import numpy as np
 
 from mindllm.deadline import OutOfTime, now, passed
 from mindllm.planning.local_search import Search
-from mindllm.planning.plan import Evaluation, evaluate, orders_of
+from mindllm.planning.plan import Evaluation, evaluate, problem_orders
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
@@ -49,7 +49,7 @@ def solve_interleaved(
     Raises:
         OutOfTime: there was no plan at its deadline.
     """
-    orders, mixes, started = orders_of(problem), Mixes(problem, first), now()
+    orders, mixes, started = problem_orders(problem), Mixes(problem, first), now()
     table = timetable(orders, problem.chunks)
     search = Search(problem, StageChoice(problem, mixes, orders), table)
     if even is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mindllm.deadline import passed
 from mindllm.planning.highs import new_solver, run_until
-from mindllm.planning.plan import end_of, moments_of
+from mindllm.planning.plan import end_of, fullest_moments
 from mindllm.planning.problem import Problem
 from mindllm.schedules.orders import Orders
 
@@ -54,8 +54,8 @@ class StageFloor:
         )
         ends = [(c, end) for c in range(problem.chunks) for end in end_of(problem, c * problem.stages + stage)]
         room -= sum(end.memory_mb for _, end in ends)
-        most = problem.whole_mb[problem.layers.index(self.layer)]
-        for vector, whole in moments_of(problem, orders, stage):
+        most = problem.full_activation_mb[problem.layers.index(self.layer)]
+        for vector, whole in fullest_moments(problem, orders, stage):
             kept = sum((vector + whole)[chunk] * end.activation_mb for chunk, end in ends)
             use = np.array([
                 vector[c] * cost.activation_mb + whole[c] * most + self.layer.parameter_mb for c, cost in self.columns
@@ -84,10 +84,10 @@ class StageFloor:
 
 
 def least_working(problem: Problem) -> float:
-    """Working memory that the backward pass through any place needs at least beside :func:`moments_of`, in MB."""
+    """Working memory that the backward pass through any place needs at least beside :func:`fullest_moments`, in MB."""
     return min(
         max(0.0, cost.transient_mb - problem.v_shape * (whole - cost.activation_mb))
-        for layer, whole in zip(problem.layers, problem.whole_mb, strict=True)
+        for layer, whole in zip(problem.layers, problem.full_activation_mb, strict=True)
         for cost in layer.kinds.values()
     )
 

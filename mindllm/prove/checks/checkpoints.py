@@ -10,13 +10,13 @@ from mindllm.config import RunConfig
 from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.prove.answers import Answer, Finding, Standing
 from mindllm.prove.questions import CHECKPOINTS
-from mindllm.train.checkpoint.sizes import checkpoint_bytes, kept_checkpoints
+from mindllm.train.checkpoint.store import checkpoint_bytes, max_checkpoints
 from mindllm.units import GB, file_size
 
 
 def answered(config: RunConfig) -> Answer:
     """Return sizes, room, and what is wrong with them."""
-    size, kept = checkpoint_bytes(config), kept_checkpoints(config)
+    size, kept = checkpoint_bytes(config), max_checkpoints(config)
     if not any(isinstance(item, CheckpointMonitorConfig) for item in config.callbacks):
         reason = Finding("no checkpoint is saved before the end", "add a CheckpointMonitor to callbacks", "callbacks")
         return Answer(CHECKPOINTS, Standing.REFUTED, "a run that ends early is lost", (reason,))

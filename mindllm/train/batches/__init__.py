@@ -1,1 +1,1 @@
-"""From a configuration to the batches of its run, one ahead of the step."""
+"""From a configuration to the batches of its run."""

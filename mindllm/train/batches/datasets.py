@@ -1,6 +1,6 @@
-"""From a configuration to the batches of a run: its text, the part that is trained on and the one held out.
+"""From a configuration to the batches of a run: the training split and the held-out split of its data.
 
-Indexed files are one corpus, or several blended.
+Indexed files are one corpus or a blend of several.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mindllm.train.job.ranks import FULL_BATCH, BatchShard
 
 
 class IndexedText:
-    """The corpora a section names. Every one is split by itself, so that each has its part in training and evaluation."""
+    """Indexed corpora of a section. Each corpus is split separately, so that all are part of training and evaluation."""
 
     def __init__(self, config: RunConfig, section: IndexedDataConfig, tokenizer: Tokenizer | None) -> None:
         self.config = config
@@ -43,7 +43,7 @@ class IndexedText:
         self.corpora = [Corpus(path, tokenizer) for path in section.data_paths]
 
     def train_dataset(self) -> EndlessDataset:
-        """Samples of the train parts; of several, by weight."""
+        """Return samples of the training splits, blended by weight."""
         splits = self._splits("train")
         parts = [
             GPTDataset(split, self.model.seq_length, self.config.seed, self._options(split.corpus)) for split in splits
@@ -53,18 +53,18 @@ class IndexedText:
         return BlendedDataset(parts, self.section.weights or [float(split.token_count) for split in splits])
 
     def held_out(self, split: str) -> SampleSource:
-        """Every token of the part of every corpus, once."""
+        """Return samples that cover every token of a split of all corpora once."""
         parts = [
             HeldOutDataset(part, self.model.seq_length, self._options(part.corpus)) for part in self._splits(split)
         ]
         return parts[0] if len(parts) == 1 else JoinedSamples(parts)
 
     def unigram_loss(self, split: str) -> float:
-        """Of the part of all corpora, by the frequencies in the train parts."""
+        """Return the loss of a split by the token frequencies of the training splits, in nats per token."""
         return unigram_loss(self._splits("train"), self._splits(split), self.model.vocab_size)
 
     def bytes_per_token(self, split: str, samples: int) -> float | None:
-        """Of what the first ``samples`` held-out samples of the part of all corpora predict."""
+        """Return the bytes of text per predicted token over the first ``samples`` held-out samples; None if unknown."""
         splits, counts = self._splits(split), []
         for part in splits:
             length = HeldOutDataset(part, self.model.seq_length, self._options(part.corpus)).sample_count
@@ -86,37 +86,36 @@ class IndexedText:
 
 
 class Text(Protocol):
-    """What a data loader's section becomes."""
+    """Text of a data loader section."""
 
     def train_dataset(self) -> EndlessDataset:
-        """Samples of the train part, without end."""
+        """Return an endless dataset of the training split."""
 
     def held_out(self, split: str) -> SampleSource:
-        """Samples of another part, which end."""
+        """Return the samples of another split, once."""
 
     def unigram_loss(self, split: str) -> float | None:
-        """Loss of predicting the part's tokens from their frequencies, nats per token; None where that says nothing."""
+        """Return the unigram loss of a split in nats per token; None if not meaningful."""
 
     def bytes_per_token(self, split: str, samples: int) -> float | None:
-        """Bytes of text per token of the first ``samples`` held-out samples of the part; None where unknown."""
+        """Return bytes of text per token over the first ``samples`` held-out samples; None if unknown."""
 
 
 class RunData:
-    """The text of one run, and the share of every batch that this process is given.
+    """Data of one run, and the rows of every batch that this process reads.
 
-    Opening it reads headers only, and the places of lines of instruction files.
+    Opening it reads only headers, and the line offsets of instruction files.
     """
 
     def __init__(self, config: RunConfig, share: BatchShard = FULL_BATCH, progress: Progress = unwatched) -> None:
         self.config = config
         self.progress = progress
         self.share = share
-        self.sample_offset = (
-            0  # samples consumed beyond step * global_batch_size, after a resume with another batch size
-        )
+        # Samples consumed beyond step * global_batch_size, after a resume with another batch size.
+        self.sample_offset = 0
         self.model = config.model.config
         if not config.train_dataset.data_loader.config.data_path:
-            raise config.error("train_dataset.data_loader.config.data_path", "is empty; give the files to train on")
+            raise config.error("train_dataset.data_loader.config.data_path", "is empty; pass the files to train on")
         self.tokenizer = run_tokenizer(config) if config.processor.tokenizer.vocab_file else None
         self.text = self._open()
 
@@ -126,7 +125,7 @@ class RunData:
             return IndexedText(self.config, loader.config, self.tokenizer)
         if isinstance(loader, InstructionDataLoader | PreferenceDataLoader):
             if self.tokenizer is None:
-                raise self.config.error("processor.tokenizer.vocab_file", "is empty; conversations need a tokenizer")
+                raise self.config.error("processor.tokenizer.vocab_file", "is empty; conversations require a tokenizer")
             if isinstance(loader, PreferenceDataLoader):
                 return PreferenceText(self.config, loader.config, self.tokenizer, self.progress)
             return InstructionText(self.config, loader.config, self.tokenizer, self.progress)
@@ -134,28 +133,28 @@ class RunData:
 
     @cached_property
     def dataset(self) -> EndlessDataset:
-        """Samples of the train part."""
+        """Endless dataset of the training split."""
         return self.text.train_dataset()
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole global batches in one pass over the train part; at least 1."""
+        """Complete global batches in one pass over the training split; at least 1."""
         return max(1, self.dataset.samples_per_epoch // self.config.global_batch_size)
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run: ``runner_config.train_steps``, or ``epochs`` passes."""
+        """Steps of the whole run: ``runner_config.train_steps``, or as many as ``epochs`` passes have."""
         runner, size = self.config.runner_config, self.config.global_batch_size
         samples = runner.epochs * self.steps_per_epoch * size
         return runner.train_steps or max(1, (samples - self.sample_offset) // size)
 
     @property
     def random_seed(self) -> int | None:
-        """What random keys are drawn from, where the model needs any."""
+        """Seed of the random keys; None if the model has no dropout."""
         return self.config.seed if self.model.architecture.drops else None
 
     def train_stream(self) -> BatchStream:
-        """This process's rows of the global batches of the run, by step."""
+        """Return this process's rows of the global batches, by step."""
         return BatchStream(
             self.dataset,
             self.config.global_batch_size,
@@ -167,7 +166,7 @@ class RunData:
         )
 
     def evaluator(self, rows: int, progress: Progress = unwatched) -> Evaluator:
-        """Evaluates on the held-out part that ``eval_dataset`` names, ``rows`` samples of all processes at a time."""
+        """Return an evaluator of the held-out split of ``eval_dataset``, with ``rows`` samples per global batch."""
         section = self.config.eval_dataset
         stream = EvaluationStream(
             self.text.held_out(section.split),
@@ -179,8 +178,8 @@ class RunData:
             random_seed=self.random_seed,
         )
         baseline = self.text.unigram_loss(section.split)
-        width = self.text.bytes_per_token(section.split, len(stream) * rows)
-        of_rows = None
+        bytes_per_token = self.text.bytes_per_token(section.split, len(stream) * rows)
+        row_result = None
         if self.config.is_preference_tuning:
-            of_rows = AnswerEvaluationResult if self.config.preference.is_unpaired else PairEvaluationResult
-        return Evaluator(stream, baseline, width, progress, of_rows)
+            row_result = AnswerEvaluationResult if self.config.preference.is_unpaired else PairEvaluationResult
+        return Evaluator(stream, baseline, bytes_per_token, progress, row_result)

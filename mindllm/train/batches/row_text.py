@@ -1,4 +1,4 @@
-"""Rows as the text of a run: conversations, and MindRecord files of ready samples."""
+"""Rows as the data of a run: conversations, preference pairs, and MindRecord files of prepared samples."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, counted, unwatched
 
 logger = logging.getLogger(__name__)
-ROWS_WORTH_A_BAR = 2000
-NAMED = 3  # bad rows, of all that are counted
+MIN_ROWS_FOR_PROGRESS = 2000
+MAX_NAMED_ROWS = 3
 LOADER = "train_dataset.data_loader.config"
 
 
 class RowText:
-    """Rows of ``source``, split as ``section`` says. Their frequencies and bytes are not those of running text: no baseline."""
+    """Rows of ``source``, split by ``section``. They have no unigram baseline, because they are not running text."""
 
     def __init__(self, config: RunConfig, section: DataConfig, source: RowSource) -> None:
         self.config = config
@@ -53,45 +53,53 @@ class RowText:
 
     @property
     def row_count(self) -> int:
-        """Rows that are split among training and evaluation."""
-        most = self.section.max_rows if isinstance(self.section, ConversationDataConfig) else None
-        return min(len(self.source), most or len(self.source))
+        """Number of rows that are split into training and evaluation."""
+        max_rows = self.section.max_rows if isinstance(self.section, ConversationDataConfig) else None
+        return min(len(self.source), max_rows or len(self.source))
 
     def numbers(self, split: str) -> range:
-        """Returns the rows of part ``split``; raises UserError when there are none."""
+        """Return the row numbers of a split.
+
+        Raises:
+            UserError: the split is empty.
+        """
         rows = split_ranges(self.section.split, self.row_count)[split]
         if not rows:
             raise self.config.error(
                 "train_dataset.data_loader.config.split",
-                f"{self.section.split} of {self.row_count} rows leaves none for {split}; give it a larger weight",
+                f"{self.section.split} of {self.row_count} rows leaves no row for {split}; increase its weight",
             )
         return rows
 
     def usable(self, split: str) -> np.ndarray:
-        """Returns the numbers, int64 [n], of the rows of a part that samples are made of; errors as ``numbers``."""
+        """Return the numbers of the usable rows of a split, int64 ``[n]``.
+
+        Raises:
+            UserError: the split is empty.
+        """
         rows = self.numbers(split)
         return np.arange(rows.start, rows.stop)
 
     def train_dataset(self) -> RowDataset:
-        """Rows of the train part, each in a sample of its own."""
+        """Return a dataset of the training split with one row per sample."""
         return self._dataset(Packs.single(self.usable("train")), packed=False)
 
     def _dataset(self, packs: Packs, packed: bool) -> RowDataset:
         return RowDataset(self.source, packs, self.seq_length, self.config.seed, packed=packed)
 
     def held_out(self, split: str) -> HeldOutRows:
-        """Rows of another part, in order."""
+        """Return the rows of another split, in order."""
         return HeldOutRows(self.source, self.usable(split).tolist(), self.seq_length)
 
     def unigram_loss(self, split: str) -> None:
-        """Unknown."""
+        """Return None: unknown for rows."""
 
     def bytes_per_token(self, split: str, samples: int) -> None:
-        """Unknown."""
+        """Return None: unknown for rows."""
 
 
 class MindRecordText(RowText):
-    """The rows of MindRecord files."""
+    """Rows of MindRecord files."""
 
     def __init__(self, config: RunConfig, section: RowsDataConfig) -> None:
         length = config.model.config.seq_length
@@ -99,7 +107,7 @@ class MindRecordText(RowText):
 
 
 class CheckedText(RowText):
-    """Rows of which each is read once before the run begins, or a bad one would end it later."""
+    """Rows that are checked before the run starts, because a bad row would end it later."""
 
     source: InstructionRows | PairRows
     section: ConversationDataConfig
@@ -116,46 +124,46 @@ class CheckedText(RowText):
         self._usable: dict[str, np.ndarray] = {}
 
     def usable(self, split: str) -> np.ndarray:
-        """The rows of a part that are what they should be.
+        """Return the numbers of the valid rows of a split, int64 ``[n]``.
 
         Raises:
-            UserError: some are not and ``skip_bad_rows`` is false, or none is.
+            UserError: a row is invalid and ``skip_bad_rows`` is false, or no row is valid.
         """
         if split not in self._usable:
             rows = self.numbers(split)
-            looked_at = self._counted(rows, "checking rows")
-            faults = {number: fault for number in looked_at if (fault := self.source.fault(number))}
-            self._refuse_or_tell(split, len(rows), list(faults.values()))
+            numbers = self._with_progress(rows, "checking rows")
+            faults = {number: fault for number in numbers if (fault := self.source.fault(number))}
+            self._report_faults(split, len(rows), list(faults.values()))
             self._usable[split] = np.array([number for number in rows if number not in faults], dtype=np.int64)
         return self._usable[split]
 
-    def _counted(self, rows: Sequence[int], doing: str) -> Iterable[int]:
-        """``rows``, of which is told how far they are where there are many."""
-        return counted(rows, doing, self._progress if len(rows) > ROWS_WORTH_A_BAR else unwatched)
+    def _with_progress(self, rows: Sequence[int], description: str) -> Iterable[int]:
+        """Return ``rows``, with progress reported if there are many."""
+        return counted(rows, description, self._progress if len(rows) > MIN_ROWS_FOR_PROGRESS else unwatched)
 
-    def _refuse_or_tell(self, split: str, count: int, faults: Sequence[str]) -> None:
+    def _report_faults(self, split: str, count: int, faults: Sequence[str]) -> None:
         if not faults:
             return
-        some = "\n".join([*faults[:NAMED], *(["…"] if len(faults) > NAMED else [])])
+        examples = "\n".join([*faults[:MAX_NAMED_ROWS], *(["…"] if len(faults) > MAX_NAMED_ROWS else [])])
         if self.section.skip_bad_rows and len(faults) < count:
-            logger.warning("%d of %d rows of %s cannot be used and are left out:\n%s", len(faults), count, split, some)
+            logger.warning("skipped %d of %d invalid rows of %s:\n%s", len(faults), count, split, examples)
             return
-        advice = "" if len(faults) == count else f"; mend them, or write {LOADER}.skip_bad_rows: true"
-        raise UserError(f"{len(faults)} of {count} rows of {split} cannot be used{advice}\n{some}")
+        advice = "" if len(faults) == count else f"; correct them, or write {LOADER}.skip_bad_rows: true"
+        raise UserError(f"{len(faults)} of {count} rows of {split} are invalid{advice}\n{examples}")
 
 
 class PreferenceText(CheckedText):
-    """Pairs of answers, or answers that are desirable or not, each in a sample of its own."""
+    """Preference pairs, or answers labeled desirable or undesirable, one per sample."""
 
     source: PairRows
 
     def __init__(
         self, config: RunConfig, section: PreferenceDataConfig, tokenizer: Tokenizer, progress: Progress = unwatched
     ) -> None:
-        length, learnt = config.model.config.seq_length, config.preference
+        length, preference = config.model.config.seq_length, config.preference
         rows: PairRows
-        if learnt.is_unpaired:
-            alone = not learnt.estimates_divergence
+        if preference.is_unpaired:
+            alone = not preference.estimates_divergence
             rows = AnswerRows(section.data_paths, tokenizer, length, alone=alone, **section.chat)
         else:
             rows = PairRows(section.data_paths, tokenizer, length, **section.chat)
@@ -163,20 +171,20 @@ class PreferenceText(CheckedText):
 
     @cached_property
     def counts(self) -> PairCounts | AnswerCounts:
-        """What the pairs of the train part come to."""
-        return self.source.count(self._counted(self.usable("train").tolist(), "measuring pairs"))
+        """Token counts of the pairs in the training split."""
+        return self.source.count(self._with_progress(self.usable("train").tolist(), "measuring pairs"))
 
     def train_dataset(self) -> PairDataset:
-        """Pairs of the train part."""
+        """Return a dataset of the training split."""
         return PairDataset(self.source, Packs.single(self.usable("train")), self.seq_length, self.config.seed)
 
     def held_out(self, split: str) -> HeldOutPairs:
-        """Pairs of another part, in order."""
+        """Return the pairs of another split, in order."""
         return HeldOutPairs(self.source, self.usable(split).tolist(), self.seq_length)
 
 
 class InstructionText(CheckedText):
-    """Conversations. With packing, all rows of the train part are tokenized once when training begins, to know their lengths."""
+    """Conversations. With packing, all rows of the training split are tokenized once at the start to get their lengths."""
 
     source: InstructionRows
 
@@ -195,23 +203,27 @@ class InstructionText(CheckedText):
 
     @cached_property
     def counts(self) -> RowCounts:
-        """What the rows of the train part come to."""
-        return self.source.count(self._counted(self.usable("train").tolist(), "measuring rows"))
+        """Token counts of the rows in the training split."""
+        return self.source.count(self._with_progress(self.usable("train").tolist(), "measuring rows"))
 
     def train_dataset(self) -> RowDataset:
-        """Rows of the train part, packed if the section says so; rows from which nothing is learnt are left out of packs."""
+        """Return a dataset of the training split, packed if requested. Rows without answer tokens are left out of packs."""
         if not self.packing:
             return super().train_dataset()
         logger.info(self.counts.describe(self.seq_length))
         rows = self.usable("train")
-        useful = np.flatnonzero(self.counts.places)
-        if not len(useful):
+        with_answers = np.flatnonzero(self.counts.places)
+        if not len(with_answers):
             raise self.config.error(
                 "model.model_config.seq_length", f"no row has an answer within its first {self.seq_length + 1} tokens"
             )
-        groups = pack(self.counts.places[useful], self.seq_length, self.config.seed)
-        full = self.counts.places.sum() / (len(groups) * self.seq_length)
+        groups = pack(self.counts.places[with_answers], self.seq_length, self.config.seed)
+        fill = self.counts.places.sum() / (len(groups) * self.seq_length)
         logger.info(
-            "%d rows packed into %d samples of %d, %.1f%% full", len(useful), len(groups), self.seq_length, 100 * full
+            "%d rows packed into %d samples of %d, %.1f%% full",
+            len(with_answers),
+            len(groups),
+            self.seq_length,
+            100 * fill,
         )
-        return self._dataset(Packs.of([rows[useful[group]] for group in groups]), packed=self.packing is True)
+        return self._dataset(Packs.of([rows[with_answers[group]] for group in groups]), packed=self.packing is True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, Part, SavingThread
-from mindllm.train.checkpoint.saving_thread import Saved
+from mindllm.train.checkpoint.store import SavedCheckpoint
 from mindllm.train.job.resume import run_state
 from mindllm.train.state import RunState, StepRecord
 
@@ -83,7 +83,7 @@ class CheckpointMonitor(Callback):
         if self.store.peers.is_first:
             logger.info("saved checkpoint %s", path)
 
-    def _collect(self, result: Callable[[], Saved | None]) -> None:
+    def _collect(self, result: Callable[[], SavedCheckpoint | None]) -> None:
         """Record the outcome of the background thread, from its ``poll`` or ``finish``."""
         try:
             saved = result()
@@ -94,7 +94,7 @@ class CheckpointMonitor(Callback):
             return
         self._on_success(saved.step, saved.path)
         if self.store.peers.is_first:
-            times = f"training paused {saved.stopped:.2f} s, written in the background in {saved.written:.2f} s"
+            times = f"training paused {saved.blocked:.2f} s, written in the background in {saved.written:.2f} s"
             logger.info("saved checkpoint (%s) %s", times, saved.path)
 
     def _on_success(self, step: int, path: Path) -> None:

@@ -1,7 +1,4 @@
-"""Loads a checkpoint after checking every byte of it, or refuses it by name and offers the previous good one.
-
-It says which architecture it holds.
-"""
+"""Checkpoint loading: every byte is verified, and the error for a damaged checkpoint names the previous good one."""
 
 from __future__ import annotations
 
@@ -30,25 +27,16 @@ from mindllm.train.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from mindllm.train.checkpoint.names import Entry, beside_missing, entries, entry_of
-from mindllm.train.checkpoint.parts import holds_parts, read_parts
+from mindllm.train.checkpoint.names import entries, parse_entry, suggest_checkpoints
+from mindllm.train.checkpoint.parts import has_parts, read_parts
 from mindllm.train.checkpoint.tensors import TensorSource, read_slices, read_tensors
 
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
-MOST_NAMED = 10
+ALL_ROLES = (WEIGHTS, STATE, OPTIMIZER)
+MOST_LISTED = 10
 SIMULATED = "simulated"  # a key of the state
 BASE = "base"  # a key of the state
 FLOATING = ("float32", "float16", "bfloat16", "float64")
-
-
-def model_of(checkpoint: Checkpoint) -> ModelConfig:
-    """The architecture that a checkpoint says it holds; raises UserError when it says none."""
-    try:
-        return with_file_names(ModelConfig.model_validate(checkpoint.state["identity"]["model"]["config"]))
-    except (KeyError, TypeError, ValidationError):
-        raise UserError(
-            f"{checkpoint.path}: state.json does not say the architecture (identity.model.config)"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -59,14 +47,14 @@ class Base:
     fingerprint: str
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Base | None:
-        """Return the base that the state of a checkpoint names, or None if the checkpoint holds all weights."""
+    def from_state(cls, state: Mapping[str, Any]) -> Base | None:
+        """Return the base that the state of a checkpoint names, or None if the checkpoint has all weights."""
         return cls(**state[BASE]) if state.get(BASE) else None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds. Arrays that are views of its files keep them on the disk: drop them once copied."""
+    """The content of a checkpoint. Arrays that are views of its files keep them on the disk: drop them once copied."""
 
     path: Path
     step: int
@@ -74,49 +62,70 @@ class Checkpoint:
     optimizer: dict[str, Any]
     state: dict[str, Any]
 
+    @property
+    def model(self) -> ModelConfig:
+        """The architecture recorded in the checkpoint. Raises UserError if it is missing."""
+        try:
+            return with_file_names(ModelConfig.model_validate(self.state["identity"]["model"]["config"]))
+        except (KeyError, TypeError, ValidationError):
+            raise UserError(f"{self.path}: the architecture (identity.model.config) is missing in state.json") from None
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The recorded tokenizer file, if it still exists."""
+        recorded = Path(self.state.get("tokenizer") or "")
+        return recorded if recorded.is_file() else None
+
+    @property
+    def is_simulated(self) -> bool:
+        """True for a checkpoint of a simulated run, which has the tensors of one rank and no computed values."""
+        return bool(self.state.get(SIMULATED))
+
+    def refuse_simulated(self) -> None:
+        """Raise UserError for a checkpoint of a simulated run."""
+        if self.is_simulated:
+            raise UserError(
+                f"{self.path} was written by a simulated run, which computes nothing; pass another checkpoint"
+            )
+
     def slice(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """The block of ``shape`` that begins at ``offsets`` of weight or optimizer tensor ``name``; nothing else is read.
+        """Read the block of ``shape`` at ``offsets`` of weight or optimizer tensor ``name``.
 
         Raises:
-            UserError: the checkpoint has no such tensor, or no such block of it.
+            UserError: the tensor or the block does not exist.
         """
         source = self.weights.get(name, self.optimizer.get(name))
         if source is None:
             raise UserError(f"{self.path} has no tensor {name}{nearest(name, [*self.weights, *self.optimizer])}")
-        whole = tuple(source.shape)
+        full = tuple(source.shape)
         ends = [first + size for first, size in zip(offsets, shape, strict=True)]
-        if len(ends) != len(whole) or min(offsets, default=0) < 0 or any(map(operator.gt, ends, whole)):
+        if len(ends) != len(full) or min(offsets, default=0) < 0 or any(map(operator.gt, ends, full)):
             raise UserError(
-                f"{self.path}: tensor {name} of shape {list(whole)} has no block {list(shape)} at {list(offsets)}"
+                f"{self.path}: tensor {name} of shape {list(full)} has no block {list(shape)} at {list(offsets)}"
             )
         return read_slices(source, tuple(map(slice, offsets, ends)))
 
-    @property
-    def is_simulated(self) -> bool:
-        """Whether a simulated run has written it: it holds what a single rank keeps, and nothing that was computed."""
-        return bool(self.state.get(SIMULATED))
-
-    def refuse_simulated(self) -> None:
-        """Raises a UserError where nobody has trained what it holds."""
-        if self.is_simulated:
-            raise UserError(
-                f"{self.path} was written by a simulated run, which computes nothing; give another checkpoint"
-            )
-
     def require(self, weights: Expected, optimizer: Expected | None = None) -> None:
-        """Checks names, shapes and dtypes against what the model (and its optimizer, if given) has.
+        """Check names, shapes and dtypes against those of the model, and of its optimizer if given.
 
         Raises:
-            UserError: one message that names every missing, surplus and misshapen tensor, ten of each kind.
+            UserError: one message with the missing, surplus and misshapen tensors, up to ten of each kind.
         """
         lines = differences("weights", self.weights, weights)
         if optimizer is not None:
             lines += differences("optimizer", self.optimizer, optimizer)
+        self._raise_differences(lines)
+
+    def require_weights(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check names and shapes of the weights, which may have any floating-point dtype. Raises like :meth:`require`."""
+        self._raise_differences(shape_differences(self.weights, shapes))
+
+    def _raise_differences(self, lines: list[str]) -> None:
         if lines:
             raise UserError(
                 f"{self.path} does not fit the model of this run:\n  "
                 + "\n  ".join(lines)
-                + "\ngive the model section it was trained with, or another checkpoint"
+                + "\nuse the model section it was trained with, or another checkpoint"
             )
 
 
@@ -128,170 +137,155 @@ def load_checkpoint(
     peers: Peers = SINGLE_RANK,
     offers: bool = True,
 ) -> Checkpoint:
-    """Loads the checkpoint directory ``path``; sizes and checksums of all files read are verified first.
+    """Load the checkpoint directory ``path`` after verifying sizes and checksums of all files.
 
-    Several ``peers``, all of which call it, share the verification: each reads every ``peers.count``-th file for it. With
-    ``offers`` the error of a damaged checkpoint names the previous good one, which is looked for.
+    If ranks wrote the checkpoint in parts, under any layout, every tensor is a ``PartedTensor`` of the whole.
 
-    Without the optimizer (``with_optimizer=False``) its file is neither checked nor needed and ``optimizer`` is empty.
-    ``read`` makes tensors of a file: ``read_tensors`` arrays, ``stored_tensors`` what becomes an array when it is needed. Of a
-    checkpoint that ranks wrote in parts, whatever their layout was, every tensor is a ``PartedTensor``, which is whole again
-    when it is needed.
+    Arguments:
+        option: the option that error messages name.
+        with_optimizer: False neither requires nor verifies the optimizer's files; ``optimizer`` is then empty.
+        read: makes tensors of a file: ``read_tensors`` as arrays, ``stored_tensors`` lazily.
+        peers: processes that all call this function and share the verification: each verifies every ``peers.count``-th file.
+        offers: whether the error for a damaged checkpoint names the previous good one.
 
     Raises:
-        UserError: there is no checkpoint, or it is damaged; names the file and the previous good checkpoint, to be given as
-            ``option``.
+        UserError: the checkpoint is missing or damaged; names the file and the previous good checkpoint.
     """
     path = Path(path)
-    roles = (WEIGHTS, STATE, OPTIMIZER) if with_optimizer else (WEIGHTS, STATE)
+    roles = ALL_ROLES if with_optimizer else (WEIGHTS, STATE)
     manifest = verify_checkpoint(path, option, roles, peers, offers)
     state: dict[str, Any] = {}
-    for name in _names(manifest, STATE):
-        state |= _state(path / name)
-    one_rank = bool(state.get(SIMULATED))
-    optimizer = _tensors(path, manifest, OPTIMIZER, read, one_rank) if with_optimizer else {}
-    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read, one_rank), optimizer, state)
+    for name in manifest.names(STATE):
+        try:
+            content = read_json(path / name)
+        except OSError as error:
+            raise DamagedCheckpointError(path / name, f"cannot be read ({error.strerror})") from None
+        if not isinstance(content, dict):
+            raise DamagedCheckpointError(path / name, "is foreign: it is not a JSON object")
+        state |= content
 
+    def read_role(role: str) -> dict[str, Any]:
+        files = [path / name for name in manifest.names(role)]
+        if any(map(has_parts, files)):
+            try:
+                # A simulated run saves the parts of one rank only.
+                return dict(read_parts(files, incomplete=bool(state.get(SIMULATED))))
+            except ValueError as error:
+                raise DamagedCheckpointError(path, f"is incomplete: {error}") from None
+        return {name: tensor for file in files for name, tensor in read(file).items()}
 
-def _state(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except OSError as error:
-        raise DamagedCheckpointError(path, f"cannot be read ({error.strerror})") from None
-    if not isinstance(found, dict):
-        raise DamagedCheckpointError(path, "is foreign: it holds no object of keys and values")
-    return found
+    optimizer = read_role(OPTIMIZER) if with_optimizer else {}
+    return Checkpoint(path, manifest.step, read_role(WEIGHTS), optimizer, state)
 
 
 def verify_checkpoint(
     path: Path | str,
     option: str = "--resume_training",
-    roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER),
+    roles: tuple[str, ...] = ALL_ROLES,
     peers: Peers = SINGLE_RANK,
     offers: bool = True,
 ) -> Manifest:
-    """Checks the files of ``roles`` and returns the manifest; errors as in ``load_checkpoint``."""
+    """Verify the files of ``roles`` and return the manifest. Raises UserError like ``load_checkpoint``."""
     path = Path(path)
-    found, damaged, refused = None, None, None
+    manifest, damage, mistake = None, None, None
     try:
-        _refuse_other_paths(path, option)
-        found = _verified(path, roles, peers)
-    except DamagedCheckpointError as damage:
-        damaged = damage
+        _check_path(path, option)
+        manifest = _verify(path, roles, peers)
+    except DamagedCheckpointError as error:
+        damage = error
     except UserError as error:
-        refused = error
-    if not peers.agree(refused is None):
-        raise refused or UserError(f"{option}={path} is seen by this rank and not by another one; its log says more")
-    if not peers.agree(damaged is None):
-        damaged = damaged or DamagedCheckpointError(
-            path, "is damaged, as another rank has found; its log names the file"
-        )
-        offer = f"\n{_offer(path, option, roles, peers.count == 1)}" if offers else ""
-        raise DamagedCheckpointError(damaged.path, f"{damaged.problem}{offer}") from None
-    assert found is not None
-    return found
+        mistake = error
+    # All ranks take part in both agreements, so that none loads what another one cannot.
+    if not peers.agree(mistake is None):
+        raise mistake or UserError(f"{option}={path} is visible to this rank but not to another; see that rank's log")
+    if not peers.agree(damage is None):
+        damage = damage or DamagedCheckpointError(path, "is damaged; the log of another rank names the file")
+        offer = f"\n{_offer_previous(path, option, roles, peers.count == 1)}" if offers else ""
+        raise DamagedCheckpointError(damage.path, f"{damage.problem}{offer}") from None
+    assert manifest is not None
+    return manifest
 
 
-def is_good(path: Path, roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER)) -> bool:
-    """Returns whether the checkpoint at ``path`` would load."""
+def is_good(path: Path, roles: tuple[str, ...] = ALL_ROLES) -> bool:
+    """Return True if the checkpoint at ``path`` would load."""
     try:
-        _verified(path, roles)
+        _verify(path, roles)
     except DamagedCheckpointError:
         return False
     return True
 
 
-def _verified(path: Path, roles: tuple[str, ...], peers: Peers = SINGLE_RANK) -> Manifest:
+def _verify(path: Path, roles: tuple[str, ...], peers: Peers = SINGLE_RANK) -> Manifest:
     manifest = read_manifest(path)
-    entry = entry_of(path)
+    entry = parse_entry(path)
     if entry and entry.step != manifest.step:
-        problem = (
-            f"is that of step {manifest.step}: the directory was renamed, or files were copied between checkpoints"
-        )
+        problem = f"is of step {manifest.step}: the directory was renamed, or files were copied between checkpoints"
         raise DamagedCheckpointError(path / MANIFEST, problem)
     verify_files(path, manifest, roles, peers.rank, peers.count)
     return manifest
 
 
-def _refuse_other_paths(path: Path, option: str) -> None:
-    """Names the usual slips: a path that is not there, one file of a checkpoint, the directory above checkpoints."""
+def _check_path(path: Path, option: str) -> None:
+    """Raise UserError for the usual mistakes: a missing path, one file of a checkpoint, the directory above checkpoints."""
     if path.is_file():
-        holder = f": give {option}={path.parent}" if (path.parent / MANIFEST).is_file() else ""
-        raise UserError(f"{option}={path} is a file; a checkpoint is a directory{holder}")
+        directory = f": pass {option}={path.parent}" if (path.parent / MANIFEST).is_file() else ""
+        raise UserError(f"{option}={path} is a file; a checkpoint is a directory{directory}")
     if not path.is_dir():
-        raise UserError(f"{option}={path} does not exist{beside_missing(path)}{unexpanded(path)}")
+        raise UserError(f"{option}={path} does not exist{suggest_checkpoints(path)}{unexpanded(path)}")
     inside = entries(path) or entries(path / "checkpoint")
     if inside and not (path / MANIFEST).exists():
-        raise UserError(f"{option}={path} holds checkpoints; give one of them: {option}={inside[-1].path}")
+        raise UserError(f"{option}={path} contains checkpoints; pass one of them: {option}={inside[-1].path}")
 
 
-def _offer(damaged: Path, option: str, roles: tuple[str, ...], verified: bool) -> str:
-    """Names the previous good checkpoint; of many ranks none is to read whole checkpoints, so theirs is not ``verified``."""
-    others = (entry.path for entry in _alternatives(damaged))
-    good = next((path for path in others if not verified or is_good(path, roles)), None)
+def _offer_previous(damaged: Path, option: str, roles: tuple[str, ...], verify: bool) -> str:
+    """Return a sentence that names the previous good checkpoint.
+
+    With many ranks no single one reads whole checkpoints, so that the previous one is not verified.
+    """
+    entry = parse_entry(damaged)
+    candidates = [item for item in reversed(entries(damaged.parent)) if item.path.name != damaged.name]
+    if entry is not None:
+        # The latest one before the damaged comes first, then later ones.
+        candidates = [item for item in candidates if item.prefix == entry.prefix]
+        later = [item for item in reversed(candidates) if item.age > entry.age]
+        candidates = [item for item in candidates if item.age < entry.age] + later
+    good = next((item.path for item in candidates if not verify or is_good(item.path, roles)), None)
     if good is None:
         without = f"; start without {option}" if option.startswith("--") else ""
-        return f"there is no other good checkpoint in {damaged.parent}{without}"
-    verb = "resume with" if option == "--resume_training" else "give"
-    return f"the previous {'good ' if verified else ''}checkpoint is there: {verb} {option}={good}"
+        return f"{damaged.parent} has no other good checkpoint{without}"
+    verb = "resume with" if option == "--resume_training" else "pass"
+    return f"the previous {'good ' if verify else ''}checkpoint is available: {verb} {option}={good}"
 
 
-def _alternatives(damaged: Path) -> list[Entry]:
-    """The other checkpoints of the same prefix, best offer first: the latest one before the damaged, then later ones."""
-    own = entry_of(damaged)
-    others = [entry for entry in entries(damaged.parent) if entry.path.name != damaged.name]
-    if own is None:
-        return others[::-1]
-    same = [entry for entry in others if entry.prefix == own.prefix]
-    before = [entry for entry in same if entry.age < own.age]
-    return before[::-1] + [entry for entry in same if entry.age > own.age]
+def differences(role: str, tensors: Mapping[str, TensorSource], expected: Expected) -> list[str]:
+    """Return a line each for the missing, the surplus and the misshapen tensors, with dtypes and shapes."""
 
+    def describe(shape: tuple[int, ...], dtype: Any) -> str:
+        return f"{np.dtype(dtype).name}{list(shape)}"
 
-def _names(manifest: Manifest, role: str) -> list[str]:
-    return [entry.name for entry in manifest.files if entry.role == role]
-
-
-def _tensors(
-    path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]], one_rank: bool
-) -> dict[str, Any]:
-    files = [path / name for name in _names(manifest, role)]
-    if any(map(holds_parts, files)):
-        try:
-            return dict(read_parts(files, incomplete=one_rank))
-        except ValueError as error:
-            raise DamagedCheckpointError(path, f"is not whole: {error}") from None
-    tensors: dict[str, Any] = {}
-    for file in files:
-        tensors |= read(file)
-    return tensors
-
-
-def differences(role: str, found: Mapping[str, TensorSource], expected: Expected) -> list[str]:
-    """One line for the missing, the surplus and the misshapen tensors each: names with dtypes and shapes."""
-    wanted = {name: _signature(shape, dtype) for name, (shape, dtype) in expected.items()}
-    present = {name: _signature(array.shape, array.dtype) for name, array in found.items()}
+    required = {name: describe(shape, dtype) for name, (shape, dtype) in expected.items()}
+    present = {name: describe(array.shape, array.dtype) for name, array in tensors.items()}
     kinds = {
-        "missing": [f"{name} {wanted[name]}" for name in wanted if name not in present],
-        "surplus": [f"{name} {present[name]}" for name in present if name not in wanted],
+        "missing": [f"{name} {required[name]}" for name in required if name not in present],
+        "surplus": [f"{name} {present[name]}" for name in present if name not in required],
         "misshapen": [
-            f"{name} {present[name]} instead of {wanted[name]}"
-            for name in wanted
-            if name in present and present[name] != wanted[name]
+            f"{name} {present[name]} instead of {required[name]}"
+            for name in required
+            if name in present and present[name] != required[name]
         ],
     }
-    return [f"{role}, {kind} ({len(items)}): {_capped(items)}" for kind, items in kinds.items() if items]
+    lines = []
+    for kind, items in kinds.items():
+        more = len(items) - MOST_LISTED
+        listed = ", ".join(items[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+        if items:
+            lines.append(f"{role}, {kind} ({len(items)}): {listed}")
+    return lines
 
 
-def floating_dtype(found: Mapping[str, TensorSource], name: str) -> np.dtype:
-    """The dtype that a weight is expected to have: its own, if its values are numbers with a fraction."""
-    here = name in found and found[name].dtype.name in FLOATING
-    return found[name].dtype if here else np.dtype(np.float32)
-
-
-def _signature(shape: tuple[int, ...], dtype: Any) -> str:
-    return f"{np.dtype(dtype).name}{list(shape)}"
-
-
-def _capped(items: list[str]) -> str:
-    more = len(items) - MOST_NAMED
-    return ", ".join(items[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def shape_differences(tensors: Mapping[str, TensorSource], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the differences between weights and ``shapes``. Weights may have any floating-point dtype."""
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype.name in FLOATING}
+    return differences(
+        "weights", tensors, {name: (shape, dtypes.get(name, np.float32)) for name, shape in shapes.items()}
+    )

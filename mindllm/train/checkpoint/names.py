@@ -1,10 +1,10 @@
-"""Names inside a directory of checkpoints.
+"""Names in a directory of checkpoints, and directories that are either complete or absent.
 
-- ``{prefix}-{step}``: announced and whole.
-- ``{prefix}-{step}.superseded-{n}``: set aside when training went on from an earlier step; whole, but of an abandoned run.
-- ``.{name}.{purpose}-{token}``: being saved, replaced or deleted, or was when its process died. No reader looks at it.
+- ``{prefix}-{step}``: published and complete.
+- ``{prefix}-{step}.superseded-{n}``: superseded when training continued from an earlier step; complete, of an abandoned run.
+- ``.{name}.{purpose}-{token}``: being saved, replaced or deleted, possibly by a process that died. Readers ignore it.
 
-Directories for other programs are either whole or absent: filled under a hidden name, then renamed.
+A directory for other programs is filled under a hidden name, then renamed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from mindllm.files import sync_directory
 from mindllm.process.temporary import goes_with_this_process, remove_temporary, stays
 
 NAME = re.compile(r"(?P<prefix>.+?)-(?P<step>\d+)(\.superseded-(?P<generation>\d+))?")
+MOST_LISTED = 4
 HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<purpose>saving|replaced|deleting)-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint as its name tells it. ``generation`` counts the settings-aside up to its own; ``None``: it is current."""
+    """A checkpoint by its name. ``generation`` numbers the abandoned run it belongs to; None: the current one."""
 
     path: Path
     prefix: str
@@ -35,12 +36,12 @@ class Entry:
 
     @property
     def age(self) -> tuple[bool, int, int]:
-        """Sorts oldest first: those set aside before the current ones, then by step."""
+        """A sort key, oldest first: superseded checkpoints before current ones, then by step."""
         return self.generation is None, self.generation or 0, self.step
 
 
-def entry_of(path: Path) -> Entry | None:
-    """Returns what the name of ``path`` says, or ``None`` when it is not the name of a checkpoint."""
+def parse_entry(path: Path) -> Entry | None:
+    """Return the checkpoint that ``path`` names, or None for any other name."""
     match = None if path.name.startswith(".") else NAME.fullmatch(path.name)
     if match is None:
         return None
@@ -48,60 +49,57 @@ def entry_of(path: Path) -> Entry | None:
 
 
 def entries(directory: Path) -> list[Entry]:
-    """Returns the checkpoints in ``directory``, oldest first; none when there is no such directory."""
-    found = [entry_of(path) for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
-    return sorted((entry for entry in found if entry), key=lambda entry: entry.age)
+    """Return the checkpoints in ``directory``, oldest first; an empty list if the directory does not exist."""
+    parsed = [parse_entry(path) for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    return sorted((entry for entry in parsed if entry), key=lambda entry: entry.age)
 
 
-MOST_TOLD = 4  # checkpoints
+def suggest_checkpoints(path: Path) -> str:
+    """Return ``"; there are …"`` with existing checkpoints for one that is missing, or an empty string.
 
-
-def beside_missing(path: Path) -> str:
-    """Returns what to give in place of a checkpoint that is not there; ``"; there are …"``, and empty where there is none.
-
-    A step is never taken for another one that looks like it: of those that are there the newest are named.
+    A similar step would be misleading, so the newest checkpoints are listed.
     """
-    others = [entry.path.name for entry in entries(path.parent)]
-    if not others or entry_of(path) is None:
-        return nearest(path.name, others)
-    told = others[-MOST_TOLD:]
-    return f"; {'there is' if len(others) == 1 else 'there are'} {'…, ' * (len(others) > len(told))}{', '.join(told)}"
+    names = [entry.path.name for entry in entries(path.parent)]
+    if not names or parse_entry(path) is None:
+        return nearest(path.name, names)
+    newest = names[-MOST_LISTED:]
+    return f"; {'there is' if len(names) == 1 else 'there are'} {'…, ' * (len(names) > len(newest))}{', '.join(newest)}"
 
 
 def hidden_path(path: Path, purpose: str) -> Path:
-    """Returns a fresh name beside ``path`` that no reader takes for a checkpoint."""
+    """Return a new name next to ``path`` that readers ignore."""
     return path.with_name(f".{path.name}.{purpose}-{secrets.token_hex(4)}")
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """A hidden directory and the announced path it belongs to."""
+    """A hidden directory and the published path it belongs to."""
 
     path: Path
-    announced: Path
+    published: Path
     purpose: str
 
 
 def leftovers(directory: Path) -> list[Leftover]:
-    """Returns what interrupted processes left in ``directory``."""
+    """Return the hidden directories that interrupted processes left in ``directory``."""
     matches = [(path, HIDDEN.fullmatch(path.name)) for path in directory.iterdir()] if directory.is_dir() else []
     return [Leftover(path, path.with_name(match["name"]), match["purpose"]) for path, match in matches if match]
 
 
 def refuse_existing(directory: Path) -> None:
-    """Raises a UserError for a directory that holds something, or a file."""
+    """Raise UserError for an existing file or a directory that is not empty."""
     if directory.is_dir() and not any(directory.iterdir()):
         return
     if directory.exists():
-        raise UserError(f"{directory}: exists already; give a directory that does not, or delete it")
+        raise UserError(f"{directory}: exists already; pass another directory, or delete it")
 
 
 @contextmanager
-def whole_directory(directory: Path) -> Iterator[Path]:
-    """Yields a new directory to fill, which becomes ``directory`` at the end of the block; nothing is left of it on failure.
+def atomic_directory(directory: Path) -> Iterator[Path]:
+    """Yield a new directory to fill, which becomes ``directory`` at the end of the block and is removed on failure.
 
     Raises:
-        RunFailed: the disk is full or refuses.
+        RunFailed: the disk is full or reports an error.
     """
     temporary = hidden_path(directory, "saving")
     try:

@@ -1,7 +1,7 @@
-"""Tensors that ranks save in parts, each what it holds, and that are read as whole ones or as any other part.
+"""Tensors in parts: each rank saves the parts it has, and any block of the whole tensor can be read back.
 
-A file of parts is a safetensors file whose header says, under ``parts``, the whole tensor's shape and where each part begins.
-Nothing depends on the layout they were saved under: a part is read from whatever files hold some of it.
+A file of parts is a safetensors file whose header has, under ``parts``, the shape of each whole tensor and the start of its part.
+Reading does not depend on the layout of the ranks that saved them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PARTS = "parts"
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank holds of a tensor: the whole one's shape, where in it the part lies, its values.
+    """A rank's part of a tensor: the shape of the whole tensor, the place of the part in it, and its values.
 
-    ``replica`` counts the ranks before this one that hold the same part: the one with 0 writes it.
+    ``replica`` counts the lower ranks with an equal part: replica 0 writes it.
     """
 
     shape: tuple[int, ...]
@@ -45,23 +45,23 @@ class Part:
         return tuple(cut.start for cut in self.slices)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return tuple(self.value.shape) == self.shape
 
 
 @dataclass(frozen=True)
 class RankTensors:
-    """What a rank keeps of a run, by name: a :class:`Part`, or a whole tensor where every rank holds all of it."""
+    """A rank's tensors by name: a :class:`Part`, or a tensor that every rank has completely."""
 
     weights: Mapping[str, Part | TensorSource]
     optimizer: Mapping[str, Part | TensorSource]
 
     def on_host(self) -> RankTensors:
-        """The same values in arrays that training does not change: what is written while it goes on."""
-        return RankTensors(_copied(self.weights), _copied(self.optimizer))
+        """Copy the values to arrays that training does not change, so that they can be written meanwhile."""
+        return RankTensors(_copy(self.weights), _copy(self.optimizer))
 
 
-def _copied(tensors: Mapping[str, Part | TensorSource]) -> dict[str, Part | TensorSource]:
+def _copy(tensors: Mapping[str, Part | TensorSource]) -> dict[str, Part | TensorSource]:
     return {
         name: replace(item, value=np.array(item.value)) if isinstance(item, Part) else np.array(item)
         for name, item in tensors.items()
@@ -70,7 +70,7 @@ def _copied(tensors: Mapping[str, Part | TensorSource]) -> dict[str, Part | Tens
 
 @dataclass(frozen=True)
 class PartedTensor:
-    """A tensor in several files or arrays: becomes an array, or a part of one, when it is asked for."""
+    """A tensor in several files or arrays, assembled each time it becomes an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -80,7 +80,7 @@ class PartedTensor:
         return self.read(tuple(slice(0, size) for size in self.shape)).astype(dtype or self.dtype, copy=False)
 
     def read(self, slices: Slices) -> np.ndarray:
-        """The values at ``slices``, from those that hold some of them."""
+        """Read the values at ``slices`` from the parts that overlap them."""
         result = np.zeros([cut.stop - cut.start for cut in slices], self.dtype)
         for start, stored in self.parts:
             first = [max(cut.start, begin) for cut, begin in zip(slices, start, strict=True)]
@@ -91,108 +91,107 @@ class PartedTensor:
         return result
 
 
-def as_parts(tensors: Mapping[str, Part | TensorSource], rank: int) -> dict[str, Part]:
-    """``tensors`` of ``rank`` as parts: a whole tensor is held by every rank, so it is the first one's to write."""
-    return {name: item if isinstance(item, Part) else _whole_part(item, rank) for name, item in tensors.items()}
-
-
-def whole_tensors(tensors: Mapping[str, Part | TensorSource]) -> dict[str, TensorSource] | None:
-    """The tensors of a rank that holds all of each; None where it holds a part of one."""
-    whole: dict[str, TensorSource] = {}
+def split_parts(tensors: Mapping[str, Part | TensorSource], rank: int) -> dict[str, Part]:
+    """Return the tensors of ``rank`` as parts. Every rank has a complete tensor, so only the first one writes it."""
+    parts = {}
     for name, item in tensors.items():
-        if isinstance(item, Part) and not item.is_whole:
+        slices = tuple(slice(0, size) for size in item.shape)
+        parts[name] = item if isinstance(item, Part) else Part(tuple(item.shape), slices, item, rank)
+    return parts
+
+
+def complete_tensors(tensors: Mapping[str, Part | TensorSource]) -> dict[str, TensorSource] | None:
+    """Return the tensors of a rank if all of them are complete, or None."""
+    tensors_by_name: dict[str, TensorSource] = {}
+    for name, item in tensors.items():
+        if isinstance(item, Part) and not item.is_complete:
             return None
-        whole[name] = item.value if isinstance(item, Part) else item
-    return whole
+        tensors_by_name[name] = item.value if isinstance(item, Part) else item
+    return tensors_by_name
 
 
-def _whole_part(tensor: TensorSource, rank: int) -> Part:
-    return Part(tuple(tensor.shape), tuple(slice(0, size) for size in tensor.shape), tensor, rank)
-
-
-def without_copies(ranks: Mapping[int, Mapping[str, Part]]) -> dict[int, dict[str, Part]]:
-    """The same parts, each with the first rank that has it only."""
-    seen: set[tuple[str, tuple[int, ...]]] = set()
+def drop_replicas(ranks: Mapping[int, Mapping[str, Part]]) -> dict[int, dict[str, Part]]:
+    """Return each part only for the first rank that has it."""
+    written: set[tuple[str, tuple[int, ...]]] = set()
     chosen: dict[int, dict[str, Part]] = {}
     for rank, parts in ranks.items():
-        own = {name: part for name, part in parts.items() if part.replica == 0 and (name, part.start) not in seen}
-        seen.update((name, part.start) for name, part in own.items())
-        chosen[rank] = own
+        first = {name: part for name, part in parts.items() if part.replica == 0 and (name, part.start) not in written}
+        written.update((name, part.start) for name, part in first.items())
+        chosen[rank] = first
     return chosen
 
 
 def write_parts(parts: Mapping[str, Part], writer: HashingWriter) -> None:
-    """Writes a file of parts."""
+    """Write a file of parts."""
     places = {name: {"shape": list(part.shape), "start": list(part.start)} for name, part in parts.items()}
     tensors = {name: part.value for name, part in parts.items()}
     write_tensors(writer, tensors, metadata={PARTS: json.dumps(places)})
 
 
-def holds_parts(path: Path) -> bool:
-    """Whether a safetensors file holds parts of tensors."""
+def has_parts(path: Path) -> bool:
+    """Return True if a safetensors file has parts of tensors."""
     return PARTS in read_metadata(path)
 
 
 def read_parts(paths: Sequence[Path], incomplete: bool = False) -> dict[str, PartedTensor]:
-    """The whole tensors whose parts are in these files; what is in none of them is zero, if they may be ``incomplete``.
+    """Return the whole tensors whose parts are in these files. With ``incomplete``, missing values are zero.
 
     Raises:
-        ValueError: parts that do not make a whole, or that disagree about it; names the tensor.
+        ValueError: parts do not make a whole tensor or disagree about its shape; names the tensor.
     """
-    found: dict[str, list[tuple[tuple[int, ...], TensorSource]]] = {}
+    pieces: dict[str, list[tuple[tuple[int, ...], TensorSource]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in paths:
         places = parse_json(read_metadata(path)[PARTS])
         for name, stored in stored_tensors(path).items():
             shape = tuple(places[name]["shape"])
             if shapes.setdefault(name, shape) != shape:
-                raise ValueError(f"{path}: tensor {name} is of shape {shape} here and {shapes[name]} in another file")
-            found.setdefault(name, []).append((tuple(places[name]["start"]), stored))
+                raise ValueError(f"{path}: tensor {name} has shape {shape}, and {shapes[name]} in another file")
+            pieces.setdefault(name, []).append((tuple(places[name]["start"]), stored))
     if incomplete:
-        return {name: PartedTensor(shapes[name], parts[0][1].dtype, tuple(parts)) for name, parts in found.items()}
-    return {name: whole_of_parts(name, shapes[name], parts) for name, parts in found.items()}
+        return {name: PartedTensor(shapes[name], parts[0][1].dtype, tuple(parts)) for name, parts in pieces.items()}
+    return {name: join_parts(name, shapes[name], parts) for name, parts in pieces.items()}
 
 
-def joined(ranks: Iterable[Mapping[str, Part | TensorSource]]) -> dict[str, PartedTensor]:
-    """The whole tensors whose parts these ranks keep; nothing is copied before a tensor is asked for.
+def join_ranks(ranks: Iterable[Mapping[str, Part | TensorSource]]) -> dict[str, PartedTensor]:
+    """Return the whole tensors of these ranks, assembled when a tensor becomes an array.
 
     Raises:
-        ValueError: other processes keep parts of them.
+        ValueError: other processes have some of the parts.
     """
-    found: dict[str, list[Part]] = {}
+    by_name: dict[str, list[Part]] = {}
     for tensors in ranks:
-        for name, part in as_parts(tensors, 0).items():
-            found.setdefault(name, []).append(part)
+        for name, part in split_parts(tensors, 0).items():
+            by_name.setdefault(name, []).append(part)
     return {
-        name: whole_of_parts(name, parts[0].shape, [(part.start, part.value) for part in parts])
-        for name, parts in found.items()
+        name: join_parts(name, parts[0].shape, [(part.start, part.value) for part in parts])
+        for name, parts in by_name.items()
     }
 
 
-def whole_of_parts(
-    name: str, shape: tuple[int, ...], found: Sequence[tuple[tuple[int, ...], TensorSource]]
+def join_parts(
+    name: str, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], TensorSource]]
 ) -> PartedTensor:
-    """The tensor of ``shape`` that the parts ``found`` make, each with where it begins.
+    """Return the tensor of ``shape`` that consists of ``pieces``, each with its start.
 
-    Of copies that several ranks wrote (``remove_redundancy: false``) the first is taken.
+    If several ranks wrote equal pieces (``remove_redundancy: false``), the first is used.
 
     Raises:
-        ValueError: they are not the blocks of an even cut: only then none overlap and nothing is missing.
+        ValueError: the pieces are not the blocks of an even cut, so that some overlap or are missing.
     """
-    once = {(start, tuple(stored.shape)): (start, stored) for start, stored in reversed(found)}
-    parts = sorted(once.values(), key=lambda item: item[0])
-    held = sum(math.prod(stored.shape) for _, stored in parts)
-    if held != math.prod(shape):
-        raise ValueError(f"the parts of tensor {name} hold {held} of its {math.prod(shape)} values")
+    distinct = {(start, tuple(stored.shape)): (start, stored) for start, stored in reversed(pieces)}
+    parts = sorted(distinct.values(), key=lambda item: item[0])
+    count = sum(math.prod(stored.shape) for _, stored in parts)
+    if count != math.prod(shape):
+        raise ValueError(f"the parts of tensor {name} have {count} of its {math.prod(shape)} values")
     block = tuple(parts[0][1].shape)
-    places = {start for start, _ in parts}
-    if len(places) < len(parts) or not all(_is_block(start, tuple(stored.shape), block) for start, stored in parts):
+    even = len({start for start, _ in parts}) == len(parts)
+    for start, stored in parts:
+        aligned = all(first % size == 0 for first, size in zip(start, block, strict=True))
+        even = even and tuple(stored.shape) == block and aligned
+    if not even:
         raise ValueError(f"the parts of tensor {name} overlap")
     return PartedTensor(shape, parts[0][1].dtype, tuple(parts))
-
-
-def _is_block(start: tuple[int, ...], shape: tuple[int, ...], block: tuple[int, ...]) -> bool:
-    return shape == block and all(first % size == 0 for first, size in zip(start, block, strict=True))
 
 
 def _relative(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) -> Slices:

@@ -1,10 +1,9 @@
-"""The checkpoints of one run: saved so that a crash at any moment loses none that was announced, the newest few kept.
+"""The checkpoints of one run. A crash at any moment loses none that was published; the newest few are retained.
 
 A checkpoint is written under a hidden name, every file flushed to the disk, the manifest last, and becomes visible by one
 rename (the pattern of Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014). ``save`` returns only after that
-rename is on the disk: from then on the checkpoint is announced.
-
-A checkpoint comes and goes on the disk in steps, each safe against a crash after it.
+rename is on the disk: from then on the checkpoint is published. Deletion also consists of steps that are each safe against a
+crash.
 """
 
 from __future__ import annotations
@@ -12,17 +11,23 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mindllm.config import RunConfig
+from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.errors import UserError
 from mindllm.files import sync_directory
-from mindllm.train.checkpoint.joint import SINGLE_RANK, Peers, await_outcome, collect, give_up, refuse_given_up, report
+from mindllm.train.checkpoint.joint import SINGLE_RANK, Peers, abandon, await_outcome, check_abandoned, collect, report
 from mindllm.train.checkpoint.loading import Checkpoint, is_good, load_checkpoint
 from mindllm.train.checkpoint.manifest import (
     MANIFEST,
@@ -33,19 +38,20 @@ from mindllm.train.checkpoint.manifest import (
     FileEntry,
     Manifest,
 )
-from mindllm.train.checkpoint.names import Entry, entries, entry_of, hidden_path, leftovers
-from mindllm.train.checkpoint.parts import RankTensors, as_parts, whole_tensors, without_copies, write_parts
+from mindllm.train.checkpoint.names import Entry, entries, hidden_path, leftovers, parse_entry
+from mindllm.train.checkpoint.parts import RankTensors, complete_tensors, drop_replicas, split_parts, write_parts
 from mindllm.train.checkpoint.tensors import HashingWriter, payload_bytes, write_tensors
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
+FP32_BYTES, MOMENTS_BYTES = 4, 8
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FILE_NAMES = {WEIGHTS: "model.safetensors", OPTIMIZER: "optimizer.safetensors", STATE: "state.json"}
 
 
 def write_file(path: Path, role: str, write: Callable[[HashingWriter], None]) -> FileEntry:
-    """Has ``write`` write a new file, flushed to the disk; returns its entry in the manifest."""
+    """Create a file with ``write``, flush it to the disk, and return its entry in the manifest."""
     with open(path, "xb") as file:
         writer = HashingWriter(file)
         write(writer)
@@ -55,7 +61,7 @@ def write_file(path: Path, role: str, write: Callable[[HashingWriter], None]) ->
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Renames ``temporary`` to ``final`` durably. A predecessor steps aside under a name that ``recover`` puts back."""
+    """Rename ``temporary`` to ``final`` durably. A predecessor is renamed so that ``recover`` can restore it."""
     replaced = hidden_path(final, "replaced")
     try:
         if final.exists():
@@ -70,14 +76,14 @@ def publish(temporary: Path, final: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Deletes a checkpoint so that it is either whole or no longer visible, whenever the process or the machine stops."""
+    """Delete a checkpoint so that it is either complete or invisible if the process or the machine stops."""
     doomed = path.rename(hidden_path(path, "deleting"))
-    sync_directory(path.parent)  # before the first file goes: a lost rename would leave a checkpoint with holes
+    sync_directory(path.parent)  # before the first file is removed: a lost rename would leave an incomplete checkpoint
     shutil.rmtree(doomed)
 
 
 def make_directory(directory: Path) -> None:
-    """Creates ``directory`` with its parents; each new name is on the disk before anything is announced inside."""
+    """Create ``directory`` and its parents, with each new name on the disk before a checkpoint is published in it."""
     if directory.is_dir():
         return
     make_directory(directory.parent)
@@ -85,8 +91,25 @@ def make_directory(directory: Path) -> None:
     sync_directory(directory.parent)
 
 
+def checkpoint_bytes(config: RunConfig) -> int:
+    """Estimate the bytes of one checkpoint: trained weights and their optimizer state."""
+    model = config.model.config
+    total = (FP32_BYTES + MOMENTS_BYTES) * model.architecture.trained_parameter_count()
+    if model.has_half_parameters:
+        shapes = model.architecture.trained_shapes()
+        halves = sum(math.prod(shape) for name, shape in shapes.items() if model.parameter_type(name) != "float32")
+        total += (FP32_BYTES // 2 if config.optimizer.master_weights else -FP32_BYTES // 2) * halves
+    return total
+
+
+def max_checkpoints(config: RunConfig) -> int:
+    """Return the maximum number of retained checkpoints, 1 if the run does not set it."""
+    limits = [item.keep_checkpoint_max for item in config.callbacks if isinstance(item, CheckpointMonitorConfig)]
+    return max(limits, default=1)
+
+
 class Content(NamedTuple):
-    """A file of a checkpoint: name, role, what writes it, and the bytes its values take."""
+    """A file of a checkpoint: name, role, the function that writes it, and the bytes of its values."""
 
     name: str
     role: str
@@ -95,18 +118,18 @@ class Content(NamedTuple):
 
 
 class CheckpointNotSavedError(RuntimeError):
-    """A checkpoint could not be written (a full disk, most often). Nothing of it is left, older ones are untouched: go on."""
+    """A checkpoint could not be written, usually because of a full disk. Older ones are intact; training can continue."""
 
 
 class CheckpointStore:
-    """Saves to and loads from ``{directory}/{prefix}-{step}/``. The processes of one run write, any number may read.
+    """Checkpoints in ``{directory}/{prefix}-{step}/``, written by the processes of one run and read by any number.
 
     A run calls ``recover`` when it starts, ``resume`` if it continues, ``supersede_after`` before its first step, then
-    ``save``. The newest ``keep_checkpoint_max`` checkpoints are kept.
+    ``save``. The newest ``keep_checkpoint_max`` checkpoints are retained.
 
     Args:
-        peers: the processes that write together; the first of them alone cleans up, sets aside and deletes.
-        remove_redundancy: whether a part that several ranks keep is written by the first of them only.
+        peers: the processes that write together. Only the first one cleans up, renames and deletes.
+        remove_redundancy: whether equal parts of several ranks are written by the first of them only.
     """
 
     def __init__(
@@ -125,81 +148,91 @@ class CheckpointStore:
         self.peers = peers
         self.remove_redundancy = remove_redundancy
         self._attempts = 0
-        self._given_up: Path | None = None
+        self._abandoned: Path | None = None
 
     def recover(self) -> None:
-        """Cleans up after processes that died: ends deletions, drops half-saved checkpoints, undoes half-done replacements."""
+        """Clean up after processes that died: finish deletions, remove partial saves, undo partial replacements."""
         for leftover in leftovers(self.directory) if self.peers.is_first else ():
-            if not self._is_ours(entry_of(leftover.announced)):
+            entry = parse_entry(leftover.published)
+            if entry is None or entry.prefix != self.prefix:
                 continue
-            if leftover.purpose == "replaced" and not leftover.announced.exists():
-                leftover.path.rename(leftover.announced)
+            if leftover.purpose == "replaced" and not leftover.published.exists():
+                leftover.path.rename(leftover.published)
             else:
                 shutil.rmtree(leftover.path)
 
     def supersede_after(self, step: int) -> list[Path]:
-        """Sets aside the checkpoints after ``step``, where training goes on (0: from the start); returns their new paths.
+        """Rename the checkpoints after ``step``, where training continues (0: from the start), and return their new paths.
 
-        They belong to a run that is abandoned: the next resume must not pick one of them. They still load, by path, and give
-        way to new checkpoints first.
+        They belong to an abandoned run, which the next resume must not continue. They can still be loaded by path, and are
+        deleted before others.
         """
         if not self.peers.is_first:
             return []
-        own = self._entries()
-        generation = 1 + max((entry.generation or 0 for entry in own), default=0)
+        existing = self._entries()
+        generation = 1 + max((entry.generation or 0 for entry in existing), default=0)
         moved = []
-        for entry in own:
+        for entry in existing:
             if entry.generation is None and entry.step > step:
                 moved.append(entry.path.rename(entry.path.with_name(f"{entry.path.name}.superseded-{generation}")))
         if moved:
             sync_directory(self.directory)
         return moved
 
-    def save(self, step: int, held: Mapping[int, RankTensors], state: dict[str, Any]) -> Path:
-        """Saves a checkpoint, then deletes the oldest beyond ``keep_checkpoint_max``. An existing one of ``step`` is replaced.
+    def save(self, step: int, ranks: Mapping[int, RankTensors], state: dict[str, Any]) -> Path:
+        """Save a checkpoint, then delete the oldest beyond ``keep_checkpoint_max``. An existing one of ``step`` is replaced.
 
-        Every process of the run calls it for the same steps, in the same order, and returns when the checkpoint is visible.
+        Every process of the run calls it for the same steps in the same order. It returns when the checkpoint is visible.
 
         Arguments:
-            held: what the ranks of this process keep, by rank: one in a process per rank, all of them where one process
-                executes all. Values become arrays when their turn to be written comes. A part that several ranks keep is
-                written once, unless ``remove_redundancy`` is off; files load under any other layout.
-            state: what JSON holds exactly (loss scale, position of the sampler, random state, digest of the configuration);
-                the first process's is written.
+            ranks: the tensors of this process's ranks: one rank in a process per rank, or all of them. Values become arrays
+                when they are written. Equal parts of several ranks are written once, unless ``remove_redundancy`` is off.
+                The files can be loaded under any other layout.
+            state: JSON content (loss scale, position of the sampler, random state, digest of the configuration). Only the
+                first process writes it.
 
         Raises:
-            CheckpointNotSavedError: the disk is full or refuses, or another process could not write; training can go on.
-            TypeError: a dtype that cannot be saved, or ``state`` is not what JSON gives back.
+            CheckpointNotSavedError: the disk is full or fails, or another process could not write. Training can continue.
+            TypeError: a dtype is unsupported, or JSON does not reproduce ``state``.
         """
-        total = max(self.peers.count, *(rank + 1 for rank in held)) if held else self.peers.count
-        contents = list(self._contents(held, total))
+        total = max(self.peers.count, *(rank + 1 for rank in ranks)) if ranks else self.peers.count
+        contents = list(self._contents(ranks, total))
         if self.peers.is_first:
-            contents.append(Content(FILE_NAMES[STATE], STATE, _state_writer(state)))
+            text = json.dumps(state, indent=2, allow_nan=False)
+            if json.loads(text) != state:
+                raise TypeError("state must be reproducible by JSON: lists instead of tuples, strings as keys")
+            contents.append(Content(FILE_NAMES[STATE], STATE, lambda writer: writer.write(text.encode() + b"\n")))
         final = self.directory / f"{self.prefix}-{step}"
         self._attempts += 1
         try:
             make_directory(self.directory)
             self._write_and_publish(final, step, contents)
         except OSError as error:
-            raise CheckpointNotSavedError(self._not_saved(final, error)) from error
+            newest = self.newest()
+            newest_text = f"the newest checkpoint is {newest}" if newest else "no checkpoint exists yet"
+            advice = ". Free some space" if error.errno in FULL else ""
+            raise CheckpointNotSavedError(
+                f"{final} was not saved: {error.strerror or error}. Nothing of it is left; {newest_text}{advice}"
+            ) from error
         if self.peers.is_first:
             self._delete_oldest(final)
         return final
 
-    def _contents(self, held: Mapping[int, RankTensors], total: int) -> Iterator[Content]:
-        """The files of tensors that this process writes."""
+    def _contents(self, ranks: Mapping[int, RankTensors], total: int) -> Iterator[Content]:
+        """Yield the files of tensors that this process writes."""
         roles = {
-            WEIGHTS: {rank: tensors.weights for rank, tensors in held.items()},
-            OPTIMIZER: {rank: tensors.optimizer for rank, tensors in held.items()},
+            WEIGHTS: {rank: tensors.weights for rank, tensors in ranks.items()},
+            OPTIMIZER: {rank: tensors.optimizer for rank, tensors in ranks.items()},
         }
         for role, by_rank in roles.items():
             if total == 1:
-                whole = whole_tensors(by_rank.get(0, {}))
-                if whole is not None:
-                    yield Content(FILE_NAMES[role], role, partial(write_tensors, tensors=whole), payload_bytes(whole))
+                complete = complete_tensors(by_rank.get(0, {}))
+                if complete is not None:
+                    write = partial(write_tensors, tensors=complete)
+                    yield Content(FILE_NAMES[role], role, write, payload_bytes(complete))
                     continue
-            parts = {rank: as_parts(tensors, rank) for rank, tensors in by_rank.items()}
-            for rank, chosen in (without_copies(parts) if self.remove_redundancy else parts).items():
+            parts = {rank: split_parts(tensors, rank) for rank, tensors in by_rank.items()}
+            for rank, chosen in (drop_replicas(parts) if self.remove_redundancy else parts).items():
                 if chosen:
                     name = Path(FILE_NAMES[role])
                     file = f"{name.stem}-{rank:05d}-of-{total:05d}{name.suffix}"
@@ -207,22 +240,22 @@ class CheckpointStore:
                     yield Content(file, role, partial(write_parts, chosen), size)
 
     def newest(self) -> Path | None:
-        """Returns the announced checkpoint of the highest step, good or not; ``None`` when there is none."""
+        """Return the published checkpoint of the highest step, or None. It is not verified."""
         current = self._current()
         return current[-1].path if current else None
 
     def latest_good(self) -> Path | None:
-        """Returns the newest checkpoint whose every byte is verified, or ``None``."""
+        """Return the newest checkpoint that passes verification, or None."""
         return next((entry.path for entry in reversed(self._current()) if is_good(entry.path)), None)
 
     def resume(self, resume_training: bool | str) -> Checkpoint | None:
-        """Loads what the key ``resume_training`` names; every process of the run calls it.
+        """Load the checkpoint that the key ``resume_training`` names. Every process of the run calls it.
 
-        ``True`` is the newest checkpoint, or, where that is damaged, the newest good one, with a warning; ``"auto"`` the same,
-        or None where there is none: the run begins. Another string is the path of a checkpoint.
+        ``True`` is the newest checkpoint, or with a warning the newest good one if that is damaged. ``"auto"`` additionally
+        returns None if there is no checkpoint, so that the run begins. Another string is the path of a checkpoint.
 
         Raises:
-            UserError: there is none, or none that is good.
+            UserError: no checkpoint exists, or all are damaged.
         """
         if resume_training not in (True, AUTO):
             return load_checkpoint(str(resume_training), peers=self.peers)
@@ -230,38 +263,30 @@ class CheckpointStore:
         if not candidates and resume_training == AUTO:
             return None
         if not candidates:
-            raise UserError(self._nothing_to_resume())
+            names = ", ".join(entry.path.name for entry in entries(self.directory))
+            raise UserError(
+                f"resume_training=True, but {self.directory} has no checkpoint {self.prefix}-<step>"
+                f"{f'; it has {names}' if names else ''}; start without resume_training, write resume_training=auto, or pass the "
+                "path of a checkpoint"
+            )
         damages = []
         for path in candidates:
             try:
                 return load_checkpoint(path, peers=self.peers, offers=False)
             except DamagedCheckpointError as damage:
                 damages.append(damage)
-                logger.warning("%s; the checkpoint before it is tried", damage)
-        raise UserError(
-            f"{damages[0]}\nthere is no other good checkpoint in {self.directory}; start without resume_training"
-        )
-
-    def _nothing_to_resume(self) -> str:
-        others = ", ".join(entry.path.name for entry in entries(self.directory))
-        found = f"; found there: {others}" if others else ""
-        return (
-            f"resume_training=True, but {self.directory} holds no checkpoint {self.prefix}-<step>{found}; start without "
-            "resume_training, write resume_training=auto, or give it the path of a checkpoint"
-        )
-
-    def _is_ours(self, entry: Entry | None) -> bool:
-        return entry is not None and entry.prefix == self.prefix
+                logger.warning("%s; trying the previous checkpoint", damage)
+        raise UserError(f"{damages[0]}\n{self.directory} has no other good checkpoint; start without resume_training")
 
     def _entries(self) -> list[Entry]:
-        return [entry for entry in entries(self.directory) if self._is_ours(entry)]
+        return [entry for entry in entries(self.directory) if entry.prefix == self.prefix]
 
     def _current(self) -> list[Entry]:
         return [entry for entry in self._entries() if entry.generation is None]
 
     def _write_and_publish(self, final: Path, step: int, contents: Sequence[Content]) -> None:
         if self.peers.count > 1:
-            self._write_together(final, step, contents)
+            self._write_jointly(final, step, contents)
             return
         temporary = hidden_path(final, "saving")
         try:
@@ -270,14 +295,14 @@ class CheckpointStore:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def _write_together(self, final: Path, step: int, contents: Sequence[Content]) -> None:
-        """As one of several processes: the first one publishes when the others have reported."""
+    def _write_jointly(self, final: Path, step: int, contents: Sequence[Content]) -> None:
+        """Write the files of one of several processes. The first one publishes after the others have reported."""
         temporary = self.peers.hidden(final, self._attempts)
         try:
-            if self._given_up is not None:
-                shutil.rmtree(self._given_up, ignore_errors=True)
+            if self._abandoned is not None:
+                shutil.rmtree(self._abandoned, ignore_errors=True)
             temporary.mkdir(exist_ok=True)
-            refuse_given_up(temporary)
+            check_abandoned(temporary)
             files = self._write(temporary, contents)
             if self.peers.is_first:
                 self._publish(temporary, final, step, (*files, *collect(temporary, self.peers)))
@@ -287,17 +312,20 @@ class CheckpointStore:
                 await_outcome(temporary, final, files, self.peers)
         except BaseException as error:
             if self.peers.is_first:
-                give_up(temporary)
-                self._given_up = temporary  # left for ranks that come late, until the next save
+                abandon(temporary)
+                self._abandoned = temporary  # late ranks need it until the next save
             else:
                 with suppress(OSError):
                     report(temporary, self.peers.rank, problem=str(error) or type(error).__name__)
                 if isinstance(error, FileNotFoundError):
-                    refuse_given_up(temporary)  # what this rank was writing has been removed
+                    check_abandoned(temporary)  # the first rank has removed this rank's file
             raise
 
     def _write(self, temporary: Path, contents: Sequence[Content]) -> tuple[FileEntry, ...]:
-        self._refuse_if_full(sum(content.size for content in contents))
+        needed, free = sum(content.size for content in contents), shutil.disk_usage(self.directory).free
+        if free < needed:
+            figures = f"it needs {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
+            raise OSError(errno.ENOSPC, f"{figures}: {(needed - free) / 1e6:.1f} MB are missing")
         return tuple(write_file(temporary / item.name, item.role, item.write) for item in contents)
 
     def _publish(self, temporary: Path, final: Path, step: int, files: tuple[FileEntry, ...]) -> None:
@@ -305,29 +333,66 @@ class CheckpointStore:
         sync_directory(temporary)
         publish(temporary, final)
 
-    def _refuse_if_full(self, needed: int) -> None:
-        free = shutil.disk_usage(self.directory).free
-        if free < needed:
-            figures = f"it needs {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
-            raise OSError(errno.ENOSPC, f"{figures}: {(needed - free) / 1e6:.1f} MB are missing")
-
-    def _not_saved(self, final: Path, error: OSError) -> str:
-        newest = self.newest()
-        kept = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
-        advice = ". Free some space" if error.errno in FULL else ""
-        return f"{final} was not saved: {error.strerror or error}. Nothing of it is left; {kept}{advice}"
-
     def _delete_oldest(self, just_saved: Path) -> None:
-        others = [entry.path for entry in self._entries() if entry.path != just_saved]
-        for path in others[: max(0, len(others) + 1 - self.keep_checkpoint_max)]:
+        earlier = [entry.path for entry in self._entries() if entry.path != just_saved]
+        for path in earlier[: max(0, len(earlier) + 1 - self.keep_checkpoint_max)]:
             try:
                 delete(path)
             except OSError as error:
                 logger.warning("the old checkpoint %s could not be deleted: %s", path, error)
 
 
-def _state_writer(state: dict[str, Any]) -> Callable[[HashingWriter], None]:
-    text = json.dumps(state, indent=2, allow_nan=False)
-    if json.loads(text) != state:
-        raise TypeError("state must be what JSON gives back: lists instead of tuples, strings as keys")
-    return lambda writer: writer.write(text.encode() + b"\n")
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint on the disk: seconds that training was blocked, and total seconds of writing."""
+
+    step: int
+    path: Path
+    blocked: float
+    written: float
+
+
+class SavingThread:
+    """Saves checkpoints in a thread during training, one after another. It needs host memory for a copy of the tensors."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self.store = store
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._last: Future[SavedCheckpoint] | None = None
+
+    def save(self, step: int, ranks: Mapping[int, RankTensors], state: dict[str, Any]) -> SavedCheckpoint | None:
+        """Wait for the last checkpoint, copy ``ranks`` to the host and begin to write; return the last checkpoint.
+
+        Raises:
+            CheckpointNotSavedError: the last one could not be written; the new one has not been started.
+        """
+        start = time.perf_counter()
+        last = self.finish()
+        copies = {rank: tensors.on_host() for rank, tensors in ranks.items()}
+        blocked = time.perf_counter() - start
+        self._last = self._pool.submit(self._write, step, copies, state, blocked)
+        return last
+
+    def poll(self) -> SavedCheckpoint | None:
+        """Return the checkpoint that has been completed since the last call. Raises like :meth:`finish`."""
+        return self.finish() if self._last is not None and self._last.done() else None
+
+    def finish(self) -> SavedCheckpoint | None:
+        """Wait for the checkpoint in progress.
+
+        Raises:
+            CheckpointNotSavedError: it could not be written.
+        """
+        last, self._last = self._last, None
+        return last.result() if last is not None else None
+
+    def close(self) -> None:
+        """Wait for the thread to end."""
+        self._pool.shutdown(wait=True)
+
+    def _write(
+        self, step: int, ranks: Mapping[int, RankTensors], state: dict[str, Any], blocked: float
+    ) -> SavedCheckpoint:
+        start = time.perf_counter()
+        path = self.store.save(step, ranks, state)
+        return SavedCheckpoint(step, path, blocked, time.perf_counter() - start)

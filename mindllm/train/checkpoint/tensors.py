@@ -1,8 +1,8 @@
-"""Reads and writes safetensors files with bounded memory: one tensor at a time out, views of a memory map in.
+"""Safetensors files with bounded memory: tensors are written one at a time and read as views of a memory map.
 
 The format is that of https://github.com/huggingface/safetensors: the header's length (uint64, little endian), a JSON header
-``{name: {dtype, shape, data_offsets}}``, the bytes of all tensors without gaps. The library's own writer wants every tensor in
-memory at once and does not hash; its reader copies.
+``{name: {dtype, shape, data_offsets}}``, the bytes of all tensors without gaps. The library's writer needs all tensors in memory
+and computes no hash; its reader copies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol
@@ -42,14 +42,14 @@ CODES = {
 NOT_IN_NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn)}
 DTYPES = {code: NOT_IN_NUMPY.get(name) or np.dtype(name).newbyteorder("<") for name, code in CODES.items()}
 METADATA = "__metadata__"
-LARGEST_HEADER = 100 << 20  # what the library accepts
+LARGEST_HEADER = 100 << 20  # the library's own limit
 ALIGNMENT = 8
 CHUNK = 4 << 20
 Slices = tuple[slice, ...]
 
 
 class TensorSource(Protocol):
-    """What can be saved: an array, or an object that knows its shape and dtype and becomes an array when its turn comes."""
+    """A tensor to save or load: an array, or an object with shape and dtype that becomes an array on request."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -62,28 +62,28 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a safetensors file: read when it is asked for its array, every time, and not kept."""
+    """A tensor of a safetensors file, read each time it becomes an array."""
 
     path: Path
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype
-    reads_anew: ClassVar[bool] = True  # nobody else has the array
+    creates_array: ClassVar[bool] = True  # each array has a single owner
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        content = np.fromfile(self.path, np.uint8, _bytes(self), offset=self.offset)
+        content = np.fromfile(self.path, np.uint8, byte_size(self), offset=self.offset)
         return content.view(self.dtype).reshape(self.shape).astype(dtype or self.dtype, copy=False)
 
     def read(self, slices: Slices) -> np.ndarray:
-        """The values at ``slices``; of the file, the pages that hold them."""
-        if _bytes(self) == 0:
+        """Read the values at ``slices`` only."""
+        if byte_size(self) == 0:
             return np.asarray(self)[slices]
-        content = np.memmap(self.path, np.uint8, "r", self.offset, (_bytes(self),))
+        content = np.memmap(self.path, np.uint8, "r", self.offset, (byte_size(self),))
         return np.array(content.view(self.dtype).reshape(self.shape)[slices])
 
 
 def read_slices(source: Any, slices: Slices) -> np.ndarray:
-    """The values of a tensor at ``slices``, whichever way it is held; no more of it is read than must be."""
+    """Return the values of a tensor at ``slices``, reading no others if the source can."""
     return source.read(slices) if hasattr(source, "read") else np.asarray(source)[slices]
 
 
@@ -122,8 +122,32 @@ class Converted:
         return rounded
 
 
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor that is computed each time it becomes an array.
+
+    Attributes:
+        make: compute all values.
+        make_slices: compute the values at some slices only. Without it they are cut from all values.
+        path: the file that the tensor comes from, for error messages.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    make: Callable[[], np.ndarray]
+    make_slices: Callable[[Slices], np.ndarray] | None = None
+    path: Path | None = None
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.make(), dtype)
+
+    def read(self, slices: Slices) -> np.ndarray:
+        """Compute the values at ``slices``."""
+        return self.make_slices(slices) if self.make_slices else self.make()[slices]
+
+
 class HashingWriter:
-    """Writes to a file and knows size and SHA-256 of what it wrote."""
+    """A file writer that counts and hashes its output."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -132,11 +156,11 @@ class HashingWriter:
 
     @property
     def sha256(self) -> str:
-        """Hexadecimal SHA-256 of all bytes so far."""
+        """The hexadecimal SHA-256 of all bytes so far."""
         return self._hash.hexdigest()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Writes all of ``data``, a piece at a time: each is hashed while it is in the processor's cache."""
+        """Write ``data`` in pieces, so that each is hashed while it is in the processor's cache."""
         view = memoryview(data)
         for start in range(0, len(view), CHUNK):
             piece = view[start : start + CHUNK]
@@ -146,8 +170,8 @@ class HashingWriter:
 
 
 def payload_bytes(tensors: Mapping[str, TensorSource]) -> int:
-    """Returns the bytes that the values of ``tensors`` take, without any header."""
-    return sum(_bytes(tensor) for tensor in tensors.values())
+    """Return the bytes of all values, without a header."""
+    return sum(byte_size(tensor) for tensor in tensors.values())
 
 
 def write_tensors(
@@ -156,34 +180,33 @@ def write_tensors(
     framework: str = "np",
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes ``tensors`` as one safetensors file, holding at most one of them as a contiguous copy.
+    """Write ``tensors`` as one safetensors file with at most one of them in memory as a contiguous copy.
 
-    ``framework`` is what the header names as the file's ``format``; ``metadata`` are further texts of the header.
+    Arguments:
+        framework: the ``format`` in the header.
+        metadata: additional texts of the header.
 
     Raises:
-        TypeError, ValueError: a dtype or a name that the format does not have; names the tensor. Nothing is written then.
+        TypeError, ValueError: the format does not support a dtype or a name; names the tensor. Nothing is written.
     """
     # Wide elements first keeps every tensor aligned to its element without gaps, which the format forbids.
     names = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))
     writer.write(_header({name: tensors[name] for name in names}, {"format": framework, **(metadata or {})}))
     for name in names:
-        _write_tensor(writer, name, tensors[name])
-
-
-def _write_tensor(writer: HashingWriter, name: str, source: TensorSource) -> None:
-    array = np.ascontiguousarray(np.asarray(source), dtype=np.dtype(source.dtype).newbyteorder("<"))
-    if array.nbytes != _bytes(source):
-        raise ValueError(f"tensor {name} announced {_bytes(source)} bytes and gave {array.nbytes}")
-    writer.write(array.reshape(-1).view(np.uint8).data)
+        source = tensors[name]
+        array = np.ascontiguousarray(np.asarray(source), dtype=np.dtype(source.dtype).newbyteorder("<"))
+        if array.nbytes != byte_size(source):
+            raise ValueError(f"tensor {name} has {array.nbytes} bytes instead of {byte_size(source)}")
+        writer.write(array.reshape(-1).view(np.uint8).data)
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file as views of a private memory map: pages are read when they are touched.
+    """Return the tensors of a safetensors file as views of a private memory map, whose pages are read on access.
 
-    The arrays can be written to, the file does not change. They keep the file's blocks on the disk until the last is dropped.
+    The arrays are writable without changing the file. They keep the file's blocks on the disk until the last is dropped.
 
     Raises:
-        ValueError: the file is no safetensors file.
+        ValueError: the file is not a safetensors file.
     """
     tensors = stored_tensors(path)
     with open_file(path) as file:
@@ -192,7 +215,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a safetensors file without reading more than its header; errors as :func:`read_tensors`."""
+    """Return the tensors of a safetensors file, reading its header only. Raises ValueError like :func:`read_tensors`."""
     header, start = _read_header(path)
     header.pop(METADATA, None)
     size = path.stat().st_size
@@ -200,12 +223,12 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Returns the texts in the header of a safetensors file; errors as :func:`read_tensors`."""
+    """Return the texts in the header of a safetensors file. Raises ValueError like :func:`read_tensors`."""
     return dict(_read_header(path)[0].get(METADATA) or {})
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header, and where the first tensor begins."""
+    """Return the header and the offset of the first tensor."""
     size = path.stat().st_size
     with open_file(path) as file:
         start = 8 + int.from_bytes(file.read(8), "little")
@@ -213,7 +236,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             raise ValueError(f"its header would end at byte {start} of {size}")
         header = parse_json(file.read(start - 8))
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not a JSON object")
     return header, start
 
 
@@ -222,10 +245,10 @@ def _stored(path: Path, start: int, size: int, name: str, entry: Any) -> StoredT
         shape, dtype = tuple(map(int, entry["shape"])), DTYPES[entry["dtype"]]
         first, end = map(int, entry["data_offsets"])
     except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"tensor {name} is described by {entry}, which is not understood ({error})") from None
+        raise ValueError(f"tensor {name} has the invalid description {entry} ({error})") from None
     tensor = StoredTensor(path, start + first, shape, dtype)
-    if min(shape, default=0) < 0 or first < 0 or first + _bytes(tensor) != end or start + end > size:
-        raise ValueError(f"tensor {name} of bytes {start + first} to {start + end} is not in it, it has {size}")
+    if min(shape, default=0) < 0 or first < 0 or first + byte_size(tensor) != end or start + end > size:
+        raise ValueError(f"tensor {name} has bytes {start + first} to {start + end}, the file ends at {size}")
     return tensor
 
 
@@ -238,9 +261,9 @@ def _header(tensors: Mapping[str, TensorSource], metadata: Mapping[str, str]) ->
         code = CODES.get(np.dtype(tensor.dtype).name)
         if code is None:
             raise TypeError(
-                f"tensor {name}: a checkpoint cannot hold dtype {tensor.dtype}; it can hold {', '.join(CODES)}"
+                f"tensor {name}: a checkpoint cannot store dtype {tensor.dtype}; supported are {', '.join(CODES)}"
             )
-        end = offset + _bytes(tensor)
+        end = offset + byte_size(tensor)
         entries[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
@@ -248,12 +271,13 @@ def _header(tensors: Mapping[str, TensorSource], metadata: Mapping[str, str]) ->
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes(tensor: TensorSource) -> int:
+def byte_size(tensor: TensorSource) -> int:
+    """Return the bytes of a tensor's values."""
     return math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the hexadecimal SHA-256 of a file's content."""
+    """Return the hexadecimal SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with open_file(path) as file:
         if hasattr(os, "posix_fadvise"):

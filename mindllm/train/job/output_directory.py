@@ -1,11 +1,10 @@
-"""The output directory of a run, claimed before anything is written there: by one run, seen by all its ranks, empty or meant.
+"""The output directory of a run, claimed before anything is written: by one run at a time, visible to all its ranks.
 
-A lock lets one trainer into a directory; it ends with its process, however that ends.
+A file lock admits one training process per directory, and is released when the process ends.
 
-All ranks find each other in the directory before a run begins: proof that it is one directory, seen by every node.
-
-Each rank writes a file with a number drawn at random; the first one gathers them and answers with all of them and a name for the
-run. A rank that finds its own number in the answer sees what the first rank sees, and is not looking at an earlier run's files.
+Before a run starts, its ranks meet in the directory, which proves that every node sees the same one. Each rank writes a file
+with a random token. The first rank collects the tokens and answers with all of them and a name for the run. A rank that finds
+its token in the answer sees the same directory as the first rank, and not files of an earlier run.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.files import atomic_open, naming
 from mindllm.process.exit_hooks import when_leaving
 from mindllm.train.checkpoint import CheckpointStore, Peers
-from mindllm.train.checkpoint.joint import named
+from mindllm.train.checkpoint.joint import list_ranks
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.job.restart import has_started
 from mindllm.train.metrics_file import METRICS_NAME, read_metrics
 
 LOCK_NAME = ".lock"
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+NO_LOCK_SUPPORT = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 logger = logging.getLogger(__name__)
 DIRECTORY = ".ranks"
 ANSWER = "all.json"
 POLL_SECONDS = 0.05
 CHECKPOINTS = "checkpoint"
-ROLL_TIMEOUT_SECONDS = 600.0
+MEETING_TIMEOUT_SECONDS = 600.0
 
 
 class RunLock:
-    """The lock on ``directory`` (flock(2) on a file in it), which says who holds it."""
+    """Lock on ``directory``: flock(2) on a file that names its owner."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Takes the lock.
+        """Acquire the lock.
 
         Raises:
             UserError: another process holds it, or the directory cannot be written to.
@@ -61,16 +60,18 @@ class RunLock:
             file = open(self.directory / LOCK_NAME, "a+", encoding="utf-8")  # noqa: SIM115 (held until release)
         except OSError as error:
             raise UserError(
-                f"{self.directory}: cannot be written to ({error.strerror}); give another --output_dir"
+                f"{self.directory}: not writable ({error.strerror}); pass a different --output_dir"
             ) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _in_use(self.directory, file) from None
         except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
+            if error.errno not in NO_LOCK_SUPPORT:
                 raise
-            logger.warning("%s: its file system has no locks: nothing keeps a second run out", self.directory)
+            logger.warning(
+                "%s: the file system does not support locks; a second run would not be detected", self.directory
+            )
         with naming(self.directory / LOCK_NAME):
             file.truncate(0)
             json.dump({"host": socket.gethostname(), "pid": os.getpid()}, file)
@@ -78,17 +79,17 @@ class RunLock:
         self._file = file
 
     def release(self) -> None:
-        """Gives it back."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def require_unlocked(directory: Path) -> None:
-    """Refuse a directory that a run trains in; nothing is made or kept there.
+    """Raise if a run trains in ``directory``. Nothing is created there.
 
     Raises:
-        UserError: another process holds its lock.
+        UserError: another process holds the lock.
     """
     with suppress(FileNotFoundError), open(directory / LOCK_NAME, encoding="utf-8") as file:
         try:
@@ -96,15 +97,17 @@ def require_unlocked(directory: Path) -> None:
         except BlockingIOError:
             raise _in_use(directory, file) from None
         except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
+            if error.errno not in NO_LOCK_SUPPORT:
                 raise
 
 
 def _in_use(directory: Path, file: IO[str]) -> UserError:
-    return UserError(f"{directory} is in use: {_holder(file)}; give another --output_dir, or stop that run first")
+    return UserError(
+        f"{directory} is in use: {_describe_owner(file)}; pass a different --output_dir, or stop that run first"
+    )
 
 
-def _holder(file: IO[str]) -> str:
+def _describe_owner(file: IO[str]) -> str:
     file.seek(0)
     try:
         content = json.loads(file.read())
@@ -114,66 +117,66 @@ def _holder(file: IO[str]) -> str:
 
 
 def meet_ranks(output_dir: Path, rank: int, count: int, timeout: float) -> str:
-    """Waits until all ranks are seen by the first one; returns the name of the run, the same for all of them.
+    """Wait until the first rank has seen all ranks, and return the name of the run, equal on all of them.
 
     Raises:
-        RunFailed: ranks that do not appear in time, by number: they see another directory, or have not started.
+        RunFailed: names ranks that did not appear in time: they see another directory, or have not started.
     """
     directory = output_dir / DIRECTORY
-    return _gather(directory, count, timeout) if rank == 0 else _answer_to(directory, rank, timeout)
+    return _collect_tokens(directory, count, timeout) if rank == 0 else _send_token(directory, rank, timeout)
 
 
-def _gather(directory: Path, count: int, timeout: float) -> str:
-    """The first rank's side. Files of earlier runs go first; ranks that came earlier write theirs again."""
+def _collect_tokens(directory: Path, count: int, timeout: float) -> str:
+    """Collect the tokens on the first rank. Files of earlier runs are removed; ranks that started earlier write theirs again."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout
-    numbers: dict[int, str] = {}
+    tokens: dict[int, str] = {}
     name = secrets.token_hex(8)
-    while len(numbers) < count - 1:
-        for rank in set(range(1, count)) - numbers.keys():
+    while len(tokens) < count - 1:
+        for rank in set(range(1, count)) - tokens.keys():
             with suppress(OSError, ValueError, KeyError, TypeError):
-                numbers[rank] = json.loads(_path(directory, rank).read_bytes())["number"]
-        if len(numbers) < count - 1 and time.monotonic() > deadline:
-            missing = named(set(range(1, count)) - numbers.keys())
+                tokens[rank] = json.loads(_token_path(directory, rank).read_bytes())["token"]
+        if len(tokens) < count - 1 and time.monotonic() > deadline:
+            missing = list_ranks(set(range(1, count)) - tokens.keys())
             raise RunFailed(
-                f"{missing} did not appear in {directory} within {timeout:.0f} s; output_dir must be a directory that all "
-                "nodes share"
+                f"{missing} did not appear in {directory} within {timeout:.0f} s; output_dir must be a directory shared by "
+                "all nodes"
             )
         time.sleep(POLL_SECONDS)
     with atomic_open(directory / ANSWER) as file:
-        json.dump({"name": name, "numbers": list(numbers.values())}, file)
+        json.dump({"name": name, "tokens": list(tokens.values())}, file)
     return name
 
 
-def _answer_to(directory: Path, rank: int, timeout: float) -> str:
-    number, deadline = secrets.token_hex(8), time.monotonic() + timeout
+def _send_token(directory: Path, rank: int, timeout: float) -> str:
+    token, deadline = secrets.token_hex(8), time.monotonic() + timeout
     while time.monotonic() < deadline:
         with suppress(OSError):  # the first rank may be removing the directory
-            if not _path(directory, rank).exists():
+            if not _token_path(directory, rank).exists():
                 directory.mkdir(parents=True, exist_ok=True)
-                with atomic_open(_path(directory, rank)) as file:
-                    json.dump({"number": number, "host": socket.gethostname()}, file)
+                with atomic_open(_token_path(directory, rank)) as file:
+                    json.dump({"token": token, "host": socket.gethostname()}, file)
         with suppress(OSError, ValueError, KeyError, TypeError):
             answer = json.loads((directory / ANSWER).read_bytes())
-            if number in answer["numbers"]:
+            if token in answer["tokens"]:
                 return answer["name"]
         time.sleep(POLL_SECONDS)
     raise RunFailed(
         f"rank 0 did not answer in {directory} on {socket.gethostname()} within {timeout:.0f} s; output_dir must be a "
-        "directory that all nodes share"
+        "directory shared by all nodes"
     )
 
 
-def _path(directory: Path, rank: int) -> Path:
+def _token_path(directory: Path, rank: int) -> Path:
     return directory / f"rank_{rank}.json"
 
 
-def claim_output_directory(config: RunConfig, ranks: Ranks, timeout: float = ROLL_TIMEOUT_SECONDS) -> Peers:
-    """Claims ``output_dir`` for this run until the process ends; returns who writes checkpoints there together.
+def claim_output_directory(config: RunConfig, ranks: Ranks, timeout: float = MEETING_TIMEOUT_SECONDS) -> Peers:
+    """Claim ``output_dir`` for this run until the process ends, and return the ranks that write checkpoints there.
 
     Raises:
-        UserError: another run is training there, or has trained there and nothing says what becomes of its results.
+        UserError: another run is training there, or has left results and no option says what to do with them.
         RunFailed: not all ranks see the same directory.
     """
     directory = Path(config.output_dir)
@@ -192,34 +195,34 @@ def newest_checkpoint(run: Path) -> Path:
     """Return the newest checkpoint in the output directory of a run.
 
     Raises:
-        UserError: there is none yet.
+        UserError: the run has not saved a checkpoint.
     """
     if (newest := CheckpointStore(run / CHECKPOINTS).newest()) is None:
-        raise UserError(f"{run}: a run without a checkpoint yet; name a model, or wait for its first")
+        raise UserError(f"{run}: the run has no checkpoint yet; pass a model, or wait for the first checkpoint")
     return newest
 
 
 def describe_results(directory: Path) -> list[str]:
-    """Return what a run has left in ``directory``, in words; nothing where none has."""
+    """Return descriptions of the results of a run in ``directory``; empty if it has none."""
     newest = CheckpointStore(directory / CHECKPOINTS).newest()
     metrics = directory / METRICS_NAME
     steps = len(read_metrics(metrics)) if metrics.is_file() else 0
-    found = [f"{steps} steps in {METRICS_NAME}"] if steps else []
-    return [*found, f"checkpoint {newest.name}"] if newest else found
+    results = [f"{steps} steps in {METRICS_NAME}"] if steps else []
+    return [*results, f"checkpoint {newest.name}"] if newest else results
 
 
 def require_no_results(config: RunConfig) -> None:
-    """Refuse a directory with results of an earlier run: a new one would cut its metrics off, and in time delete its checkpoints.
+    """Raise if the directory has results of an earlier run, which a new run would overwrite.
 
     Raises:
-        UserError: they are there, and nothing says what becomes of them.
+        UserError: results exist, and neither ``resume_training`` nor ``overwrite`` is set.
     """
     directory = Path(config.output_dir)
     if config.resume_training is not False or config.overwrite or has_started(config):
         return
-    if not (found := describe_results(directory)):
+    if not (results := describe_results(directory)):
         return
     raise UserError(
-        f"{directory} holds a run already ({' and '.join(found)}); go on with --resume_training, give another --output_dir, "
-        "or write --overwrite, which begins anew: the metrics are lost, the checkpoints give way to new ones"
+        f"{directory} already has results ({' and '.join(results)}); pass --resume_training to continue, a different "
+        "--output_dir, or --overwrite to discard them"
     )

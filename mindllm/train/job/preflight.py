@@ -1,4 +1,4 @@
-"""What is known to fail before MindSpore is imported: paths that cannot be written, and sizes this machine does not have."""
+"""Checks before MindSpore is imported: paths that cannot be written, and memory that this machine does not have."""
 
 from __future__ import annotations
 
@@ -13,47 +13,51 @@ from mindllm.files import obstacle
 from mindllm.units import GB, MIB
 
 FLOAT32 = 4
-STATE = 4  # copies of a weight in training: itself, its gradient, two moments of AdamW
-KERNELS = 16 * MIB  # of a small model 2 MB were seen
+TRAINING_COPIES = 4  # weight, gradient and the two moments of AdamW
+KERNEL_BYTES = 16 * MIB  # compiled kernels of a run; a small model needs 2 MB
 CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_preconditions(config: RunConfig) -> None:
-    """Raises UserError for the first path that cannot be written, and for a run that needs more memory than there is."""
-    for key, path, is_directory in _written(config):
-        if why := obstacle(path, directory=is_directory):
-            raise config.error(key, f"{path}: {why}")
-    _refuse_no_room_for_kernels(config)
+    """Raise if an output path cannot be written, or the run needs more memory than this machine has.
+
+    Raises:
+        UserError: names the first problem.
+    """
+    for key, path, is_directory in _output_paths(config):
+        if problem := obstacle(path, directory=is_directory):
+            raise config.error(key, f"{path}: {problem}")
+    _check_kernel_space(config)
     devices = config.parallel_config.device_num
     if config.context.device_target != "CPU" or devices != int(os.environ.get("MS_WORKER_NUM", "1")):
-        return  # no replicas on CPUs: what executes the run knows its own needs
-    parts, memory = least_bytes(config), machine_bytes()
+        return  # only replicas on CPUs; other engines check their memory themselves
+    parts, memory = min_memory_parts(config), machine_bytes()
     if sum(parts.values()) > memory:
         shares = ", ".join(f"{name} {size / GB:,.1f} GB" for name, size in parts.items())
         raise UserError(
-            f"{config.source}: this run needs at least {sum(parts.values()) / GB:,.1f} GB of memory ({shares}), and this "
-            f"machine has {memory / GB:,.1f} GB; make the largest of them smaller"
+            f"{config.source}: this run needs at least {sum(parts.values()) / GB:,.1f} GB of memory ({shares}), but this "
+            f"machine has {memory / GB:,.1f} GB; reduce the largest item"
         )
 
 
-def _refuse_no_room_for_kernels(config: RunConfig) -> None:
-    """On a full disk MindSpore's server of kernels neither compiles nor ends, and a run would wait for it without end."""
+def _check_kernel_space(config: RunConfig) -> None:
+    """Raise if the disk is full: MindSpore's kernel compiler would hang, and the run with it."""
     context = config.context
     if config.run_mode not in ("train", "finetune") or not context.compile_cache:
         return
     directory = config.compile_cache_directory
     free = shutil.disk_usage(next(path for path in (directory, *directory.absolute().parents) if path.exists())).free
-    if free < KERNELS:
+    if free < KERNEL_BYTES:
         key = "context.compile_cache_path" if context.compile_cache_path else "output_dir"
         raise config.error(
             key,
-            f"{directory}: {free / MIB:.1f} MB are free, and compiled kernels take up to {KERNELS / MIB:.0f} MB there; free "
-            "some, or write where there is room",
+            f"{directory}: {free / MIB:.1f} MB are free, but compiled kernels need up to {KERNEL_BYTES / MIB:.0f} MB; free "
+            "space, or use another disk",
         )
 
 
-def _written(config: RunConfig) -> Iterator[tuple[str, str, bool]]:
-    """Key, path, and whether it is a directory, of what this mode writes."""
+def _output_paths(config: RunConfig) -> Iterator[tuple[str, str, bool]]:
+    """Yield key, path, and whether it is a directory, for every output of this run mode."""
     trains = config.run_mode in ("train", "finetune")
     if trains or config.run_mode == "eval":
         yield "output_dir", config.output_dir, True
@@ -67,18 +71,17 @@ def _written(config: RunConfig) -> Iterator[tuple[str, str, bool]]:
         yield "save_file", config.save_file, False
 
 
-def least_bytes(config: RunConfig) -> dict[str, int]:
-    """Memory that a run on CPUs takes at least, by what fills it; all its processes together.
+def min_memory_parts(config: RunConfig) -> dict[str, int]:
+    """Return a lower bound in bytes of the memory of a run on CPUs, by item, over all its processes.
 
-    Training keeps the input of every layer and, for a moment, the logits of a slice of the loss. Generation keeps keys and
-    values of as many tokens as the model works on.
+    Training keeps the input of every layer and the logits of one chunk of the loss. Generation keeps keys and values.
     """
     model, processes = config.model.config, config.parallel_config.device_num
     trains = config.run_mode in ("train", "finetune")
     parts = {"weights": model.parameter_count() * FLOAT32 * processes}
     if trains:
         trained = model.architecture.trained_parameter_count() * FLOAT32 * processes
-        parts = {"weights, gradients and optimizer state": parts["weights"] + trained * (STATE - 1)}
+        parts = {"weights, gradients and optimizer state": parts["weights"] + trained * (TRAINING_COPIES - 1)}
     if config.run_mode in ("predict", "chat"):
         options = config.generation
         rows = max(options.num_beams, options.num_return_sequences) if config.run_mode == "predict" else 1
@@ -95,7 +98,7 @@ def least_bytes(config: RunConfig) -> dict[str, int]:
 
 
 def machine_bytes() -> int:
-    """Memory of this machine, or of the control group this process is in, with nothing else running."""
+    """Return the total memory in bytes of this machine, or of the control group of this process."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = CONTROL_GROUP.read_text(encoding="ascii").strip() if CONTROL_GROUP.is_file() else "max"
     return min(machine, int(limit)) if limit.isdigit() else machine

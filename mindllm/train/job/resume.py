@@ -1,4 +1,4 @@
-"""What a checkpoint says about a run beside its tensors, and going on from it."""
+"""The state of a run in a checkpoint, next to its tensors, and resuming from it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ logger = logging.getLogger(__name__)
 
 
 def identity(config: RunConfig, total_steps: int) -> dict[str, Any]:
-    """The keys that decide the losses of a run: with all of them equal, a resumed run repeats the uninterrupted one."""
+    """Return the keys that determine the losses: if all are equal, a resumed run repeats the uninterrupted one."""
     tree = config.model_dump(mode="json")
     sections = ("model", "optimizer", "lr_schedule", "grouped_lr_schedule", "runner_wrapper", "train_dataset")
-    chosen = {name: tree[name] for name in sections}
-    return {**chosen, "seed": config.seed, "global_batch_size": config.global_batch_size, "total_steps": total_steps}
+    return {
+        **{name: tree[name] for name in sections},
+        "seed": config.seed,
+        "global_batch_size": config.global_batch_size,
+        "total_steps": total_steps,
+    }
 
 
 def run_state(state: RunState) -> dict[str, Any]:
-    """Return what is saved with the tensors. A batch follows from the seed and the samples consumed before it."""
+    """Return the state that is saved with the tensors. Batches follow from the seed and the consumed samples."""
     return {
         "step": state.step,
         "consumed_samples": state.consumed_samples(state.step),
@@ -40,31 +44,29 @@ def run_state(state: RunState) -> dict[str, Any]:
 
 
 def restore(state: RunState, checkpoint: Checkpoint) -> None:
-    """Puts a run into the state a checkpoint was saved in; says which keys differ from those it was trained with.
+    """Restore the state of a checkpoint. Keys that differ from those it was trained with are logged.
 
     Raises:
-        UserError: the tensors do not fit the model of this run, or were trained beside other weights than this run has.
+        UserError: the tensors do not fit the model of this run, or belong to other frozen weights.
     """
-    base = Base.of(checkpoint.state)
+    base = Base.from_state(checkpoint.state)
     if base is not None and state.base is not None and base.fingerprint != state.base.fingerprint:
-        theirs, ours = base.path or "weights drawn from a seed", state.base.path or "weights drawn from a seed"
-        raise UserError(
-            f"{checkpoint.path}: was trained beside {theirs}, not beside {ours}; give the same load_checkpoint"
-        )
+        saved, current = (one.path or "weights initialized from a seed" for one in (base, state.base))
+        raise UserError(f"{checkpoint.path}: trained with {saved}, not with {current}; pass the same load_checkpoint")
     state.engine.load(checkpoint)
     state.scaler.load(checkpoint.state["loss_scaler"])
     state.spikes.load(checkpoint.state.get("spikes", {}))
-    counted = checkpoint.state.get("overflows", {})  # a checkpoint of an earlier version counts none
+    counted = checkpoint.state.get("overflows", {})  # missing in checkpoints of earlier versions
     state.counted_steps, state.overflows = int(counted.get("steps", 0)), int(counted.get("overflowed", 0))
     state.step = int(checkpoint.state["step"])
     state.sample_offset = sample_offset(state.config, checkpoint)
     changed = differences(checkpoint.state["identity"], identity(state.config, state.total_steps))
     for key, old, new in changed:
-        logger.warning("%s was %s when %s was saved and is %s now: losses will differ", key, old, checkpoint.path, new)
+        logger.warning("%s was %s in %s and is %s now; losses will differ", key, old, checkpoint.path, new)
     logger.info("resumed from %s at step %d", checkpoint.path, state.step)
     if state.sample_offset:
         samples = state.consumed_samples(state.step)
-        logger.info("the batch size was another: continuing after the %d samples consumed so far", samples)
+        logger.info("the batch size has changed; continuing after %d consumed samples", samples)
 
 
 def sample_offset(config: RunConfig, checkpoint: Checkpoint) -> int:
@@ -80,12 +82,12 @@ def sample_offset(config: RunConfig, checkpoint: Checkpoint) -> int:
 
 
 def differences(saved: Any, current: Any, key: str = "") -> list[tuple[str, Any, Any]]:
-    """Dotted keys whose values differ between two trees, with both values."""
+    """Return the dotted keys whose values differ between two trees, with both values."""
     if isinstance(saved, dict) and isinstance(current, dict):
         names = [*saved, *(name for name in current if name not in saved)]
         return [
-            found
+            difference
             for name in names
-            for found in differences(saved.get(name), current.get(name), f"{key}.{name}" if key else name)
+            for difference in differences(saved.get(name), current.get(name), f"{key}.{name}" if key else name)
         ]
     return [] if saved == current else [(key, saved, current)]

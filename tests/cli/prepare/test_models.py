@@ -12,7 +12,7 @@ from mindllm.cli.models import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
-from mindllm.weight_files.hugging_face_export import export_hugging_face
+from mindllm.weight_files import write_weights
 
 ROOT = Path(__file__).parents[3]
 MODEL = ModelConfig(vocab_size=64, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16, seq_length=16)
@@ -55,7 +55,7 @@ def random_weights(directory):
     import numpy as np
 
     weights = {name: np.ones(shape, np.float32) for name, shape in MODEL.architecture.weight_shapes().items()}
-    export_hugging_face(directory, MODEL, weights)
+    write_weights(directory, MODEL, weights)
     return weights
 
 

@@ -15,8 +15,7 @@ from mindllm.config import load_config, read_model_config, render_config
 from mindllm.main import main
 from mindllm.recipes.model_source import find_model
 from mindllm.recipes.network import find_network
-from mindllm.weight_files.hugging_face import read_weights
-from mindllm.weight_files.pretrained import merged_pretrained
+from mindllm.weight_files import merged_pretrained, read_hugging_face
 
 QUICK = ("--context.enable_graph_kernel=false", "--context.compile_cache=false", "--runner_config.train_steps=2")
 
@@ -44,9 +43,9 @@ def test_a_fine_tuning_over_a_file_knows_it_and_is_merged_and_exported(file, tmp
     assert (model.directory, model.tokenizer, model.is_tuned) == (file, str(file), True)
     checkpoint = str(run / "checkpoint" / "llm-2")
     assert call("weights", "merge", checkpoint, tmp_path / "merged") == 0
-    merged = read_weights(tmp_path / "merged", read_model_config(tmp_path / "merged"))
+    merged = read_hugging_face(tmp_path / "merged", read_model_config(tmp_path / "merged"))
     _, used = merged_pretrained(load_config({"load_checkpoint": checkpoint, "run_mode": "predict"}))
-    before = read_weights(file, read_model_config(file))
+    before = read_hugging_face(file, read_model_config(file))
     for name, weight in merged.items():
         np.testing.assert_array_equal(np.asarray(weight), np.asarray(used[name]))
     assert any(not np.array_equal(np.asarray(merged[name]), np.asarray(before[name])) for name in before)

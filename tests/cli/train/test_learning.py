@@ -82,7 +82,7 @@ def test_two_steps_of_lora_are_repeated_by_their_yaml_and_the_result_is_a_model(
         str(models / "tiny" / "tokenizer.json"),
     )
     code, err = said(*words, *QUICK)
-    assert (code, "holds a run already (2 steps in metrics.jsonl and checkpoint llm-2)" in err) == (2, True)
+    assert (code, "already has results (2 steps in metrics.jsonl and checkpoint llm-2)" in err) == (2, True)
     assert load_config(first / "finetune.yaml").output_dir == str(first)
 
 

@@ -12,7 +12,8 @@ from small_cluster import cluster_run
 from mindllm.config import load_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.jobs import ray_cluster
-from mindllm.jobs.ray_cluster import Spread, Work, spread
+from mindllm.jobs.pool import Task
+from mindllm.jobs.ray_cluster import RayPool
 
 ray = pytest.importorskip("ray")
 SHARED_BYTES = 80 << 20  # the least that a node's store of objects may have
@@ -40,41 +41,52 @@ def spread_here(cluster, monkeypatch):
     return cluster
 
 
-def test_results_are_in_the_order_of_the_work(spread_here):
-    told = []
-    works = [Work("operator:mul", (number, number), f"{number}") for number in range(5)]
-    assert spread(works, told.append) == [number * number for number in range(5)]
-    assert told == [1, 2, 3, 4, 5]
+def run(*tasks):
+    """The values of tasks, in their order."""
+    with RayPool() as pool:
+        for task in tasks:
+            pool.submit(task)
+        values = {id(outcome.task): outcome.value for outcome in pool.outcomes()}
+    return [values[id(task)] for task in tasks]
+
+
+def test_tasks_return_values(spread_here):
+    assert run(*[Task(f"{number}", "operator:mul", (number, number)) for number in range(5)]) == [0, 1, 4, 9, 16]
+
+
+def test_a_file_that_a_task_writes_comes_back(spread_here, tmp_path):
+    (tmp_path / "there").write_bytes(b"content")
+    (value,) = run(Task("copying", "shutil:copyfile", (str(tmp_path / "there"),), output=tmp_path / "here"))
+    assert (tmp_path / "here").read_bytes() == value == b"content"
 
 
 @pytest.mark.slow
 def test_work_is_done_in_other_processes(spread_here):
-    assert os.getpid() not in spread([Work("os:getpid", (), "a"), Work("os:getpid", (), "b")])
+    assert os.getpid() not in run(Task("a", "os:getpid"), Task("b", "os:getpid"))
 
 
 def test_a_mistake_of_the_user_comes_back_as_it_is(spread_here):
     with pytest.raises(UserError, match="no_such_run"):
-        spread([Work("mindllm.config:load_config", ("no_such_run.yaml",), "loading")])
+        run(Task("loading", "mindllm.config:load_config", ("no_such_run.yaml",)))
 
 
 @pytest.mark.slow
 def test_what_ends_a_process_again_and_again_fails(spread_here, monkeypatch):
     monkeypatch.setattr(ray_cluster, "RETRIES", 1)
     with pytest.raises(RunFailed, match="ending: the cluster could not do it"):
-        spread([Work("os:_exit", (3,), "ending")])
+        run(Task("ending", "os:_exit", (3,)))
 
 
 def test_work_that_no_node_has_memory_for_is_refused(spread_here):
     with pytest.raises(UserError, match="largest node"):
-        Spread([Work("os:getpid", (), "a giant", memory=1 << 50)])
+        run(Task("a giant", "os:getpid", memory=1 << 50))
 
 
 def test_a_node_that_is_killed_loses_nothing(spread_here):
     victim = spread_here.add_node(**NODE)
-    works = [Work("time:sleep", (1.5,), f"{number}") for number in range(6)]
     killed = threading.Timer(2.0, lambda: spread_here.remove_node(victim, allow_graceful=False))
     killed.start()
-    assert spread(works) == [None] * 6
+    assert run(*[Task(f"{number}", "time:sleep", (1.5,)) for number in range(6)]) == [None] * 6
     killed.join()
     deadline = time.monotonic() + 60
     while sum(node["Alive"] for node in ray.nodes()) > 3 and time.monotonic() < deadline:

@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-from mindllm.compiled.rank import worker_process
 from mindllm.jobs.environment import JOB_VARIABLES, without_job
+from mindllm.jobs.pool import Task, run_task
 
 PLACE = {"MS_ROLE": "MS_WORKER", "MS_SCHED_PORT": "8118", "RANK_TABLE_FILE": "table.json"}
 
@@ -13,7 +13,7 @@ PLACE = {"MS_ROLE": "MS_WORKER", "MS_SCHED_PORT": "8118", "RANK_TABLE_FILE": "ta
 FORKS = """
 import os, sys
 from pathlib import Path
-from mindllm.compiled.simulation.forked import fork, wait_for
+from mindllm.jobs.worker import fork, wait_for
 from mindllm.jobs.environment import JOB_VARIABLES
 
 def main():
@@ -31,20 +31,13 @@ def test_a_fork_has_no_place_in_a_job_and_what_it_is_given(tmp_path):
     assert (tmp_path / "log").read_text() == "[] 3\n"
 
 
-def test_a_worker_is_started_without_one(monkeypatch, tmp_path):
+def test_a_task_is_started_without_one(monkeypatch, tmp_path):
     for name, value in PLACE.items():
         monkeypatch.setenv(name, value)
-    given = {}
-
-    def run(command, **options):
-        given.update(options["env"])
-        (tmp_path / "product").touch()
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(worker_process.subprocess, "run", run)
-    worker_process.run_worker("module", [], tmp_path, {"RANK_ID": "3"}, product="product", doing="working", timeout=1)
-    assert given["RANK_ID"] == "3"
-    assert not {*JOB_VARIABLES} & {*given}
+    outcome = run_task(Task("a task", "os:system", ("env",), directory=tmp_path, environment={"RANK_ID": "3"}))
+    variables = outcome.log.read_text().splitlines()
+    assert "RANK_ID=3" in variables
+    assert not {*JOB_VARIABLES} & {variable.partition("=")[0] for variable in variables}
 
 
 def test_the_rest_of_an_environment_stays():
