@@ -250,7 +250,7 @@ def job_warnings(command: Sequence[str], mounts: Sequence[str] = ()) -> list[str
     config, named = _config(command), config_word(command)
     if config is None or config.source is None or named is None:
         return []
-    from mindllm.config.reading.load import config_tree
+    from mindllm.config.reading.load import tree_of
     from mindllm.prove.found import find_proof, line_about
     from mindllm.run.proof import is_ready
 
@@ -260,7 +260,7 @@ def job_warnings(command: Sequence[str], mounts: Sequence[str] = ()) -> list[str
         for where, path in files
         if Path(path).is_absolute() and not any(Path(path).is_relative_to(mount) for mount in mounts)
     ]
-    placeholders = [f"{key}: {value}" for key, value in _texts(config_tree(config)) if PLACEHOLDER.search(value)]
+    placeholders = [f"{key}: {value}" for key, value in _texts(tree_of(config)) if PLACEHOLDER.search(value)]
     warnings += [f"{item} is a placeholder; write the path on the nodes" for item in placeholders[:MAX_WARNINGS]]
     if len(placeholders) > MAX_WARNINGS:
         warnings.append(f"{len(placeholders) - MAX_WARNINGS} more placeholders")

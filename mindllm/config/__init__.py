@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
     from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
     from mindllm.config.precision import on_this_device
-    from mindllm.config.reading.load import config_tree, load_config, override_config, render_config, with_model
+    from mindllm.config.reading.load import load_config, override_config, render_config, tree_of, with_model
     from mindllm.config.recompute import RecomputeConfig
     from mindllm.config.run import RunConfig
     from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
@@ -37,7 +37,7 @@ HOMES = {
     "load_config": "mindllm.config.reading.load",
     "override_config": "mindllm.config.reading.load",
     "render_config": "mindllm.config.reading.load",
-    "config_tree": "mindllm.config.reading.load",
+    "tree_of": "mindllm.config.reading.load",
     "with_model": "mindllm.config.reading.load",
     "ModelConfig": "mindllm.config.model",
     "LrSchedule": "mindllm.config.optimizer",
@@ -74,7 +74,6 @@ __all__ = [
     "RunnerWrapperConfig",
     "TrainDatasetConfig",
     "config_json",
-    "config_tree",
     "is_hugging_face",
     "keys_for_layers",
     "load_config",
@@ -84,6 +83,7 @@ __all__ = [
     "read_model_config",
     "render_config",
     "tokenizer_in",
+    "tree_of",
     "with_model",
 ]
 

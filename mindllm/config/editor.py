@@ -8,7 +8,6 @@ stages, batch size and replicas) run when the file is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -125,12 +124,12 @@ def _merged_keys(names: Any, sections: dict[str, Schema]) -> dict[str, Schema]:
             value = _key(raw, sections)
             if key != "type" and value not in found.setdefault(key, []):
                 found[key].append(value)
-    return {key: forms[0] if len(forms) == 1 else _any(forms) for key, forms in found.items() if forms}
-
-
-def _any(forms: list[Schema]) -> Schema:
-    descriptions = [form["description"] for form in forms if "description" in form]
-    return {**({"description": descriptions[0]} if descriptions else {}), "anyOf": forms}
+    keys = {}
+    for key, forms in found.items():
+        descriptions = [{"description": form["description"]} for form in forms if "description" in form][:1]
+        if forms:
+            keys[key] = forms[0] if len(forms) == 1 else {**(descriptions[0] if descriptions else {}), "anyOf": forms}
+    return keys
 
 
 def _entries(node: Any) -> Any:
@@ -150,7 +149,9 @@ BASE = (
 def run_schema(version: str) -> Schema:
     """Return the JSON Schema of the YAMLs of mindllm that :func:`mindllm.config.load_config` reads."""
     top, sections = deepcopy(run_sections())
-    for path, section in _places():
+    places: list[tuple[KeyPath, type[Section]]] = [((), RunConfig)]
+    places += [(path, section) for path, info, _ in walk(RunConfig) for section in sections_in(info.annotation)]
+    for path, section in places:
         properties = sections[section.__name__]["properties"] if path else top
         for name, ours in SYNONYMS.get(path, {}).items():
             same = {key: value for key, value in properties.get(ours, {}).items() if "escription" not in key}
@@ -172,14 +173,6 @@ def run_schema(version: str) -> Schema:
 def described(text: str, schema: Schema) -> Schema:
     """Return ``schema`` with a description, and as Markdown if it has markup."""
     return {"description": text, **({"markdownDescription": text} if "`" in text else {}), **schema}
-
-
-def _places() -> Iterator[tuple[KeyPath, type[Section]]]:
-    """Yield every section with its path."""
-    yield (), RunConfig
-    for path, info, _ in walk(RunConfig):
-        for section in sections_in(info.annotation):
-            yield path, section
 
 
 def _add_refused(properties: dict[str, Schema], path: KeyPath) -> None:

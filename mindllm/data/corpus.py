@@ -1,7 +1,7 @@
-"""A corpus: an indexed token file, what is known of its making (``PREFIX.meta.json``, ``PREFIX.bytes.npy``), and its splits.
+"""A corpus: an indexed token file, its metadata (``PREFIX.meta.json``, ``PREFIX.bytes.npy``), its splits and statistics.
 
-The two extra files let a corpus be checked against a tokenizer and its losses be stated in bits per byte; a corpus made by
-Megatron's own tool has none of them and loads all the same.
+With the two additional files, a corpus is checked against a tokenizer and losses are converted to bits per byte. A corpus made by
+Megatron's own tool loads without them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def corpus_files(prefix: Path | str) -> list[Path]:
 class CorpusMeta:
     """Content of ``PREFIX.meta.json``. ``bytes`` is the size of the text in UTF-8; ``eod_id`` ends each document, unless None."""
 
-    tokenizer: str  # file name, to tell people which
+    tokenizer: str  # file name, for messages
     tokenizer_fingerprint: str
     vocab_size: int
     eod_id: int | None

@@ -1,10 +1,10 @@
-"""Samples for pretraining: documents in shuffled order, joined, cut into sequences, drawn in shuffled order.
+"""Samples for pretraining: documents in shuffled order, joined, split into sequences, drawn in shuffled order.
 
-The scheme is Megatron's (Shoeybi et al. 2019; ``megatron/core/datasets/gpt_dataset.py``) over an endless stream: epoch follows
-epoch, each with its own order of documents, and the sequences lie on the stream without gap or overlap. So every token is the
-label of exactly one sample per epoch (none is dropped where epochs meet), and sample i does not depend on the length of a run.
+The scheme is Megatron's (Shoeybi et al. 2019; ``megatron/core/datasets/gpt_dataset.py``) over an endless stream of epochs, each
+with a different order of documents. Sequences follow each other without gap or overlap. Every token is the label of exactly one
+sample per epoch, also between epochs, and sample i does not depend on the length of a run.
 
-Samples for evaluation are a split from its first token to its last, in order, every token predicted exactly once.
+Evaluation samples are a split from its first token to its last, in order; every token is predicted exactly once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,14 @@ class GPTDataset:
         epoch = index * self.seq_length // self.split.token_count
         order = self._sample_order(epoch)
         first = self._first_sample(epoch)
-        return self._read((first + int(order[index - first])) * self.seq_length)
+        # copy seq_length + 1 tokens of the endless stream from position on
+        position = (first + int(order[index - first])) * self.seq_length
+        tokens = np.empty(self.seq_length + 1, dtype=np.int32)
+        filled = 0
+        while filled < len(tokens):
+            epoch, offset = divmod(position + filled, self.split.token_count)
+            filled += self._read_epoch(self._document_order(epoch), offset, tokens[filled:])
+        return tokens
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
         """Return input_ids, labels int32, loss_mask float32 and the columns of ``options``, all [seq_length], of a sample."""
@@ -67,15 +74,6 @@ class GPTDataset:
     def _first_sample(self, epoch: int) -> int:
         """Return the first sample that begins in ``epoch``; the last one before it may end there."""
         return -(-epoch * self.split.token_count // self.seq_length)
-
-    def _read(self, position: int) -> np.ndarray:
-        """Copy seq_length + 1 tokens of the endless stream from ``position`` on."""
-        tokens = np.empty(self.seq_length + 1, dtype=np.int32)
-        filled = 0
-        while filled < len(tokens):
-            epoch, offset = divmod(position + filled, self.split.token_count)
-            filled += self._read_epoch(self._document_order(epoch), offset, tokens[filled:])
-        return tokens
 
     def _read_epoch(self, order: DocumentOrder, offset: int, tokens: np.ndarray) -> int:
         """Fill ``tokens`` from ``offset`` of an epoch on, as far as the epoch goes; returns how many it filled."""

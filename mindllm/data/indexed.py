@@ -1,6 +1,6 @@
-"""Token files in Megatron's indexed format: ``PREFIX.bin`` holds tokens, ``PREFIX.idx`` where each document begins.
+"""Token files in Megatron's indexed format: ``PREFIX.bin`` has tokens, ``PREFIX.idx`` the start of each document.
 
-The layout is that of Megatron-LM (``megatron/core/datasets/indexed_dataset.py``), so corpora go either way without conversion.
+The layout is that of Megatron-LM (``megatron/core/datasets/indexed_dataset.py``): corpora are exchangeable without conversion.
 """
 
 from __future__ import annotations
@@ -72,12 +72,8 @@ class IndexedWriter:
     def __enter__(self) -> IndexedWriter:
         self._index_temporary = self._add_file(index_path(self.prefix))  # first in, so the last to appear
         self._files.enter_context(naming(bin_path(self.prefix)))
-        self._bin = self._open_tokens()
+        self._bin = self._files.enter_context(open(self._add_file(bin_path(self.prefix)), "wb", buffering=1 << 20))
         return self
-
-    def _open_tokens(self) -> BinaryIO:
-        """Open the file that becomes ``PREFIX.bin`` with the others."""
-        return self._files.enter_context(open(self._add_file(bin_path(self.prefix)), "wb", buffering=1 << 20))
 
     def _add_file(self, path: Path) -> Path:
         """Return the temporary path of a file that appears with the others."""
@@ -162,9 +158,6 @@ class IndexedDataset:
             if not path.is_file():
                 raise UserError(f"{path}: no such file{unexpanded(prefix) or _prefix_hint(prefix)}")
         self.dtype, self.document_starts = _read_index(index_path(prefix))
-        self.tokens = self._map_tokens()
-
-    def _map_tokens(self) -> np.ndarray:
         path = bin_path(self.prefix)
         found, expected = path.stat().st_size, self.token_count * self.dtype.itemsize
         if found != expected:
@@ -172,7 +165,7 @@ class IndexedDataset:
                 f"{path}: has {found} bytes but its index {index_path(self.prefix).name} describes {expected}; "
                 "the file is truncated or belongs to another index: make both again"
             )
-        return np.memmap(path, dtype=self.dtype, mode="r") if found else np.empty(0, dtype=self.dtype)
+        self.tokens = np.memmap(path, dtype=self.dtype, mode="r") if found else np.empty(0, dtype=self.dtype)
 
     @property
     def token_count(self) -> int:

@@ -1,4 +1,7 @@
-"""Batches by step number and sample offset: no other state, so resuming, other hosts and reading ahead change nothing."""
+"""Batches by step number and sample offset, and blends of data sets.
+
+Without other state, resuming and prefetching change nothing.
+"""
 
 from __future__ import annotations
 
@@ -69,16 +72,13 @@ class BatchStream:
             length = batch["input_ids"].shape[1]
             batch[RANDOM_KEYS] = np.stack([random_keys(self.random_seed, number, length) for number in numbers])
         if self.vocab_size is not None:
-            self._check_tokens(batch, step)
+            largest = max(int(batch["input_ids"].max()), int(batch["labels"].max()))
+            if self.vocab_size is not None and largest >= self.vocab_size:
+                raise UserError(
+                    f"batch {step} holds token {largest}, the model's vocab_size is {self.vocab_size}: set vocab_size to that "
+                    "of the tokenizer the corpus was made with"
+                )
         return batch
-
-    def _check_tokens(self, batch: Batch, step: int) -> None:
-        largest = max(int(batch["input_ids"].max()), int(batch["labels"].max()))
-        if self.vocab_size is not None and largest >= self.vocab_size:
-            raise UserError(
-                f"batch {step} holds token {largest}, the model's vocab_size is {self.vocab_size}: set vocab_size to that of the "
-                "tokenizer the corpus was made with"
-            )
 
     def iterate(self, first: int, stop: int, ahead: int = 2) -> Iterator[Batch]:
         """Yield the batches of steps ``first`` to ``stop`` (exclusive), read by one thread up to ``ahead`` batches in advance.

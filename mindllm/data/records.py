@@ -1,7 +1,7 @@
-"""Files of records (jsonl, json, csv, tsv, parquet), plain or compressed (gz, bz2, xz, zst): as a stream, or by number.
+"""Files of records (jsonl, json, csv, tsv, parquet), plain or compressed (gz, bz2, xz, zst): as a stream, or by index.
 
-Streams hold one record at a time (a row group of parquet; a .json file that is one value is read whole: an array of records, or
-an object that has it under a key such as ``data``). pyarrow and zstandard are imported where a file needs them.
+Streams have one record in memory (for parquet a row group). A .json file with one value is read completely: an array of records,
+or an object with one under a key such as ``data``. pyarrow and zstandard are imported if a file needs them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ KINDS = {
     ".parquet": "parquet",
 }
 DAMAGE = (OSError, EOFError, csv.Error, lzma.LZMAError, zlib.error)
-DAMAGE_OF_LIBRARIES = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
+LIBRARY_ERRORS = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
 PARQUET_BATCH = 1024  # records decoded at a time
 LINE_BYTES = 512 << 20  # of one record; it is held several times while it is parsed
-LARGEST_WHOLE = 1 << 30  # bytes of a .json file that is one value; it is parsed as a whole
+LARGEST_JSON = 1 << 30  # bytes of a .json file that is one value; it is parsed as a whole
 ROWS = ("data", "rows", "records", "examples", "instances", "train", "validation", "test")
 """Keys under which an object that is a whole file has its records."""
 
 
-def compression_of(path: Path | str) -> str | None:
+def compression_suffix(path: Path | str) -> str | None:
     """Return the suffix of a compressed file, such as ".gz"; None for a plain file."""
     suffix = Path(path).suffix.lower()
     return suffix if suffix in COMPRESSIONS else None
@@ -51,12 +51,12 @@ def compression_of(path: Path | str) -> str | None:
 def kind_of(path: Path | str) -> str | None:
     """Return which kind of records a file holds, by its ending before that of a compression; None for other files."""
     path = Path(path)
-    return KINDS.get((path.with_suffix("") if compression_of(path) else path).suffix.lower())
+    return KINDS.get((path.with_suffix("") if compression_suffix(path) else path).suffix.lower())
 
 
 def open_bytes(path: Path | str) -> BinaryIO:
     """Open a file for reading bytes; decompress it according to its suffix."""
-    compression = compression_of(path)
+    compression = compression_suffix(path)
     if compression == ".gz":
         return cast(BinaryIO, gzip.open(open_file(path), "rb"))
     if compression == ".bz2":
@@ -86,7 +86,7 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
         elif kind in ("csv", "tsv"):
             yield from _csv(path, "\t" if kind == "tsv" else ",")
         elif kind == "json" and _is_whole(path):
-            yield from _json_whole(path)
+            yield from _json_value(path)
         else:
             with open_bytes(path) as file:
                 for number, line in enumerate(bounded_lines(file, LINE_BYTES, path), start=1):
@@ -122,7 +122,7 @@ def reading(path: Path | str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 (byte {error.object[error.start]:#04x}); save it as UTF-8") from error
     except Exception as error:
-        if not isinstance(error, DAMAGE) and type(error).__name__ not in DAMAGE_OF_LIBRARIES:
+        if not isinstance(error, DAMAGE) and type(error).__name__ not in LIBRARY_ERRORS:
             raise
         raise UserError(f"{path}: damaged, or not what its name says ({error})") from error
 
@@ -169,7 +169,7 @@ def _without_null_fields(value: Any) -> Any:
 def _is_whole(path: Path | str) -> bool:
     """Return True if a .json file is one array or object instead of one record per line."""
     with open_bytes(path) as file:
-        lines = (line for line in bounded_lines(file, LARGEST_WHOLE, path) if line.strip())
+        lines = (line for line in bounded_lines(file, LARGEST_JSON, path) if line.strip())
         first, second = next(lines, b""), next(lines, None)
     if first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") or (first and second is None):
         return True
@@ -180,13 +180,13 @@ def _is_whole(path: Path | str) -> bool:
     return False
 
 
-def _json_whole(path: Path | str) -> Iterator[Record]:
+def _json_value(path: Path | str) -> Iterator[Record]:
     with open_bytes(path) as file:
         try:
-            content = file.read(LARGEST_WHOLE + 1)
-            if len(content) > LARGEST_WHOLE:
+            content = file.read(LARGEST_JSON + 1)
+            if len(content) > LARGEST_JSON:
                 raise UserError(
-                    f"{path}: is one value of more than {LARGEST_WHOLE >> 20} MB; write a record a line (.jsonl)"
+                    f"{path}: is one value of more than {LARGEST_JSON >> 20} MB; write a record a line (.jsonl)"
                 )
             records = parse_json(content)
         except ValueError as error:
@@ -206,7 +206,7 @@ def _rows(tree: dict[str, Any], path: Path | str) -> list[Any]:
         key for key in ROWS if isinstance(rows := tree.get(key), list) and all(isinstance(row, dict) for row in rows)
     ]
     if len(lists) > 1:
-        raise UserError(f"{path}: holds records under {', '.join(lists)}; write each list as a file of its own")
+        raise UserError(f"{path}: holds records under {', '.join(lists)}; write each list to a separate file")
     return tree[lists[0]] if lists else [tree]
 
 
@@ -293,7 +293,7 @@ class RecordTable:
 
 
 def _by_number(path: Path) -> RecordFile:
-    if kind_of(path) == "jsonl" and compression_of(path) is None:
+    if kind_of(path) == "jsonl" and compression_suffix(path) is None:
         return JsonLines(path)
     return Records(path)
 

@@ -1,9 +1,8 @@
-"""Samples made of rows: ready token sequences with the tokens that are trained marked; one to a sample, or several packed.
+"""Samples made of rows: token sequences with marked trained tokens; one row per sample, or several packed.
 
-A row of n tokens takes n - 1 places: its last token is a label only. Packed rows do not see each other and have their own
-positions, so the loss of a pack is the sum of the losses of its rows alone (Krell et al., 2021, section 3.2).
-
-Rows that share a sample are found by best fit, longest first (the histogram-free form of Krell et al., 2021, algorithm 1).
+A row of n tokens takes n - 1 places: its last token is a label only. Packed rows do not attend to each other and have separate
+positions, so the loss of a pack is the sum of the losses of its rows (Krell et al., 2021, section 3.2). Packs are found by best
+fit, longest first (the histogram-free form of Krell et al., 2021, algorithm 1).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 
 from mindllm.data.documents import PACKS, SAMPLES, permutation, positions
 
-BLOCK = 64  # consecutive samples read at once: sources that open files are slow by the row
+BLOCK = 64  # samples per read: sources that open files are slow for single rows
 
 
 def pack(places: np.ndarray, capacity: int, seed: int) -> list[list[int]]:

@@ -170,7 +170,16 @@ class Family:
         fields |= {**self.fixed, **self._read(path, content), **({"model_type": self.name} if self.named else {})}
         fields |= {} if quantized is None else {KEY: read_quantization(path, quantized)}
         self._refuse_unread(path, content)
-        return self._validated(path, fields)
+        length = fields["max_position_embedding"]
+        fields["seq_length"] = min(length, LONGEST_SAMPLE) if isinstance(length, int) else 1
+        try:
+            model = ModelConfig.model_validate(fields)
+        except ValidationError as error:
+            details = error.errors(include_url=False)[0]
+            key = ".".join([self.their_name(str(details["loc"][0])), *map(str, details["loc"][1:])])
+            raise UserError(f"{path}: {key}: {details['msg']} (value {shortened(details['input'])})") from None
+        filled = {key: getattr(model, key) for key in ("n_kv_heads", "head_dim")}  # set, whether left out or not
+        return model.model_copy(update=filled).name_projections(self.weights.projections)
 
     def _refuse_unread(self, path: Path, content: ReadKeys) -> None:
         """Raise UserError for the first key that is set, was not read, and by its name may change what the model computes."""
@@ -219,18 +228,6 @@ class Family:
         """Return the name in ``config.json`` of a key of ``model.model_config``."""
         named = {ours: theirs for ours, (theirs, _) in self.keys.items()} | {"theta": "rope_theta"}
         return named.get(key, key)
-
-    def _validated(self, path: Path, fields: dict[str, Any]) -> ModelConfig:
-        length = fields["max_position_embedding"]
-        fields["seq_length"] = min(length, LONGEST_SAMPLE) if isinstance(length, int) else 1
-        try:
-            model = ModelConfig.model_validate(fields)
-        except ValidationError as error:
-            details = error.errors(include_url=False)[0]
-            key = ".".join([self.their_name(str(details["loc"][0])), *map(str, details["loc"][1:])])
-            raise UserError(f"{path}: {key}: {details['msg']} (value {shortened(details['input'])})") from None
-        filled = {key: getattr(model, key) for key in ("n_kv_heads", "head_dim")}  # set, whether left out or not
-        return model.model_copy(update=filled).name_projections(self.weights.projections)
 
 
 TRAINING_KEYS = (

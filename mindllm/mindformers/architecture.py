@@ -142,7 +142,13 @@ def translate_architecture(reading: Reading) -> None:
     _rotary(reading)
     _types(reading)
     _tied(reading)
-    _named_network(reading, network)
+    # translate net_name of TeleChat 1: all sizes except 12B tie head and embedding
+    key = f"{MODEL}.net_name"
+    if network.family == "telechat" and reading.get(key) and "tie_word_embeddings" not in _ours(reading):
+        tied = reading.get(key) != UNTIED_SIZE
+        reading.translate(key, f"{MODEL}.tie_word_embeddings", tied, "as in the code of TeleChat 1 for this name")
+    elif reading.has(key):
+        reading.idle(key, "other keys describe the network")
     _lengths(reading)
     _tokens(reading)
     translate_experts(reading)
@@ -384,16 +390,6 @@ def _parameter_types(reading: Reading) -> None:
         reading.idle(
             table, "param_init_type" if is_same else f"the embedding has param_init_type {dtype} here, as all matrices"
         )
-
-
-def _named_network(reading: Reading, network: Network) -> None:
-    """Translate ``net_name`` of TeleChat 1: all sizes except 12B tie head and embedding."""
-    key = f"{MODEL}.net_name"
-    if network.family == "telechat" and reading.get(key) and "tie_word_embeddings" not in _ours(reading):
-        tied = reading.get(key) != UNTIED_SIZE
-        reading.translate(key, f"{MODEL}.tie_word_embeddings", tied, "as in the code of TeleChat 1 for this name")
-    elif reading.has(key):
-        reading.idle(key, "other keys describe the network")
 
 
 def _tied(reading: Reading) -> None:

@@ -192,7 +192,22 @@ def static_form(document: Document) -> Static:
     mover.whole("train_dataset.dataloader", "train_dataset.data_loader")
     mover.whole("lr_scheduler", "lr_schedule")
     layers = _mesh(mover)
-    _recomputation(mover, layers)
+    # move recomputation: mode: full lists layers, the other form counts the first layers per stage
+    mode, key = str(mover.get("recompute.mode", "None")).lower(), "recompute.full_recompute_layer"
+    if mode == "select":
+        reason = "modules have other names here; write recompute_config.select_recompute"
+        mover.drop("recompute.mode", Outcome.REFUSED, reason=reason)
+    elif mode == "full":
+        mover.drop("recompute.mode", Outcome.TRANSLATED, "recompute_config.recompute", "the layers below")
+        counts = _recomputed(mover.get(key), layers)
+        if counts is None:
+            mover.drop(key, Outcome.REFUSED, reason=ALL_OF_A_PLACE)
+        else:
+            mover.move(key, "recompute_config.recompute", counts)
+    else:
+        mover.drop("recompute.mode", Outcome.WITHOUT_EFFECT, reason="nothing is recomputed")
+        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="mode is not full")
+    mover.drop("recompute.select_module", Outcome.WITHOUT_EFFECT, reason=f"mode is {mode}")
     for source, target in RENAMED.items():
         mover.move(source, target)
     _steps(mover)
@@ -394,25 +409,6 @@ def _interval(text: str) -> range:
         return range(0)
     first, last = int(match[1]), int(match[2] or match[1])
     return range(first, last + 1) if last < MOST_LAYERS else range(0)
-
-
-def _recomputation(mover: _Mover, layers: StageLayers | None) -> None:
-    """Move recomputation: ``mode: full`` lists layers, the other form counts the first layers per stage."""
-    mode, key = str(mover.get("recompute.mode", "None")).lower(), "recompute.full_recompute_layer"
-    if mode == "select":
-        reason = "modules have other names here; write recompute_config.select_recompute"
-        mover.drop("recompute.mode", Outcome.REFUSED, reason=reason)
-    elif mode == "full":
-        mover.drop("recompute.mode", Outcome.TRANSLATED, "recompute_config.recompute", "the layers below")
-        counts = _recomputed(mover.get(key), layers)
-        if counts is None:
-            mover.drop(key, Outcome.REFUSED, reason=ALL_OF_A_PLACE)
-        else:
-            mover.move(key, "recompute_config.recompute", counts)
-    else:
-        mover.drop("recompute.mode", Outcome.WITHOUT_EFFECT, reason="nothing is recomputed")
-        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="mode is not full")
-    mover.drop("recompute.select_module", Outcome.WITHOUT_EFFECT, reason=f"mode is {mode}")
 
 
 def _recomputed(value: Any, layers: StageLayers | None) -> bool | list[Any] | None:

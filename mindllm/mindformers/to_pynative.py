@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from mindllm.config.reading.document import Document, leaves
-from mindllm.config.reading.load import build_config, config_tree
+from mindllm.config.reading.load import build_config, tree_of
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 from mindllm.families.family import RUN_KEYS
@@ -171,7 +171,7 @@ def _optimizer(config: RunConfig) -> dict[str, Any]:
 
 def _schedule(config: RunConfig) -> dict[str, Any]:
     """Return the schedule. The key names are the same; unset keys are omitted."""
-    tree = config_tree(config)["lr_schedule"]
+    tree = tree_of(config)["lr_schedule"]
     return {key: value for key, value in tree.items() if value is not None and key != "total_steps"}
 
 
@@ -232,7 +232,7 @@ def _span(first: int, last: int) -> str:
 
 
 def _data(config: RunConfig) -> dict[str, Any]:
-    ours = config_tree(config)["train_dataset"]["data_loader"]["config"]
+    ours = tree_of(config)["train_dataset"]["data_loader"]["config"]
     steps = config.runner_config.train_steps or 0
     blend = {
         "data_path": _weighted(ours["data_path"]),
@@ -280,7 +280,7 @@ def _model(config: RunConfig) -> dict[str, Any]:
 
 
 def _positions(config: RunConfig) -> dict[str, Any]:
-    scaling = config_tree(config)["model"]["model_config"]["rope_scaling"]
+    scaling = tree_of(config)["model"]["model_config"]["rope_scaling"]
     if not scaling:
         return {"position_embedding_type": "rope"}
     if scaling["type"] != "yarn":
@@ -339,7 +339,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     """Return every value by its dotted key."""
     return {
         ".".join(map(str, path)): _weighted(value) if path[-1] == "data_path" else value
-        for path, value in leaves(config_tree(config))
+        for path, value in leaves(tree_of(config))
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.axes import CONTEXT
-from mindllm.config import RunConfig, config_tree, load_config, override_config, render_config
+from mindllm.config import RunConfig, load_config, override_config, render_config, tree_of
 from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
 from mindllm.jobs.pool import Task
@@ -274,7 +274,7 @@ def spread_judgements(
     config: RunConfig, wanted: Sequence[Candidate], device: Device, limit: float, constraints: Constraints
 ) -> Iterator[tuple[Candidate, Judged | None]]:
     """Yield candidates with what the nodes of a Ray cluster say of them, as it comes, some hundreds by each piece of work."""
-    tree, described = config_tree(config), device.model_dump(mode="json")
+    tree, described = tree_of(config), device.model_dump(mode="json")
     with RayPool() as cluster:
         groups = {}
         for first in range(0, len(wanted), TOGETHER):

@@ -12,7 +12,7 @@ import mindllm
 from mindllm.cli.schema import main
 from mindllm.config import load_config
 from mindllm.config.editor import run_schema
-from mindllm.config.reading.load import SYNONYMS, config_tree, read_file
+from mindllm.config.reading.load import SYNONYMS, read_file, tree_of
 from mindllm.config.reading.schema import sections_in, walk
 from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.config.run import RunConfig
@@ -73,7 +73,7 @@ def test_every_shipped_yaml_names_the_schema():
 
 @pytest.mark.parametrize("path", [TINY, *FORMS[:4]], ids=lambda path: path.stem)
 def test_a_resolved_run_is_valid(path, ours):
-    assert marked(ours, json.loads(json.dumps(config_tree(load_config(path))))) == []
+    assert marked(ours, json.loads(json.dumps(tree_of(load_config(path))))) == []
 
 
 WRONG = {

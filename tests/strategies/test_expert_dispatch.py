@@ -10,7 +10,7 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.cli.search import main
-from mindllm.config import config_tree, override_config, render_config
+from mindllm.config import override_config, render_config, tree_of
 from mindllm.config.checks.layers import check_experts
 from mindllm.errors import UserError
 from mindllm.reduced_runs.even import even_keys
@@ -101,7 +101,7 @@ def test_nodes_of_a_cluster_judge_each_dispatch_alike():
     config = mixture()
     some = [next(one for one in tried(config) if one.dispatch.form == form) for form in ("alltoall", "allgather")]
     there = judge_some(
-        config_tree(config), [one.tree() for one in some], DEVICE.model_dump(mode="json"), LIMIT, Constraints().tree()
+        tree_of(config), [one.tree() for one in some], DEVICE.model_dump(mode="json"), LIMIT, Constraints().tree()
     )
     for one, tree in zip(some, there, strict=True):
         assert tree == judge(config, workload_of(with_dispatch(config, one.dispatch)), one, DEVICE, LIMIT).tree()

@@ -23,7 +23,7 @@ from mindllm.compiled.rank.derived_ranks import NotDerivable, derived, sample_of
 from mindllm.compiled.rank.host_needs import compile_bytes, require
 from mindllm.compiled.rank.pool import Pool as SharedValues
 from mindllm.compiled.rank.rank_group import RANK_CODE, group_ranks
-from mindllm.config import RunConfig, config_tree, load_config
+from mindllm.config import RunConfig, load_config, tree_of
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.jobs.cores import cores
@@ -248,7 +248,7 @@ class LocalRanks:
 
     def start(self, ranks: Sequence[int]) -> None:
         """Compile ``ranks``, those that are built alike in one task."""
-        tree = config_tree(self._config)
+        tree = tree_of(self._config)
         for group in group_ranks(self._config, ranks):
             arguments = (tree, group, self._training, self._workers, str(self._directory))
             slots = self._workers if len(group) > 1 else 1
@@ -300,7 +300,7 @@ class RanksOnCluster:
     """
 
     def __init__(self, config: RunConfig, ranks: Sequence[int], training: bool, directory: Path) -> None:
-        tree, memory = config_tree(config), compile_bytes(config)
+        tree, memory = tree_of(config), compile_bytes(config)
         self._directory, self._cluster = directory, RayPool()
         for first in range(0, len(ranks), TOGETHER):
             group = list(ranks[first : first + TOGETHER])

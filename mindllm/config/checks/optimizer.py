@@ -73,7 +73,6 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
         yield ("optimizer", "accumulate_in_float32"), message
     if optimizer.state_bits == CODE_BITS:
         yield from _quantized_moments(config)
-        yield from _blocks_over_devices(config)
     elif optimizer.state_block_size != OptimizerConfig.model_fields["state_block_size"].default:
         yield ("optimizer", "state_block_size"), "is a key of state_bits: 8 (value of that: 32); leave it out"
     if optimizer.type != MUON:
@@ -136,20 +135,14 @@ def _quantized_moments(config: RunConfig) -> Iterator[Finding]:
     if model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
         message = f"pet_type {model.pet_config.pet_type} trains small weights or has its own update (value 8)"
         yield key, f"{message}; write 32, or pet_type: full"
-
-
-def _blocks_over_devices(config: RunConfig) -> Iterator[Finding]:
-    ranks, block = config.parallel_config.model_parallel, config.optimizer.block
-    shapes = config.model.config.architecture.trained_shapes()
+    # ranks must hold complete blocks of each row
+    ranks, block = config.parallel_config.model_parallel, optimizer.block
+    shapes = model.architecture.trained_shapes()
     if name := weight_of_cut_blocks(shapes, ranks, block):
         columns = shapes[name][-1] // ranks
+        fitting = math.gcd(columns, OptimizerConfig.model_fields["state_block_size"].default)  # a power of two
         message = f"leaves {columns} columns of {name} on a rank, not whole blocks of {block} (value {ranks})"
-        yield ("parallel_config", "model_parallel"), f"{message}; write optimizer.state_block_size: {_block(columns)}"
-
-
-def _block(columns: int) -> int:
-    """Return the largest power of two that divides ``columns``, up to the default."""
-    return math.gcd(columns, OptimizerConfig.model_fields["state_block_size"].default)
+        yield ("parallel_config", "model_parallel"), f"{message}; write optimizer.state_block_size: {fitting}"
 
 
 def check_weight_groups(config: RunConfig) -> Iterator[Finding]:

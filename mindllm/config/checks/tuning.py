@@ -54,8 +54,9 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
     if pet.tuner.own_format and config.export_hf.directory:
         message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
         yield ("export_hf", "directory"), message
-    if not pet.tuner.trains_experts:
-        yield from _experts(config, pet)
+    if model.expert_num > 1 and not pet.tuner.trains_experts:
+        message = f"experts are not trained with pet_type {pet.pet_type} yet (value {pet.pet_type})"
+        yield (*SECTION, "pet_type"), f"{message}; write pet_type: full, or lora"
     if pet.pet_type == ADALORA:
         yield from _rank_schedule(config, pet)
     if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):
@@ -74,13 +75,6 @@ def _rank_schedule(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
     elif pet.adalora_tinit + pet.adalora_tfinal >= steps:
         message = f"leaves no steps between adalora_tinit {pet.adalora_tinit} and adalora_tfinal {pet.adalora_tfinal}"
         yield ("runner_config", "train_steps"), f"{message} (value {steps}); write more"
-
-
-def _experts(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
-    """Check that the tuner supports experts, whose weights have three dimensions."""
-    if config.model.config.expert_num > 1:
-        message = f"experts are not trained with pet_type {pet.pet_type} yet (value {pet.pet_type})"
-        yield (*SECTION, "pet_type"), f"{message}; write pet_type: full, or lora"
 
 
 def mistakes(

@@ -230,12 +230,12 @@ def render_config(config: RunConfig, commented: bool = False) -> str:
         commented: with the comments of the files it was read from, and the reasons of what was chosen.
     """
     if not commented:
-        return write_yaml(config_tree(config))
+        return write_yaml(tree_of(config))
     comments = {path: origin.comment for path, origin in config._provenance.origins.items() if origin.comment}
-    return write_commented(config_tree(config), comments)
+    return write_commented(tree_of(config), comments)
 
 
-def config_tree(config: RunConfig) -> dict[str, Any]:
+def tree_of(config: RunConfig) -> dict[str, Any]:
     """Return the resolved configuration as plain values, which :func:`load_config` takes."""
     return plain(config.model_dump(by_alias=True))
 

@@ -154,14 +154,12 @@ def _expected(detail: Any) -> str:
     if pattern := context.get("pattern"):
         context["form"] = FORMS.get(pattern, f"text of the form {pattern}")
     if detail["type"] == "literal_error":
-        context["expected"] = _few_words(str(context["expected"]), detail["input"])
+        # return pydantic's list of words, or for a long list the words nearest to value
+        expected = str(context["expected"])
+        value = detail["input"]
+        words = re.findall(r"'[^']*'|[^\s,']+(?=,|$| or )", expected)
+        context["expected"] = expected if len(words) <= MOST_SUGGESTIONS else f"one of {few(words, repr(str(value)))}"
     return EXPECTED[detail["type"]].format(**context)
-
-
-def _few_words(expected: str, value: Any) -> str:
-    """Return pydantic's list of words, or for a long list the words nearest to ``value``."""
-    words = re.findall(r"'[^']*'|[^\s,']+(?=,|$| or )", expected)
-    return expected if len(words) <= MOST_SUGGESTIONS else f"one of {few(words, repr(str(value)))}"
 
 
 def _text_form(detail: Any, path: KeyPath, data: Any, root: type[Section]) -> str:

@@ -237,11 +237,35 @@ class _Reader:
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._count(1, node)
         if isinstance(node, yaml.ScalarNode) and node.tag in SCALARS:
-            return self._scalar(node)
+            if problem := unusable_value(node.value):
+                raise _refusal(problem, node)
+            if node.tag in WORDS:
+                return node.value
+            try:
+                is_long = len(node.value) > LONGEST_NUMBER
+                value = None if is_long else self.loader.construct_object(node)
+                wrong = is_long or bool(unusable_value(value))
+            except (
+                ArithmeticError,
+                IndexError,
+                KeyError,
+                ValueError,
+            ):  # an explicit tag that the text does not fit: `!!int x`
+                wrong = True
+            if wrong:
+                raise _refusal(f"'{_cut(node.value)}' is not a valid {TAGS.get(node.tag, node.tag)}", node)
+            return value
         self._enter(node)
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == MAPPING:
-                return self._mapping(node, path)
+                result: dict[str, Any] = {}
+                for key, (key_node, value_node) in self._merged_pairs(node, path).items():
+                    inner = (*path, key)
+                    comment = self._comment(key_node, value_node)
+                    origin = self.origin(key_node.start_mark.line + 1)
+                    self.origins[inner] = replace(origin, comment=comment) if comment else origin
+                    result[key] = self.value(value_node, inner)
+                return result
             if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE:
                 return [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
         finally:
@@ -258,39 +282,9 @@ class _Reader:
             raise _refusal("an alias is inside the value it refers to", node)
         self.open.add(id(node))
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
-        if problem := unusable_value(node.value):
-            raise _refusal(problem, node)
-        if node.tag in WORDS:
-            return node.value
-        try:
-            is_long = len(node.value) > LONGEST_NUMBER
-            value = None if is_long else self.loader.construct_object(node)
-            wrong = is_long or bool(unusable_value(value))
-        except (
-            ArithmeticError,
-            IndexError,
-            KeyError,
-            ValueError,
-        ):  # an explicit tag that the text does not fit: `!!int x`
-            wrong = True
-        if wrong:
-            raise _refusal(f"'{_cut(node.value)}' is not a valid {TAGS.get(node.tag, node.tag)}", node)
-        return value
-
     def _entry(self, node: yaml.Node, path: KeyPath) -> Any:
         self.origins[path] = self.origin(node.start_mark.line + 1)
         return self.value(node, path)
-
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, (key_node, value_node) in self._merged_pairs(node, path).items():
-            inner = (*path, key)
-            comment = self._comment(key_node, value_node)
-            origin = self.origin(key_node.start_mark.line + 1)
-            self.origins[inner] = replace(origin, comment=comment) if comment else origin
-            result[key] = self.value(value_node, inner)
-        return result
 
     def _comment(self, key: yaml.Node, value: yaml.Node) -> str:
         """Return the comment after a key or a value on the same line; else the comment on the lines before."""
@@ -311,7 +305,15 @@ class _Reader:
     def _merged_pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """Return the entries of a mapping by key. Direct entries take precedence over those of merge keys (``<<``)."""
         if id(node) not in self.pairs:
-            self._report_duplicates(node, path)
+            lines: dict[str, int] = {}
+            for key_node, _ in node.value:
+                if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == MERGE:
+                    continue
+                line = key_node.start_mark.line + 1
+                if key_node.value in lines:
+                    message = f"duplicate key; it is also on line {lines[key_node.value]}; remove one of them"
+                    self.problems.append(Problem(self.origin(line), (*path, key_node.value), message))
+                lines.setdefault(key_node.value, line)
             merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
             direct: dict[str, tuple[yaml.Node, yaml.Node]] = {}
             for key_node, value_node in node.value:
@@ -339,17 +341,6 @@ class _Reader:
         if problem := unusable_value(node.value):
             raise _refusal(problem, node)
         return node.value
-
-    def _report_duplicates(self, node: yaml.MappingNode, path: KeyPath) -> None:
-        lines: dict[str, int] = {}
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == MERGE:
-                continue
-            line = key_node.start_mark.line + 1
-            if key_node.value in lines:
-                message = f"duplicate key; it is also on line {lines[key_node.value]}; remove one of them"
-                self.problems.append(Problem(self.origin(line), (*path, key_node.value), message))
-            lines.setdefault(key_node.value, line)
 
 
 def read_mapping(path: Path) -> Mapping:

@@ -1,6 +1,6 @@
-"""Rows of instruction files as conversations: one small function per form of row.
+"""Rows of instruction files as conversations: one function per form of row, and checks of messages.
 
-Beside the three common forms stand those that ModelLink's ``--handler-name`` knows, under its names.
+Besides the three common forms, the forms of ModelLink's ``--handler-name`` are supported under its names.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
-def conversation_of(record: Record, handler: str, place: str) -> Conversation:
+def read_conversation(record: Record, handler: str, place: str) -> Conversation:
     """Return the conversation in ``record``, read by ``handler``; ``place`` names the record in errors.
 
     Raises UserError for missing keys, an unknown role, or an assistant without text.
@@ -195,7 +195,7 @@ def variables_of(record: Record, place: str) -> Mapping[str, Any]:
 
 
 def messages_of(record: Record, read: Reader, reader: str, place: str) -> tuple[Message, ...]:
-    """Return the messages that ``read`` yields of a record; ``reader`` names it in errors, as :func:`conversation_of`."""
+    """Return the messages that ``read`` yields of a record; ``reader`` names it in errors, as :func:`read_conversation`."""
     if media := next((key for key in MEDIA if record.get(key)), None):
         raise UserError(f"{place}: {media}: only text can be learnt; remove the row")
     try:

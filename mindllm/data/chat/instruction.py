@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.data.chat.conversations import Conversation, Message, conversation_of
+from mindllm.data.chat.conversations import Conversation, Message, read_conversation
 from mindllm.data.chat.template import ChatTemplate, RenderedChat, Span, chat_template_of
 from mindllm.data.records import RecordTable, record_files
 from mindllm.data.rows import Row
@@ -114,7 +114,7 @@ class InstructionRows(ConversationRows):
     def chat(self, number: int) -> RenderedChat:
         """Return the text of row ``number``; raise UserError with its place if it is not a conversation."""
         place = self.table.name(number)
-        return self.template.render(conversation_of(self.table[number], self.handler, place), place)
+        return self.template.render(read_conversation(self.table[number], self.handler, place), place)
 
     def check(self, number: int) -> RenderedChat:
         """Check row ``number`` like :meth:`chat`, without tokenizing it."""

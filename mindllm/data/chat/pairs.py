@@ -1,13 +1,12 @@
-"""Pairs of answers as samples: both conversations in one row, as documents that do not see each other.
+"""Preference pairs and single answers as samples.
 
-The first is the one with the chosen answer. Labels are ``IGNORED`` but for the words of the answers; a pair has one loss, which
-stands at the first place of its row, so the sum of ``loss_mask`` is the number of pairs.
+Both conversations of a pair are in one row, as documents that do not attend to each other, the chosen answer first. Labels are
+``IGNORED`` outside the answers. A pair has one loss, at the first place of its row, so the sum of ``loss_mask`` is the number of
+pairs.
 
-Rows of preference files are read as two conversations: the same words before, then the chosen answer or the rejected one.
-
-Forms are told apart by their keys: those of TRL (``prompt``, ``chosen``, ``rejected``), of LLaMA-Factory (``conversations`` or
-``instruction``, with ``chosen`` and ``rejected``) and of ms-swift (``messages``, or ``query`` and
-``response``, with ``rejected_response``).
+Rows of files are recognized by their keys: TRL (``prompt``, ``chosen``, ``rejected``), LLaMA-Factory (``conversations`` or
+``instruction``, with ``chosen`` and ``rejected``) and ms-swift (``messages``, or ``query`` and ``response``, with
+``rejected_response``). Rows with one answer have a label (KTO).
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class PairCounts:
         if self.truncated:
             text += f"; {self.truncated} pairs are longer than the {seq_length} places of a row and cut"
         if self.without_answer:
-            text += f"; {self.without_answer} pairs have an answer of which nothing remains"
+            text += f"; {self.without_answer} pairs lose a complete answer by truncation"
         if self.spelled_out:
             text += f"; {self.spelled_out} names of special tokens in messages are encoded as words (allowed_special_tokens)"
         return text
@@ -197,7 +196,7 @@ class PairRows(ConversationRows):
     def count(self, numbers: Iterable[int]) -> PairCounts:
         """Tokenize these pairs once and count tokens."""
         pairs = tokens = trained = truncated = without = self._spelled_out = 0
-        self._truncation_is_told = True  # this tells all of it
+        self._truncation_is_told = True  # a pair is counted in full
         for number in numbers:
             whole = self.whole_rows(number)
             rows = self._cut(whole, number)
@@ -255,7 +254,7 @@ def pair_sample(rows: Sequence[Row], seq_length: int) -> Arrays:
 UNPAIRED_READER = "unpaired answers"
 LABELS = ("label", "kto_tag")
 SAID = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-"""What a label says; files of tables have numbers and texts."""
+"""Labels by their text; tabular files have numbers and texts."""
 UNPAIRED_FORMS = (
     "prompt and completion, messages, conversations, or instruction and output, with label: true or false; or pairs"
 )
@@ -419,7 +418,7 @@ class AnswerRows(PairRows):
     def count(self, numbers: Iterable[int]) -> AnswerCounts:  # type: ignore[override]
         """Tokenize these answers once and count tokens."""
         answers = desirable = tokens = trained = truncated = without = self._spelled_out = 0
-        self._truncation_is_told = True  # this tells all of it
+        self._truncation_is_told = True  # a pair is counted in full
         for number in numbers:
             whole = self.whole_rows(number)
             rows = self._cut(whole, number // self.sides)

@@ -1,9 +1,10 @@
-"""Chat templates: a conversation as the text a model was trained on, and which parts of it the assistant says.
+"""Chat templates: a conversation as the text a model was trained on, and the parts of it that belong to the assistant.
 
-A template is a program of the tokenizer's directory, run in jinja's immutable sandbox, where it sees the messages and the names
-of special tokens, and no attribute or method that could reach further; and in a process of its own, which bounds its time and
-memory. What the assistant says is found exactly or not at all: by the template's own ``{% generation %}`` marks, else by
-rendering the conversation turn by turn. A row is refused where the template leaves out a part of it.
+A template is a program from the tokenizer's directory. It runs in jinja's immutable sandbox, with access to messages and names of
+special tokens only, in a separate process with limited time and memory. The text of the assistant is located exactly or the row
+is
+refused: by the template's own ``{% generation %}`` marks, else by rendering the conversation turn by turn. A row is refused if
+the template drops a part of it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from mindllm.data.chat import template_program
 from mindllm.data.chat.conversations import Conversation, is_learned
 from mindllm.data.chat.template_program import BEGIN, END, MARKS, SEAM, receive, send
 from mindllm.data.chat.traces import Tracer, border, call_forms, is_python_text, without_traces
-from mindllm.data.tokenizers.special_tokens import OWN_TEMPLATES, without_allowed
+from mindllm.data.tokenizers.special_tokens import BUILT_IN_TEMPLATES, without_allowed
 from mindllm.data.tokenizers.tokenizer import Tokenizer
-from mindllm.data.tokenizers.vocabularies import chat_template_of_gguf
+from mindllm.data.tokenizers.vocabularies import gguf_chat_template
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
 from mindllm.gguf import gguf_file
@@ -48,12 +49,12 @@ PLAIN = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '\\n\\n### Response:\\n' }}{% endif -%}
 """
-OWN = {PLAIN, *OWN_TEMPLATES}  # the templates that need no other process
+OWN = {PLAIN, *BUILT_IN_TEMPLATES}  # the templates that need no other process
 LONGEST_SOURCE = 1 << 20  # characters; the longest public templates have some ten thousand
 PLACES = re.compile(f"([{SEAM}{BEGIN}{END}])")
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 TRAINING_DATE = "2024-07-26"  # date of strftime_now in training rows: the default of Llama 3's templates
-OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 TOOL_USE = "tool_use"  # the template of several that transformers takes where there are tools
 LOADER = "train_dataset.data_loader.config"
 MOST_NAMED = 5  # parts of a row that a template leaves out
@@ -102,7 +103,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._special_names = [name for name in special_names if len(name) > 1]
         self._variables = dict(variables or {})
-        self._refuse_own_variables(self._variables, LOADER)
+        self._refuse_reserved_variables(self._variables, LOADER)
         self._warned: set[str] = set()
         self._is_own = source in OWN
         if len(source) > LONGEST_SOURCE:
@@ -276,7 +277,7 @@ class ChatTemplate:
 
     def _values(self, chat: Conversation, prompt: bool = False) -> dict[str, Any]:
         """Return the variables of the template for a conversation; ``prompt``: only up to the answer."""
-        values = dict(zip(OWN_VARIABLES, (chat.messages, chat.tools, None, prompt), strict=True))
+        values = dict(zip(RESERVED_VARIABLES, (chat.messages, chat.tools, None, prompt), strict=True))
         return {**self._special_tokens, **self._variables, **chat.variables, **values}
 
     def _fill(self, values: list[dict[str, Any]], place: str, now: str) -> list[str]:
@@ -285,14 +286,14 @@ class ChatTemplate:
         except TemplateFailed as error:
             raise UserError(f"{place}: {self.origin} refuses this conversation ({error})") from None
 
-    def _refuse_own_variables(self, variables: Mapping[str, Any], place: str) -> None:
-        own = next((name for name in OWN_VARIABLES if name in variables), None)
+    def _refuse_reserved_variables(self, variables: Mapping[str, Any], place: str) -> None:
+        own = next((name for name in RESERVED_VARIABLES if name in variables), None)
         if own is not None:
             raise UserError(f"{place}: chat_template_kwargs.{own}: is a variable of the row itself; remove it")
 
     def _spelled_conversation(self, conversation: Conversation, place: str) -> Conversation:
         """Return the conversation with a seam in every name of a special token inside its words."""
-        self._refuse_own_variables(conversation.variables, place)
+        self._refuse_reserved_variables(conversation.variables, place)
         return Conversation(
             tuple(
                 {key: self._spelled(value, place) for key, value in message.items()}
@@ -339,7 +340,7 @@ def chat_template_of(
     """
     names = tokenizer.special_tokens, without_allowed(tokenizer, allowed_special_tokens)
     if not chat_template and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
-        texts = {"default": tokenizer.chat_template, TOOL_USE: chat_template_of_gguf(gguf, TOOL_USE)}
+        texts = {"default": tokenizer.chat_template, TOOL_USE: gguf_chat_template(gguf, TOOL_USE)}
         sources = {name: (text, f"tokenizer.chat_template of {gguf}") for name, text in texts.items() if text}
     else:
         sources = _sources(Path(tokenizer.path).parent, chat_template)
@@ -408,7 +409,7 @@ def _without_marks(marked: str) -> RenderedChat:
     return RenderedChat("".join(text), tuple(zip(begins, ends, strict=True)), tuple(seams))
 
 
-SECONDS = 10.0  # of computing for one conversation: a thousand times what a long one takes
+SECONDS = 10.0  # CPU seconds per conversation: a thousand times those of a long one
 MEMORY = 1 << 30
 NO_DATE = "0001-01-01"
 # The paths of this interpreter, not the directory of the program, whose files have names of the standard library.

@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # Unicode's noncharacters are never text: they mark places inside the rendered text and are taken out again.
 SEAM, BEGIN, END, TRACE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 MARKS = SEAM + BEGIN + END + TRACE
-LONGEST_TEXT = 64 << 20  # characters of what a template writes
+LONGEST_TEXT = 64 << 20  # characters of a rendered text
 LONGEST_MESSAGE = 300  # characters of an error
 LENGTH_BYTES = 8
 NOT_ASCII = re.compile(f"[^\\x00-\\x7f{MARKS}]+")
@@ -86,7 +86,7 @@ def rendered(source: str, variables: list[dict[str, Any]], now: str) -> dict[str
         return {"error": "it takes more memory than any conversation needs"}
     except RecursionError:
         return {"error": "it is nested too deeply, or calls itself without end"}
-    except Exception as error:  # a template may raise what it likes, and it is said in one line
+    except Exception as error:  # a template may raise any error, which becomes one line
         return {"error": _line(str(error)) or type(error).__name__}
 
 

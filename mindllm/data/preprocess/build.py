@@ -14,7 +14,7 @@ from mindllm.data.indexed import index_path
 from mindllm.data.preprocess.pieces import PIECE_BYTES, Piece, cut, read
 from mindllm.data.preprocess.resume import ResumableWriter, encode_pieces
 from mindllm.data.preprocess.sources import DocumentReader, Source, fingerprint
-from mindllm.data.records import compression_of
+from mindllm.data.records import compression_suffix
 from mindllm.data.tokenizers.sentencepiece_tokenizer import TRAINED_KINDS, train_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable, load_tokenizer
 from mindllm.errors import UserError
@@ -155,12 +155,9 @@ def _options(documents: DocumentReader | None, tokenizer: Tokenizer) -> dict[str
 
 
 def _workers(sources: Sequence[Source], most: int) -> int:
-    return max(1, min(most, _work(sources) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
-
-
-def _work(sources: Sequence[Source]) -> int:
-    """Estimate the bytes to encode: text is about four times as large as its compressed file."""
-    return sum(source.size * (4 if compression_of(source.path) else 1) for source in sources)
+    # text is about four times as large as its compressed file
+    work = sum(source.size * (4 if compression_suffix(source.path) else 1) for source in sources)
+    return max(1, min(most, work // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
 
 
 def prepare_tokenizer(

@@ -1,7 +1,7 @@
-"""Files cut into pieces of limited size, so that memory is bounded and one large file keeps all workers busy.
+"""Files split into pieces of limited size, so that memory is bounded and one large file keeps all workers busy.
 
-Workers read plain text files themselves. Of files that can only be read from their beginning (compressed ones, records) this
-process reads on, and the pieces carry their text.
+Workers read plain text files. Files that must be read from the beginning (compressed ones, records) are read by this process, and
+their pieces carry the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from mindllm.data.preprocess.sources import DocumentReader, Source
-from mindllm.data.records import compression_of, kind_of, open_bytes, read_records, reading
+from mindllm.data.records import compression_suffix, kind_of, open_bytes, read_records, reading
 from mindllm.errors import UserError
 
 PIECE_BYTES = 1 << 18
@@ -61,7 +61,7 @@ def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentRea
     for source in sources:
         if documents is not None and kind_of(source.path):
             yield from _marked_with_size(_records(source, documents, cuttable), source)
-        elif compression_of(source.path):
+        elif compression_suffix(source.path):
             yield from _marked_with_size(_cut_stream(source, cuttable), source)
         else:
             start = 0

@@ -15,7 +15,7 @@ from mindllm.units import counted
 NAMED_FILES = 3
 
 
-def summary_of(summary: Summary) -> dict[str, Any]:
+def summary_dict(summary: Summary) -> dict[str, Any]:
     """Return the JSON object of ``--json``: sizes in bytes, time in seconds, absent figures null."""
     meta = summary.meta
     return {
@@ -36,7 +36,7 @@ def summary_of(summary: Summary) -> dict[str, Any]:
     }
 
 
-def description_of(corpus: Corpus) -> dict[str, Any]:
+def corpus_description(corpus: Corpus) -> dict[str, Any]:
     """Return the metadata of an existing corpus; figures of missing files are null."""
     meta, dataset = corpus.meta, corpus.dataset
     starts = dataset.document_starts
@@ -63,7 +63,7 @@ def description_of(corpus: Corpus) -> dict[str, Any]:
 
 def summary_lines(summary: Summary) -> Iterator[str]:
     """Yield what was made, and which files were not read as they are."""
-    figures = summary_of(summary)
+    figures = summary_dict(summary)
     speed = "" if summary.up_to_date else f" in {summary.seconds:.1f} s, {figures['tokens_per_s']:,} tokens/s"
     if summary.up_to_date:
         yield (f"{summary.files[-1]} is up to date: nothing to do")
@@ -92,7 +92,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
 
 def description_table(corpus: Corpus) -> RichTable:
     """Return the metadata of an existing corpus as a table."""
-    description = description_of(corpus)
+    description = corpus_description(corpus)
     rows = [(name, _cell(value)) for name, value in description.items() if name != "splits"]
     for name, split in description["splits"].items():
         rows.append(

@@ -1,10 +1,10 @@
-"""A corpus in the making that survives a kill: what is done lies in ``PREFIX.partial/`` and is not done again.
+"""Writing of a corpus that continues after a kill: finished work is in ``PREFIX.partial/`` and is not repeated.
 
-Tokens, lengths and bytes are files that only grow; ``progress.json`` says how far they are good and how many pieces that is. It
-is replaced as a whole after they are on the disk. Whoever goes on cuts off what came after, and skips those pieces: as pieces
-are a function of the inputs and options, the result is that of a run without interruption, byte for byte.
+Tokens, lengths and bytes are append-only files; ``progress.json`` has their valid sizes and the number of finished pieces. It is
+replaced atomically after they are flushed. A continued run truncates the files to these sizes and skips the finished pieces.
+Pieces are a function of inputs and options, so the result equals that of an uninterrupted run, byte for byte.
 
-Several processes make tokens of the pieces: in order, with a limited number under way, ended cleanly by Ctrl-C.
+Several processes encode pieces in order, with a limited number in flight, and end cleanly on Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which files become documents, in which order, and the fingerprint that says whether a corpus is up to date with them."""
+"""Source files of documents and their order, records as documents, and the fingerprint of an up-to-date corpus."""
 
 from __future__ import annotations
 

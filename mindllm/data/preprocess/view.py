@@ -1,4 +1,4 @@
-"""A sample as text: what is trained in one colour, what is only read in another, documents under headings of their own."""
+"""A sample as text: trained tokens in one color, other tokens in another, documents under separate headings."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def _read_and_trained(sample: dict[str, np.ndarray]) -> tuple[np.ndarray, np.nda
     if not (labels < 0).any():
         return labels, sample["loss_mask"] > 0
     following = np.append(sample["input_ids"][1:], 0)
-    ends = np.append(np.diff(sample["segment_starts"]) > 0, True)  # a label behind the last input of a document
+    ends = np.append(np.diff(sample["segment_starts"]) > 0, True)  # the label after the last input of a document
     return np.where(labels < 0, np.where(ends, 0, following), labels), labels >= 0
 
 
 def coloured(segment: Segment, tokenizer: Tokenizer, *, ids: bool = False) -> Text:
     """Return the text of a segment: its first token, which nothing predicts, then its labels. ``ids``: with token numbers."""
     text = Text()
-    tokens = [(segment.first, READ), *zip(segment.labels.tolist(), map(style_of, segment.trained), strict=True)]
+    tokens = [(segment.first, READ), *zip(segment.labels.tolist(), map(token_style, segment.trained), strict=True)]
     if ids:
         for token, style in tokens:
             piece = tokenizer.decode([token]).replace("\n", BREAK)
@@ -82,7 +82,7 @@ def coloured(segment: Segment, tokenizer: Tokenizer, *, ids: bool = False) -> Te
     return text
 
 
-def style_of(trained: bool) -> str:
+def token_style(trained: bool) -> str:
     """Return the color of a token."""
     return TRAINED if trained else READ
 
@@ -121,7 +121,7 @@ def description(
                     for run, style in runs(
                         [
                             (segment.first, READ),
-                            *zip(segment.labels.tolist(), map(style_of, segment.trained), strict=True),
+                            *zip(segment.labels.tolist(), map(token_style, segment.trained), strict=True),
                         ]
                     )
                 ],

@@ -12,7 +12,7 @@ from mindllm.data.tokenizers.tokenizer import JsonTokenizer, Tokenizer
 from mindllm.files import atomic_open
 from mindllm.outside import read_bytes
 
-COMPANIONS = (  # beside tokenizer.json or tokenizer.model
+COMPANIONS = (  # next to tokenizer.json or tokenizer.model
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -36,7 +36,7 @@ def copy_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         return
     _copy(source, directory / f"tokenizer{source.suffix}")
     counterpart = source.with_name("tokenizer.model" if source.suffix == ".json" else "tokenizer.json")
-    is_named_so = source.stem == "tokenizer"  # or it is a tokenizer among others: what lies beside may be theirs
+    is_named_so = source.stem == "tokenizer"  # otherwise the directory may have files of other tokenizers
     for file in (counterpart, *map(source.parent.joinpath, COMPANIONS)) if is_named_so else ():
         if file.is_file():
             place = directory / file.relative_to(source.parent)

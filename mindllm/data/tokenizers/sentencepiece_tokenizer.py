@@ -61,7 +61,7 @@ class SentencePieceTokenizer:
         self.prefix_ids = tuple(id for id in begin if id is not None)
         self.end_ids = tuple(id for name in known.ends if (id := self._piece_id(name)) is not None)
         self.fingerprint = hashlib.sha256(content + repr(sorted(self._added.items())).encode()).hexdigest()
-        if not self._added:  # what it was before there were any, so that prepared data stays good
+        if not self._added:  # unchanged without added tokens, so that prepared data stays valid
             self.fingerprint = hashlib.sha256(content).hexdigest()
         regular = {token.name for token in special.added if not token.special}
         controls = [self._processor.IdToPiece(id) for id in range(self._own_size) if self._processor.IsControl(id)]
@@ -119,7 +119,7 @@ class SentencePieceTokenizer:
         places: list[tuple[int, int]] = []
         start = 0
         for index, part in enumerate(names.split(text) if names else [text]):
-            if index % 2:  # what the pattern found
+            if index % 2:  # a special token
                 ids.append(self._known_id(part))
                 places.append((start, start + len(part)))
             elif part:

@@ -284,7 +284,7 @@ KNOWN = {
 }
 # The first Baichuan 13B has the class of the second, and other tokens at its places.
 _OLDER = {"BaichuanTokenizer": KnownTokenizer(marks={"<reserved_102>": 195, "<reserved_103>": 196}, template=BAICHUAN)}
-OWN_TEMPLATES = frozenset(known.template for table in (KNOWN, _OLDER) for known in table.values())
+BUILT_IN_TEMPLATES = frozenset(known.template for table in (KNOWN, _OLDER) for known in table.values())
 
 
 def known_tokenizer(tokenizer_class: str, id_of: Callable[[str], int | None] | None = None) -> KnownTokenizer:

@@ -22,13 +22,13 @@ from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data.tokenizers.limits import LONGEST_TEXT, check_bounds
 from mindllm.data.tokenizers.special_tokens import SpecialTokens, known_tokenizer, read_special_tokens, without_allowed
 from mindllm.data.tokenizers.vocabularies import (
-    chat_template_of_gguf,
-    content_of_gguf,
-    content_of_tiktoken,
-    content_of_vocabulary,
+    gguf_chat_template,
+    gguf_content,
+    gguf_special_tokens,
     is_tiktoken,
-    special_tokens_of_gguf,
     spelled,
+    tiktoken_content,
+    vocabulary_content,
 )
 from mindllm.errors import UserError, shortened
 from mindllm.gguf import gguf_file
@@ -97,18 +97,18 @@ def load_tokenizer(path: Path | str, allowed_special_tokens: Sequence[str] = ())
 
 def _load(path: Path | str) -> Tokenizer:
     if gguf := gguf_file(path):
-        return JsonTokenizer(gguf, special_tokens_of_gguf(gguf), content_of_gguf(gguf), chat_template_of_gguf(gguf))
+        return JsonTokenizer(gguf, gguf_special_tokens(gguf), gguf_content(gguf), gguf_chat_template(gguf))
     file = _tokenizer_file(Path(path))
     special = read_special_tokens(file.parent)
     try:
         if file.suffix == ".tiktoken" or (file.suffix == ".model" and is_tiktoken(file)):
-            return JsonTokenizer(file, special, content_of_tiktoken(file, special))
+            return JsonTokenizer(file, special, tiktoken_content(file, special))
         if file.suffix == ".model":
             from mindllm.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 
             return SentencePieceTokenizer(file, special)
         if file.name == VOCABULARY:
-            return JsonTokenizer(file, special, content_of_vocabulary(file, special))
+            return JsonTokenizer(file, special, vocabulary_content(file, special))
         return JsonTokenizer(file, special)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
@@ -238,7 +238,7 @@ class JsonTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """Return the fingerprint. It is lazy: it takes as long as loading, and prediction does not need it."""
-        return _fingerprint_of_json(parse_json(self.content))
+        return _json_fingerprint(parse_json(self.content))
 
     @cached_property
     def _with_special_tokens(self) -> FastTokenizer:
@@ -276,7 +276,7 @@ def is_cuttable(tokenizer: Tokenizer) -> bool:
     )
 
 
-def _fingerprint_of_json(content: dict[str, Any]) -> str:
+def _json_fingerprint(content: dict[str, Any]) -> str:
     """Hash what decides the ids of a text, without padding, truncation, templates and the spelling of merges."""
     model = dict(content["model"])
     model["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or []]

@@ -30,7 +30,7 @@ from mindllm.outside import bounded_lines, open_file, read_text
 from mindllm.units import MIB
 
 MERGES = "merges.txt"
-TIKTOKEN_CLASS = "QWenTokenizer"  # whose file is named *.tiktoken, also where no tokenizer_config.json is beside it
+TIKTOKEN_CLASS = "QWenTokenizer"  # of a *.tiktoken file without tokenizer_config.json
 
 
 def is_tiktoken(path: Path) -> bool:
@@ -43,7 +43,7 @@ def is_tiktoken(path: Path) -> bool:
         return False
 
 
-def content_of_tiktoken(path: Path, special: SpecialTokens) -> dict[str, Any]:
+def tiktoken_content(path: Path, special: SpecialTokens) -> dict[str, Any]:
     """Return the content of a ``tokenizer.json`` that encodes like tiktoken with the ranks in ``path``.
 
     The code of the tokenizer class has the split of texts and the special tokens: see :func:`known_tokenizer`.
@@ -70,13 +70,13 @@ def content_of_tiktoken(path: Path, special: SpecialTokens) -> dict[str, Any]:
     tokens = [*{token.id: token for token in (*tokens, *special.added)}.values()]
     split = {"type": "Split", "pattern": {"Regex": known.pattern}, "behavior": "Isolated", "invert": False}
     return {
-        **content_of(vocabulary, _merges_of_ranks(ranks, spelled), tokens),
+        **content_of(vocabulary, _ranked_merges(ranks, spelled), tokens),
         "normalizer": {"type": "NFC"} if known.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level(use_regex=False)]},
     }
 
 
-def content_of_vocabulary(path: Path, special: SpecialTokens) -> dict[str, Any]:
+def vocabulary_content(path: Path, special: SpecialTokens) -> dict[str, Any]:
     """Return the content of a ``tokenizer.json`` for GPT-2's ``vocab.json`` and ``merges.txt`` in one directory.
 
     Raises:
@@ -124,7 +124,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _merges_of_ranks(ranks: dict[bytes, int], spelled: dict[int, str]) -> list[list[str]]:
+def _ranked_merges(ranks: dict[bytes, int], spelled: dict[int, str]) -> list[list[str]]:
     """Return every split of a token into two, by the rank of the token: the lowest rank is merged first."""
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
@@ -216,8 +216,8 @@ UNNAMED = {"qwen2": QWEN2, "qwen2moe": QWEN2, "qwen3": QWEN2, "qwen3moe": QWEN2}
 """By architecture, of files from before ``tokenizer.ggml.pre`` was written."""
 
 
-def special_tokens_of_gguf(path: Path) -> SpecialTokens:
-    """Return the special tokens in a GGUF file; errors as in :func:`content_of_gguf`."""
+def gguf_special_tokens(path: Path) -> SpecialTokens:
+    """Return the special tokens in a GGUF file; errors as in :func:`gguf_content`."""
     header = read_header(path)
     tokens = _tokens(header)
     ids = {"bos": "bos", "eos": "eos", "pad": "padding"}
@@ -226,12 +226,12 @@ def special_tokens_of_gguf(path: Path) -> SpecialTokens:
     return SpecialTokens(names=names, adds_bos=_adds_bos(header))
 
 
-def chat_template_of_gguf(path: Path, name: str = "") -> str:
+def gguf_chat_template(path: Path, name: str = "") -> str:
     """Return the chat template in a GGUF file, or the one of this name; empty where it has none."""
     return read_header(path).get(f"tokenizer.chat_template{'.' * bool(name)}{name}", str, "")
 
 
-def content_of_gguf(path: Path) -> dict[str, Any]:
+def gguf_content(path: Path) -> dict[str, Any]:
     """Return the content of a ``tokenizer.json`` that encodes like the tokenizer in a GGUF file.
 
     Raises:

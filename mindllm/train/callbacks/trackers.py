@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindllm.config import config_tree, render_config
+from mindllm.config import render_config, tree_of
 from mindllm.config.callbacks import MlflowConfig, TensorBoardConfig, WandbConfig
 from mindllm.files import atomic_open
 from mindllm.outside import read_json
@@ -132,7 +132,7 @@ class Wandb:
                 resume="allow",
                 mode=section.mode,
                 dir=str(state.output_dir),
-                config=config_tree(state.config),
+                config=tree_of(state.config),
                 settings=quiet,
             )
             return Wandb(run)
