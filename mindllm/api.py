@@ -161,13 +161,13 @@ def verify(
         UserError: the run describes one device, or does not compile.
         RunFailed: it holds operators that cannot be executed here.
     """
-    from mindllm.verify.verification import quiet, several, verify_run
+    from mindllm.verify.verification import require_multi_device, silence_mindspore, verify_run
 
-    config = several(load_config(run))
-    quiet()
+    config = require_multi_device(load_config(run))
+    silence_mindspore()
     from mindllm.compiled.rank.compile_ranks import cache_directory
     from mindllm.reduced_runs.model import ACCUMULATION_STEPS
-    from mindllm.verify.outcome import MOST_RANKS, Options
+    from mindllm.verify.verification import MOST_RANKS, Options
 
     directory = (Path(cache) if cache else cache_directory()) if use_cache else None
     how = Options(

@@ -49,9 +49,9 @@ def verify_program(directory: str | Path, *, single: str | Path | None = None, s
         RunFailed: the graphs hold operators that nothing here computes.
         CheckFailed: ranks wait for each other.
     """
-    from mindllm.verify.verification import quiet
+    from mindllm.verify.verification import silence_mindspore
 
-    quiet()
+    silence_mindspore()
     from mindllm.programs import verify_program as check
 
     return check(Path(directory), None if single is None else Path(single), steps)

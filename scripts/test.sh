@@ -9,6 +9,8 @@ use_environment test
 echo "== format and lint"
 ruff format --check .
 ruff check .
+echo "== names and sentences (docs/writing.md)"
+python -m toolkit.language
 echo "== types, beside what follows until the tests begin"
 mypy &
 types=$!

@@ -35,7 +35,7 @@ MADE_IN = {
     "Table": "tables.py",
 }  # the class of rich, and the file that makes it
 OTHER_WAYS = {"from_markup", "print_markup", "render_markup", "escape"}
-PROTOCOLS = {"bound_process.py", "probe_program.py", "side.py"}  # lines between processes, read by ours
+PROTOCOLS = {"probe_program.py", "side.py"}  # lines between processes, read by ours
 
 
 def printed(thing, width=None) -> str:

@@ -257,7 +257,7 @@ ALLOWED = {
         "jobs/worker.py": ".read_text json.loads",
         "jobs/process.py": ".read_text ctypes.CDLL open",
         "launch/job.py": "open",
-        "planning/several_chunks/bound_process.py": "json.load",
+        "planning/several_chunks/bound_process.py": ".read_text",
         "prove/run_pieces.py": ".read_text json.loads",
         "run/outcome.py": ".read_text json.loads",
         "train/callbacks/profiler.py": ".read_text json.loads",

@@ -1,4 +1,4 @@
-"""A page of docs/ that a program writes: written, or held against the file that is there."""
+"""Generated pages of docs/: write a page, or check that the existing file is up to date."""
 
 from __future__ import annotations
 

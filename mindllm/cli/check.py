@@ -20,9 +20,9 @@ from mindllm.terminal.render import drawn, show
 from mindllm.terminal.text import styled
 
 if TYPE_CHECKING:
-    from mindllm.verify.outcome import Options
+    from mindllm.verify.verification import Options
 
-MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.outcome
+MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.verification
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
 
 All ranks are compiled by MindSpore's parallel compiler with a small model in place of the real one (the mesh, micro batches,
@@ -148,11 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _how(options: argparse.Namespace) -> Options:
     """How to check, by the options."""
-    from mindllm.verify.verification import quiet
+    from mindllm.verify.verification import silence_mindspore
 
-    quiet()
+    silence_mindspore()
     from mindllm.compiled.rank.compile_ranks import cache_directory
-    from mindllm.verify.outcome import Options
+    from mindllm.verify.verification import Options
 
     cache = None if options.no_cache else options.cache or cache_directory()
     return Options(
@@ -173,11 +173,11 @@ def _named(progress: Progress, name: str, what: str, done: int = 0, total: int |
 
 def _check_program(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Check another program; return the exit code."""
-    from mindllm.verify.verification import quiet
+    from mindllm.verify.verification import silence_mindspore
 
     if overrides:
         raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
-    quiet()
+    silence_mindspore()
     from mindllm.programs import verify_program
 
     with interruptible(), drawn() as progress:

@@ -107,8 +107,11 @@ class Pool:
 
     def close(self) -> None:
         """Kill all tasks and remove the directory of the pool."""
+        self._waiting.clear()
+        self._running.clear()
         if self._server is not None:
             self._server.kill()
+            self._server = None
         remove_temporary(self.directory)
 
     def submit(self, task: Task) -> None:

@@ -1,6 +1,6 @@
-"""The check itself: compile all ranks, train a single device and the cluster side by side, hold both together.
+"""The cluster check: compile all ranks, train a single device and the ranks, and compare both.
 
-What imports MindSpore is imported where it is needed: the process that compiles the ranks, which does as well, starts first.
+Imports of MindSpore are delayed, so that the process that compiles the ranks, which imports it too, starts first.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from mindllm.errors import CheckFailed
 from mindllm.jobs.cores import first_core_kept
 from mindllm.jobs.memory import MemoryClaim
 from mindllm.terminal.progress import Progress, unwatched
-from mindllm.verify.outcome import Options, Outcome
 from mindllm.verify.scope import Memory, Scope, SmallModel, fitting, scope_of
+from mindllm.verify.verification import Options, Outcome
 
-ENDS = 8  # of ranks, of which the time between them is a measure
+MEASURED_RANKS = 8  # the last ranks, whose rate predicts the remaining time
 
 
 def check(config: RunConfig, options: Options, progress: Progress = unwatched) -> Outcome:
-    """Checks the parallelism of ``config`` on a small model.
+    """Check the parallelism of ``config`` on a small model.
 
     Raises:
         UserError: the configuration is wrong, or does not compile.
     """
-    with MemoryClaim() as claim, first_core_kept():  # executing takes one core, and comes last
+    # execution comes last and takes one core
+    with MemoryClaim() as claim, first_core_kept():
         model = fitting(
             config, options.real_dtype, claim, options.most_ranks, options.workers, options.accumulation_steps
         )
@@ -40,21 +41,22 @@ def check(config: RunConfig, options: Options, progress: Progress = unwatched) -
 
 
 def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress) -> Outcome:
-    small, begun = model.config, time.monotonic()
+    small, start = model.config, time.monotonic()
     with RankCompilation(small, options.cache, model.workers, every_rank=options.every_rank) as compilation:
         progress(f"compiling {scope.text}; {compilation.workers} at a time")
-        from mindllm.verify.side import train_single  # MindSpore: the process of the ranks imports it at the same time
+        # imports MindSpore while the process of the ranks does the same
+        from mindllm.verify.side import train_single
 
         reference = train_single(small, options.steps)
-        left = Left()
+        remaining = RemainingTime()
 
-        def told(done: int) -> None:
+        def on_rank(done: int) -> None:
             ranks = len(compilation.ranks)
-            progress(f"compiling ranks{left.text(done, ranks, time.monotonic())}", done, ranks)
+            progress(f"compiling ranks{remaining.text(done, ranks, time.monotonic())}", done, ranks)
 
-        graphs = compilation.graphs(told)
+        graphs = compilation.graphs(on_rank)
     from mindllm.compiled.conformance import findings
-    from mindllm.verify.judge import judge
+    from mindllm.verify.locate import judge
     from mindllm.verify.resume import resume_problems
     from mindllm.verify.side import train_cluster
 
@@ -62,40 +64,39 @@ def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress
     progress("executing")
     try:
         comparisons = train_cluster(small, graphs, reference, options.mindspore_kernels)
-    except CheckFailed as disagreement:
-        outcome = Outcome(small, (), (str(disagreement),), len(graphs))
+    except CheckFailed as deadlock:
+        outcome = Outcome(small, (), (str(deadlock),), len(graphs))
     else:
         outcome = judge(small, graphs, reference, comparisons, options.cache, progress)
     if options.resume and not outcome.problems:
         progress("saving and resuming")
         outcome = replace(outcome, resumed=resume_problems(small, graphs, reference))
-    ended = time.monotonic()
-    seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
+    end = time.monotonic()
     return replace(
         outcome,
         asked_for=findings(small, graphs),
-        seconds=seconds,
+        seconds={"compile": compiled - start, "execute": end - compiled, "total": end - start},
         scope=scope,
         compiled=compilation.ranks,
         refused=compilation.refused,
     )
 
 
-class Left:
-    """About how long the ranks will take that are left: as long for each as the last ones took, once that is minutes.
+class RemainingTime:
+    """Estimate of the time to compile the remaining ranks, from the rate of the last ones.
 
-    What went before the first one is no measure: ranks wait for cores on which stages are simulated, and begin together.
+    The time before the first rank does not count: ranks wait for cores of simulations, and start together.
     """
 
     def __init__(self) -> None:
-        self._ends: deque[tuple[int, float]] = deque(maxlen=ENDS)
+        self._ends: deque[tuple[int, float]] = deque(maxlen=MEASURED_RANKS)
 
     def text(self, done: int, ranks: int, now: float) -> str:
-        """Return ``, about 3 min left``, or nothing where that is not known or less than a minute; ``now`` in seconds."""
+        """Return ``, about 3 min left``; empty if that is unknown or less than a minute. ``now`` is in seconds."""
         if done and (not self._ends or done > self._ends[-1][0]):
             self._ends.append((done, now))
         if len(self._ends) < 2:
             return ""
-        (first, then), (last, since) = self._ends[0], self._ends[-1]
-        minutes = ((since - then) / (last - first) * (ranks - last) - (now - since)) / 60
+        (first, start), (last, end) = self._ends[0], self._ends[-1]
+        minutes = ((end - start) / (last - first) * (ranks - last) - (now - end)) / 60
         return f", about {minutes:.0f} min left" if minutes >= 1 else ""

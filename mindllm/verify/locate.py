@@ -1,8 +1,8 @@
-"""Where a difference begins: the step that differs first once more, with every value of every operator kept.
+"""Judge the comparisons of all steps, and locate where a difference begins.
 
-Three sides are held together. The model on one CPU is the reference. The same model compiled for one device of the accelerator
-has the operators of the ranks without their exchanges: where it already differs, the mistake is in what all ranks have from the
-model, and no exchange is to blame. Where it does not, the ranks are held against it, operator by operator.
+The step that differs first is executed again, with the value of every operator recorded. Three sides are compared: the model on
+one CPU is the reference. The same model compiled for one device of the accelerator has the operators of the ranks without their
+exchanges. If it differs already, all ranks share the mistake. Otherwise the ranks are compared with it, operator by operator.
 """
 
 from __future__ import annotations
@@ -22,34 +22,91 @@ from mindllm.compiled.execute.state import ACCUMULATORS, initial_parts
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import RunConfig, override_config
+from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.parallel.layout import mesh_of
 from mindllm.reduced_runs.model import single_device
-from mindllm.verify.compare import TOLERANCES, Comparison, Tolerance, cluster_parts
-from mindllm.verify.side import Reference, build_cluster, compared, done_by
+from mindllm.terminal.progress import Progress, unwatched
+from mindllm.verify.compare import TOLERANCES, Comparison, cluster_parts, is_loss_problem
+from mindllm.verify.initial import table_problems, weight_problems
+from mindllm.verify.scope import recorded_bytes
+from mindllm.verify.side import BOTH_SIDES, Reference, build_cluster, compare_step, run_step
+from mindllm.verify.verification import Outcome
 
-TOLERANCES_OF_VALUES = {"float32": (1e-5, 1e-6), "bfloat16": (5e-2,), "float16": (1e-2,)}
-"""By compute dtype, relative to the largest magnitude of a value; where nothing is found by the first, the next."""
-NOWHERE = (
-    "every operator of the step computes what it does on a single device; what differs is what a rank keeps from one step to "
-    "the next beside weights and optimizer state, or that a weight is not updated"
+VALUE_TOLERANCES = {"float32": (1e-5, 1e-6), "bfloat16": (5e-2,), "float16": (1e-2,)}
+"""By compute dtype, relative to the largest element of a value. If no operator exceeds the first, the next is used."""
+DIRECTION_TOLERANCE = 1e-3
+"""Of a gradient, after a common factor is removed. Clipping is such a factor."""
+NAMES_SHOWN = 4
+ADDS = "AssignAdd"
+
+LARGE_LOGITS = (
+    "the loss of a skipped step whose logits exceed 88: their exponents are infinite unless the largest logit is subtracted "
+    "first, over all ranks that share the vocabulary"
+)
+IN_BOTH = "in both sides: the ranks match the single device, and in float64 its logits and moments give another loss or update"
+NOT_LOCATED_IN_PIECES = (
+    "not located: operators of sequences in pieces (seq_split_num) have other rows than those of whole ones"
+)
+NOT_IN_OPERATORS = (
+    "every operator of the step matches the single device; what differs is kept between steps outside of weights and optimizer "
+    "state, or a weight is not updated"
 )
 ONE_RANK = (
-    "a gradient overflowed on one rank alone, and not all ranks were told of it: whether gradients are finite must be reduced "
-    "over all ranks, as their norm is"
+    "a gradient overflowed on one rank only, and not all ranks know: whether gradients are finite must be reduced over all "
+    "ranks, like their norm"
 )
 SHARED = (
-    "in what all ranks share: the model compiled for one device of the accelerator, without any exchange, already computes "
-    "something else than on a CPU"
+    "in what all ranks share: the model compiled for one accelerator, without exchanges, already differs from a CPU"
 )
-DIRECTION = 1e-3
-"""Of a gradient, what a common factor leaves; clipping is one."""
-MOST_NAMES = 4
-ADDS = "AssignAdd"
+
+
+def judge(
+    config: RunConfig,
+    graphs: list[CompiledGraph],
+    reference: Reference,
+    comparisons: tuple[Comparison, ...],
+    cache: Path | None = None,
+    progress: Progress = unwatched,
+) -> Outcome:
+    """Return the outcome of the comparisons of all steps. If a step differs, it names the operator where that begins."""
+    from mindllm.parallel.build import kernels_of
+
+    positions = kernels_of(config).positions(config.model.config.seq_length)
+    at_start = (
+        *table_problems(graphs, reference.tables, positions),
+        *weight_problems(graphs, config.seed, reference.begins),
+    )
+    for step, comparison in enumerate(comparisons):
+        if problems := comparison.problems():
+            progress("locating the first operator that differs")
+            loss_only = all(map(is_loss_problem, problems))
+            if all(problem.endswith(BOTH_SIDES) for problem in problems):
+                place = IN_BOTH
+            elif reference.tasks[step].spoiled is not None and loss_only:
+                place = LARGE_LOGITS
+            else:
+                place = locate_within_memory(config, graphs, reference, step, cache)
+            lines = tuple(f"step {step + 1}: {problem}" for problem in problems)
+            return Outcome(config, comparisons, (*at_start, *lines), len(graphs), place)
+    return Outcome(config, comparisons, at_start, len(graphs))
+
+
+def locate_within_memory(
+    config: RunConfig, graphs: list[CompiledGraph], reference: Reference, step: int, cache: Path | None
+) -> str:
+    """Locate the difference in a step, or return why that is not possible: it takes the values of every operator."""
+    if config.parallel_config.seq_split_num > 1:
+        return NOT_LOCATED_IN_PIECES
+    with MemoryClaim() as claim:
+        if not claim.fits(size := recorded_bytes(config)):
+            return f"not located: that takes about {gibibytes(size)}, and there are {claim.describe()}: {ADVICE}"
+        claim.take(size)
+        return locate(config, graphs, reference, step, cache)
 
 
 @dataclass(frozen=True)
 class _Side:
-    """A step that was executed with every value kept, and how it compares with the reference."""
+    """A recorded step, and its comparison with the reference."""
 
     cluster: Cluster
     recorder: Recorder
@@ -58,7 +115,7 @@ class _Side:
 
 
 def one_device_graph(config: RunConfig, cache: Path | None = None) -> tuple[RunConfig, CompiledGraph]:
-    """The same model compiled for one device of the accelerator: the operators of the cluster without its exchanges."""
+    """Compile the model for one device of the accelerator: the operators of the ranks without exchanges."""
     alone = override_config(single_device(config), {"context.device_target": "Ascend"})
     return alone, compile_ranks(alone, cache)[0]
 
@@ -71,21 +128,27 @@ def locate(
     cache: Path | None = None,
     alone: tuple[RunConfig, CompiledGraph] | None = None,
 ) -> str:
-    """Describes where it begins that step number ``step`` (from 0) differs.
+    """Describe where the difference in step ``step`` (from 0) begins.
 
-    ``alone``: what :func:`one_device_graph` gives, where it is known.
+    Args:
+        config: the small run.
+        graphs: of its ranks.
+        reference: the single device's training.
+        step: the first step that differs.
+        cache: directory of compiled graphs.
+        alone: result of :func:`one_device_graph`, if it is available.
     """
     if reference.tasks[step].spoiled is not None:
         return ONE_RANK
     single, graph = alone or one_device_graph(config, cache)
     with np.errstate(all="ignore"):
-        device = _executed(single, [graph], reference, step)
+        device = _record(single, [graph], reference, step)
         if problems := device.comparison.problems():
-            return _shared(problems, device, reference, step)
-        ranks = _executed(config, graphs, reference, step)
+            return _describe_shared(problems, device, reference, step)
+        ranks = _record(config, graphs, reference, step)
         if not ranks.comparison.problems():
-            return _kept(config, graphs, reference, step) or NOWHERE
-        return _among_ranks(config, graphs, ranks, device) or NOWHERE
+            return _locate_in_state(config, graphs, reference, step) or NOT_IN_OPERATORS
+        return _locate_in_operators(config, graphs, ranks, device) or NOT_IN_OPERATORS
 
 
 def suspected(
@@ -95,41 +158,43 @@ def suspected(
     step: int,
     alone: tuple[RunConfig, CompiledGraph],
 ) -> str:
-    """What :func:`locate` would name if everything that step number ``step`` updates were wrong: of correct ranks nothing, an
-    empty string.
-    """
+    """Return what :func:`locate` would name if all results of step ``step`` were wrong; of correct ranks, an empty string."""
     with np.errstate(all="ignore"):
-        device, ranks = _executed(alone[0], [alone[1]], reference, step), _executed(config, graphs, reference, step)
-        tolerance = TOLERANCES_OF_VALUES[config.model.config.compute_dtype][0]
-        records = ranks.recorder.records
-        comparer = Comparer(records, device.recorder.records, graphs, mesh_of(config), tolerance)
-        found = comparer.first_difference(record for record in records if record.assigns)
-    return found.describe() if found else ""
+        device, ranks = _record(alone[0], [alone[1]], reference, step), _record(config, graphs, reference, step)
+        comparer = _comparer(config, graphs, ranks, device, VALUE_TOLERANCES[config.model.config.compute_dtype][0])
+        difference = comparer.first_difference(record for record in ranks.recorder.records if record.assigns)
+    return difference.describe() if difference else ""
 
 
-def _executed(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Reference, step: int) -> _Side:
-    task, recorder = reference.tasks[step], Recorder()
-    cluster = build_cluster(config, list(graphs), reference.given(step), observer=recorder)
-    done = done_by(cluster, config, task)
-    return _Side(cluster, recorder, done, compared(config, reference, step, done, cluster_parts(cluster)))
+def _record(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Reference, step: int) -> _Side:
+    recorder = Recorder()
+    cluster = build_cluster(config, list(graphs), reference.initial_state(step), observer=recorder)
+    result = run_step(cluster, config, reference.tasks[step])
+    return _Side(cluster, recorder, result, compare_step(config, reference, step, result, cluster_parts(cluster)))
 
 
-def _among_ranks(config: RunConfig, graphs: Sequence[CompiledGraph], ranks: _Side, device: _Side) -> str:
-    """The first operator of the ranks that differs, or the result that none of them changes."""
+def _comparer(
+    config: RunConfig, graphs: Sequence[CompiledGraph], ranks: _Side, device: _Side, tolerance: float
+) -> Comparer:
+    return Comparer(ranks.recorder.records, device.recorder.records, graphs, mesh_of(config), tolerance)
+
+
+def _locate_in_operators(config: RunConfig, graphs: Sequence[CompiledGraph], ranks: _Side, device: _Side) -> str:
+    """Describe the first operator of the ranks that differs, or the result that no operator changes."""
     if idle := _idle_accumulators(ranks):
-        return f"no gradient is added to {', '.join(idle[:MOST_NAMES])}"
-    wrong, untouched = _wrong_results(ranks)
-    for tolerance in TOLERANCES_OF_VALUES[config.model.config.compute_dtype]:
-        comparer = Comparer(ranks.recorder.records, device.recorder.records, graphs, mesh_of(config), tolerance)
-        if found := comparer.first_difference(wrong):
-            return found.describe()
-    if untouched:
-        return f"no operator of the step changes {', '.join(untouched[:MOST_NAMES])}"
+        return f"no gradient is added to {', '.join(idle[:NAMES_SHOWN])}"
+    wrong, unchanged = _wrong_results(ranks)
+    for tolerance in VALUE_TOLERANCES[config.model.config.compute_dtype]:
+        comparer = _comparer(config, graphs, ranks, device, tolerance)
+        if difference := comparer.first_difference(wrong):
+            return difference.describe()
+    if unchanged:
+        return f"no operator of the step changes {', '.join(unchanged[:NAMES_SHOWN])}"
     return comparer.explained(wrong[0]).describe() if wrong else ""
 
 
 def _idle_accumulators(side: _Side) -> list[str]:
-    """Accumulators of weights that come out wrong to which no operator of the step adds."""
+    """Return the accumulators of wrong weights to which no operator of the step adds."""
     added = {(record.rank, record.parameter) for record in side.recorder.records if record.node.op == ADDS}
     wrong = {error.name for error in side.comparison.wrong_tensors()}
     names = [f"{ACCUMULATORS}{weight}" for weight in sorted({*wrong, *updated_weights(wrong)})]
@@ -142,27 +207,27 @@ def _idle_accumulators(side: _Side) -> list[str]:
 
 
 def _wrong_results(side: _Side) -> tuple[list[Record], list[str]]:
-    """The operators that yield what is wrong behind the step, and what is wrong though no operator yields it."""
-    records, untouched = [], []
+    """Return the operators that yield wrong results of the step, and the wrong results that no operator yields."""
+    records, unchanged = [], []
     for error in side.comparison.wrong_tensors():
         record = side.recorder.changer(error.rank, error.name)
         if record is None:
-            untouched.append(f"{error.name} on rank {error.rank}")
+            unchanged.append(f"{error.name} on rank {error.rank}")
         else:
             records.append(record)
-    found = (side.recorder.maker(rank, value) for rank, value in _wrong_outputs(side))
-    return [*records, *filter(None, found)], untouched
+    outputs = (side.recorder.maker(rank, value) for rank, value in _wrong_outputs(side))
+    return [*records, *filter(None, outputs)], unchanged
 
 
 def _wrong_outputs(side: _Side) -> Iterator[tuple[int, Any]]:
-    """Loss, norm, whether all is finite and tokens, of the ranks on which they are wrong."""
-    single, allowed = side.comparison.single, side.comparison.tolerance
-    last = len(side.cluster.machines) - side.cluster.stage_devices
+    """Yield loss, norm, finite flag and token count of the ranks on which they are wrong."""
+    single, tolerance = side.comparison.single, side.comparison.tolerance
+    last_stage = len(side.cluster.machines) - side.cluster.stage_devices
     for rank, (loss, norm, finite, tokens) in side.cluster.returned.items():
         if not single.overflow:
-            if rank >= last and not _near(loss, single.loss, allowed.loss):
+            if rank >= last_stage and not _is_near(loss, single.loss, tolerance.loss):
                 yield rank, loss
-            if not _near(norm, single.global_norm, allowed.norm):
+            if not _is_near(norm, single.global_norm, tolerance.norm):
                 yield rank, norm
         if bool(finite) == single.overflow:
             yield rank, finite
@@ -170,58 +235,50 @@ def _wrong_outputs(side: _Side) -> Iterator[tuple[int, Any]]:
             yield rank, tokens
 
 
-def _near(found: Any, wanted: float, tolerance: float) -> bool:
-    return abs(float(found) - wanted) <= tolerance * abs(wanted)
+def _is_near(value: Any, expected: float, tolerance: float) -> bool:
+    return abs(float(value) - expected) <= tolerance * abs(expected)
 
 
-def _kept(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Reference, step: int) -> str:
-    """What ranks keep otherwise than they should when the steps before ``step`` have gone by; empty where nothing."""
-    cluster = build_cluster(config, list(graphs), reference.given(0))
+def _locate_in_state(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Reference, step: int) -> str:
+    """Describe the state of ranks that is wrong after the steps before ``step``; empty if none is."""
+    cluster = build_cluster(config, list(graphs), reference.initial_state(0))
     for task in reference.tasks[:step]:
-        done_by(cluster, config, task)
-    tolerance, given = TOLERANCES[config.model.config.compute_dtype], reference.given(step)
-    wrong = [
-        f"{name} on rank {machine.rank}"
-        for machine in cluster.machines
-        for name, wanted in initial_parts(machine.graph, given).items()
-        if (name in given or name.startswith(ACCUMULATORS))
-        and not _same(machine.parameters[name].value, wanted, _allowed(name, tolerance))
-    ]
-    if not wrong:
-        return ""
-    more = f" and {len(wrong) - MOST_NAMES} more" if len(wrong) > MOST_NAMES else ""
-    return (
-        f"in what ranks keep from one step to the next: {', '.join(wrong[:MOST_NAMES])}{more} is not what it should be"
-    )
+        run_step(cluster, config, task)
+    tolerances, state = TOLERANCES[config.model.config.compute_dtype], reference.initial_state(step)
+    wrong = []
+    for machine in cluster.machines:
+        for name, expected in initial_parts(machine.graph, state).items():
+            if name not in state and not name.startswith(ACCUMULATORS):
+                continue
+            tolerance = tolerances.moments if is_state(name) else tolerances.weights
+            error = np.abs(np.subtract(machine.parameters[name].value, expected, dtype=np.float64))
+            largest = float(np.max(np.abs(expected), initial=0.0))
+            if not np.max(error, initial=0.0) <= tolerance * largest:
+                wrong.append(f"{name} on rank {machine.rank}")
+    return f"in state that ranks keep between steps: {_first_names(wrong)}" if wrong else ""
 
 
-def _allowed(name: str, tolerance: Tolerance) -> float:
-    return tolerance.moments if is_state(name) else tolerance.weights
-
-
-def _same(found: np.ndarray, wanted: np.ndarray, tolerance: float) -> bool:
-    largest = float(np.max(np.abs(wanted), initial=0.0))
-    return bool(np.max(np.abs(np.subtract(found, wanted, dtype=np.float64)), initial=0.0) <= tolerance * largest)
-
-
-def _shared(problems: Sequence[str], device: _Side, reference: Reference, step: int) -> str:
-    """That one device differs, too, and the weights whose gradients differ by more than a factor."""
+def _describe_shared(problems: Sequence[str], device: _Side, reference: Reference, step: int) -> str:
+    """Describe a difference that one device has too, and the weights whose gradients differ by more than a factor."""
     lines = [f"{SHARED}: {problems[0]}"]
-    wrong = _turned(device.cluster.machines[0].values(), reference, step)
-    if wrong:
-        more = f" and {len(wrong) - MOST_NAMES} more" if len(wrong) > MOST_NAMES else ""
-        lines.append(f"gradients differ of {', '.join(wrong[:MOST_NAMES])}{more}")
+    if turned := _turned_gradients(device.cluster.machines[0].values(), reference, step):
+        lines.append(f"gradients differ of {_first_names(turned)}")
     return "\n  ".join(lines)
 
 
-def _turned(values: Mapping[str, np.ndarray], reference: Reference, step: int) -> list[str]:
-    """Weights whose first moment changed in another direction than on the CPU."""
+def _first_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{', '.join(names[:NAMES_SHOWN])}{more}"
+
+
+def _turned_gradients(values: Mapping[str, np.ndarray], reference: Reference, step: int) -> list[str]:
+    """Return the weights whose first moment changed in another direction than on the CPU."""
     before, after = reference.before(step), reference.states[step]
-    wrong = []
+    turned = []
     for name in (name for name in after if name.startswith(FIRST_MOMENTS) and name in values):
         old = before.get(name, np.zeros_like(after[name]))
-        wanted, found = (np.asarray(array - old, np.float64) for array in (after[name], values[name]))
-        factor = float(np.vdot(found, wanted)) / (float(np.vdot(wanted, wanted)) or 1.0)
-        if not np.max(np.abs(found - factor * wanted)) <= DIRECTION * np.max(np.abs(found)):
-            wrong += updated_weights([name])
-    return wrong
+        expected, change = (np.asarray(array - old, np.float64) for array in (after[name], values[name]))
+        factor = float(np.vdot(change, expected)) / (float(np.vdot(expected, expected)) or 1.0)
+        if not np.max(np.abs(change - factor * expected)) <= DIRECTION_TOLERANCE * np.max(np.abs(change)):
+            turned += updated_weights([name])
+    return turned

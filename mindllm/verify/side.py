@@ -1,8 +1,8 @@
-"""Both sides: a single CPU device that trains, and the cluster that begins where it began.
+"""Train both sides: a single CPU device, and the ranks from the same weights on the same batches.
 
-Whether every weight is decayed as much as on a single device is found in the updates themselves. In short floating types
-rounding changes gradients by more than a decay changes weights. But weights and moments are fp32 on both sides: what is left of
-an update without Adam's part, which the new moments give, is the decay.
+Decays of weights are read from the updates. In half precision, rounding changes gradients by more than a decay changes weights.
+But weights and moments are fp32 on both sides. What remains of an update without Adam's part, which follows from the new
+moments, is the decay.
 """
 
 from __future__ import annotations
@@ -30,27 +30,33 @@ from mindllm.train.engine.columns import with_document_columns
 from mindllm.verify.compare import HALVES, Comparison, cluster_parts, compare, errors_from_moments, tolerance_for
 from mindllm.verify.recomputed.balance import balance_problems, bias_problems, share_problems
 from mindllm.verify.recomputed.coded_state import AppliedGradients, decode_state
-from mindllm.verify.recomputed.kept_values import StepValues
 from mindllm.verify.recomputed.loss import last_gradients, loss_problems
 from mindllm.verify.recomputed.slope import slope_problems
+from mindllm.verify.recomputed.step_values import StepValues
 from mindllm.verify.recomputed.update import head_factors, update_problems
 from mindllm.verify.single import BEYOND_NORMS, FINAL_NORM, Arrays, SingleDevice, Task, tasks
 
-TOLERANCE = 1e-3
-"""Of a decay, which is a number such as 0.1; rounding of fp32 changes it by about 1e-5."""
+DECAY_TOLERANCE = 1e-3
+"""A decay is a number such as 0.1. Rounding of fp32 changes it by about 1e-5."""
 SEED = 1
 TINY = 1e-30
 CLIPPING = re.compile(r"update-ApplyGradients/[^/]+$")
-"""Scopes of the operators that clip."""
-ON_BOTH = "(on a single device, too)"
-"""Ends what the ranks and the single device have wrong alike."""
+"""Scopes of the operators that clip gradients."""
+BOTH_SIDES = "(on a single device too)"
+"""Ends a problem that the ranks and the single device share."""
 
 
 class Updates:
-    """One optimizer step of a single device: weights and state ``before`` and ``after`` it, at the learning rate of each.
+    """Decays in an optimizer step of a single device.
 
-    Weights whose moments are projected (GaLore) are left out: their update does not follow from moments alone. So are those
-    that QK-clip has ``scaled``.
+    Weights with projected moments (GaLore) are left out, because their update does not follow from moments alone.
+
+    Args:
+        optimizer: of the run.
+        rate_of: returns the learning rate of a weight.
+        before: weights and state before the step.
+        after: weights and state after it.
+        scaled: weights that QK-clip has scaled, which are left out too.
     """
 
     def __init__(
@@ -69,15 +75,15 @@ class Updates:
             if moment is not None
             and moment.shape == before[name].shape
             and name not in scaled
-            and before[name].dtype.name not in HALVES  # rounding hides a decay; the check in float32 sees it
+            and before[name].dtype.name not in HALVES  # rounding hides a decay; a check in float32 shows it
         ]
         self.decays = {name: self.decay(name, before, after) for name in weights}
 
     def decay(self, name: str, before: Arrays, after: Arrays) -> float:
-        """The decay in the update of one weight: ``w' = w - rate · (m̂ / (√v̂ + ε) + decay · w)``, by least squares over ``w``.
+        """Return the decay in an update ``w' = w - rate · (m̂ / (√v̂ + ε) + decay · w)``, by least squares over ``w``.
 
-        Without ``optimizer.bias_correction`` moments are taken as they are. Zero where LISA did not draw the weight's layer; of
-        those that it draws, the correction begins anew.
+        Without ``optimizer.bias_correction`` moments count uncorrected. The decay is zero if LISA did not sample the weight's
+        layer; in a sampled layer the correction starts again.
         """
         old, new, *moments = (
             np.asarray(array, np.float64)
@@ -86,32 +92,28 @@ class Updates:
         if np.array_equal(old, new):
             return 0.0
         powers = LAYER_POWERS if LAYER_POWERS[0] in after and is_of_layer(name) else POWERS
-        left = [1 - float(after[power]) if self.corrects else 1.0 for power in powers]
-        first, second = (moment / part for moment, part in zip(moments, left, strict=True))
+        corrections = [1 - float(after[power]) if self.corrects else 1.0 for power in powers]
+        first, second = (moment / correction for moment, correction in zip(moments, corrections, strict=True))
         decayed = (old - new) / self.rate_of(name) - first / (np.sqrt(second) + self.epsilon)
         return float(np.sum(decayed * old) / np.sum(old * old))
 
     def decay_errors(self, cluster: Cluster, before: Sequence[Arrays]) -> Iterator[str]:
-        """Weights that a rank decays otherwise; ``before`` has the parameters of every rank before the step."""
+        """Yield weights that a rank decays differently. ``before``: parameters of every rank before the step."""
         for machine, old in zip(cluster.machines, before, strict=True):
             new = machine.values()
-            for name, wanted in self.decays.items():
+            for name, expected in self.decays.items():
                 if f"{MOMENT_PREFIXES[0]}{name}" not in new:
                     continue
-                found = self.decay(name, old, new)
-                if not abs(found - wanted) <= TOLERANCE:
-                    rank = f"{name} on rank {machine.rank}"
-                    yield f"weight decay of {rank}: {_text(found)}, {_text(wanted)} on a single device"
-
-
-def _text(decay: float) -> str:
-    """Three digits; no minus before a zero."""
-    return f"{round(decay, 3) + 0.0:g}"
+                decay = self.decay(name, old, new)
+                if not abs(decay - expected) <= DECAY_TOLERANCE:
+                    # adding zero removes the sign of a negative zero
+                    found, single = (f"{round(value, 3) + 0.0:g}" for value in (decay, expected))
+                    yield f"weight decay of {name} on rank {machine.rank}: {found}, {single} on a single device"
 
 
 @dataclass(frozen=True)
-class OnceMore:
-    """What the logits of a step say of it in float64: ``problems`` of its loss, ``gradients`` of weights behind the layers."""
+class Float64Recheck:
+    """Results of a step in float64, from its logits: ``problems`` of the loss, ``gradients`` of weights after the layers."""
 
     problems: tuple[str, ...]
     gradients: Arrays
@@ -119,9 +121,21 @@ class OnceMore:
 
 @dataclass(frozen=True)
 class Reference:
-    """A single device's training: its tables, weights that stay, state before it; after every step result, state, counts
-    and what its logits say. ``begins``: weights when a run begins. ``applied``: of moments in codes the gradients of every step.
-    ``largest``: attention logits of every step by layer. ``device``: the one that has trained, with its compiled step.
+    """Training of a single device.
+
+    Attributes:
+        device: with its compiled step.
+        tables: constants of the model, such as rotary angles.
+        frozen: weights that training does not change.
+        initial: weights and optimizer state before the first step.
+        tasks: the steps.
+        results: of each step.
+        states: weights and optimizer state after each step.
+        counts: counters of each step.
+        losses: each step again in float64.
+        begins: weights with which a run starts.
+        applied: gradients of each step, if moments are in codes.
+        largest: largest attention logits of each step, by layer.
     """
 
     device: SingleDevice = field(repr=False)
@@ -132,57 +146,57 @@ class Reference:
     results: list[StepResult]
     states: list[Arrays]
     counts: list[Arrays] = field(default_factory=list)
-    losses: list[OnceMore] = field(default_factory=list)
+    losses: list[Float64Recheck] = field(default_factory=list)
     begins: Arrays = field(default_factory=dict)
     applied: list[Arrays] = field(default_factory=list)
     largest: list[Arrays] = field(default_factory=list)
 
     def updates(self, step: int) -> int:
-        """Updates that are done behind step number ``step``."""
+        """Return the number of updates up to step ``step`` (from 0)."""
         return sum(not task.overflows for task in self.tasks[: step + 1])
 
     def before(self, step: int) -> Arrays:
-        """State before step number ``step`` (from 0)."""
+        """Return weights and optimizer state before step ``step`` (from 0)."""
         return self.states[step - 1] if step else self.initial
 
-    def given(self, step: int) -> Arrays:
-        """What a cluster that begins with this step is given: the state, but its own optimizer's at the start of the run."""
+    def initial_state(self, step: int) -> Arrays:
+        """Return the state for a cluster that starts with step ``step``. At the start of a run it has its own optimizer state."""
         if step:
             return {**self.frozen, **self.before(step)}
         return {**self.frozen, **{name: item for name, item in self.initial.items() if not is_state(name)}}
 
 
 def train_single(config: RunConfig, steps: int) -> Reference:
-    """Trains a single CPU device."""
+    """Train a single CPU device."""
     from mindllm.train.device import set_up_device
 
     one = single_device(config)
     set_up_device(one)
     device = SingleDevice(one)
-    work = tasks(config, steps, SEED)
+    steps_to_do = tasks(config, steps, SEED)
     frozen, initial = device.frozen(), device.state()
     results, states, counts, losses = [], [initial], [], []
     gradients = AppliedGradients(one) if one.optimizer.block else None
     applied: list[Arrays] = []
     largest: list[Arrays] = []
-    for task in work:
+    for task in steps_to_do:
         results.append(device.step(task))
         applied.append(gradients.compute(task, states[-1]) if gradients is not None and not task.overflows else {})
         states.append(device.state())
         counts.append(device.counts())
         largest.append(device.largest_logits())
-        around = ({**frozen, **states[-2]}, states[-1])
-        losses.append(_once_more(one, task, results[-1], device.values(), counts[-1], *around))
-    if not work[-1].overflows:
         before = {**frozen, **states[-2]}
-        further = slope_problems(one, device, work[-1], results[-1].global_norm, before, states[-1])
-        losses[-1] = replace(losses[-1], problems=(*losses[-1].problems, *further))
+        losses.append(_recheck(one, task, results[-1], device.values(), counts[-1], before, states[-1]))
+    if not steps_to_do[-1].overflows:
+        before = {**frozen, **states[-2]}
+        problems = slope_problems(one, device, steps_to_do[-1], results[-1].global_norm, before, states[-1])
+        losses[-1] = replace(losses[-1], problems=(*losses[-1].problems, *problems))
     return Reference(
         device,
         device.tables(),
         frozen,
         initial,
-        work,
+        steps_to_do,
         results,
         states[1:],
         counts,
@@ -193,7 +207,7 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     )
 
 
-def _once_more(
+def _recheck(
     config: RunConfig,
     task: Task,
     result: StepResult,
@@ -201,8 +215,8 @@ def _once_more(
     counted: Arrays,
     before: Arrays,
     after: Arrays,
-) -> OnceMore:
-    """The loss of a step, whose logits were finite, and where it updated weights some of its gradients."""
+) -> Float64Recheck:
+    """Compute the loss of a step in float64 from its finite logits, and some of its gradients if it updated weights."""
     problems = [
         *loss_problems(config, task.batch, result.loss, result.tokens, values),
         *balance_problems(config, values.routers, before),
@@ -211,73 +225,73 @@ def _once_more(
         problems += share_problems(task.batch, values.routers, after)
     if not task.overflows:
         problems += bias_problems(config, counted, before, after)
-    return OnceMore(tuple(problems), {} if task.overflows else last_gradients(config, task.batch, values, before))
+    return Float64Recheck(tuple(problems), {} if task.overflows else last_gradients(config, task.batch, values, before))
 
 
 def train_cluster(
     config: RunConfig, graphs: list[CompiledGraph], reference: Reference, mindspore_kernels: bool = False
 ) -> tuple[Comparison, ...]:
-    """Trains the cluster from the same weights on the same batches, and compares after every step."""
-    cluster = build_cluster(config, graphs, reference.given(0), mindspore_kernels)
+    """Train the ranks from the same weights on the same batches, and compare every step."""
+    cluster = build_cluster(config, graphs, reference.initial_state(0), mindspore_kernels)
     tolerance = tolerance_for(config)
     comparisons = []
     for number, task in enumerate(reference.tasks):
         if number and config.optimizer.block:
             cluster.load_state(reference.before(number))
         weights = [machine.values() for machine in cluster.machines]
-        found = done_by(cluster, config, task)
-        comparison = compared(config, reference, number, found, cluster_parts(cluster))
-        comparison = replace(comparison, further=tuple(loss_on_both(reference, number)))
+        result = run_step(cluster, config, task)
+        comparison = compare_step(config, reference, number, result, cluster_parts(cluster))
+        further = [*shared_loss_problems(reference, number)]
         if not task.overflows:
             rate_of = partial(task.rate_of, config)
             scaled = head_factors(config, reference.largest[number]) if reference.largest else {}
             updates = Updates(config.optimizer, rate_of, reference.before(number), reference.states[number], scaled)
-            further = (
-                *comparison.further,
-                *updates.decay_errors(cluster, weights),
-                *count_errors(cluster, reference.counts[number] if reference.counts else {}, tolerance.moments),
-                *own_problems(config, reference, number),
-            )
-            comparison = replace(comparison, further=further)
-        comparisons.append(comparison)
+            further += updates.decay_errors(cluster, weights)
+            further += count_errors(cluster, reference.counts[number] if reference.counts else {}, tolerance.moments)
+            further += shared_update_problems(config, reference, number)
+        comparisons.append(replace(comparison, further=tuple(further)))
     return tuple(comparisons)
 
 
-def compared(
-    config: RunConfig, reference: Reference, number: int, found: ClusterStep, ranks: Mapping[int, Mapping[str, Part]]
+def compare_step(
+    config: RunConfig, reference: Reference, number: int, result: ClusterStep, ranks: Mapping[int, Mapping[str, Part]]
 ) -> Comparison:
-    """Step ``number``, and what ``ranks`` have behind it, held against the single device.
+    """Compare step ``number``, and the parts of ``ranks`` after it, with the single device.
 
-    Gradients that are not clipped are large beside Adam's epsilon.
+    Gradients that are not clipped are large compared with Adam's epsilon, and rounding of moments is visible in weights.
     """
     task, state = reference.tasks[number], reference.states[number]
     tolerance = tolerance_for(config)
     if task.clips and config.runner_wrapper.use_clip_grad:
-        return compare(reference.results[number], state, found, ranks, tolerance)
-    explained = errors_from_moments(
+        return compare(reference.results[number], state, result, ranks, tolerance)
+    allowed = errors_from_moments(
         config.optimizer, tolerance, partial(task.rate_of, config), reference.updates(number), decode_state(state)
     )
-    return compare(reference.results[number], state, found, ranks, tolerance, explained)
+    return compare(reference.results[number], state, result, ranks, tolerance, allowed)
 
 
-def done_by(cluster: Cluster, config: RunConfig, task: Task) -> ClusterStep:
-    """One optimizer step of a cluster."""
-    columns = columns_read(config, task.batch)
+def run_step(cluster: Cluster, config: RunConfig, task: Task) -> ClusterStep:
+    """Execute an optimizer step on all ranks."""
+    # without document columns every row is one document
+    columns = dict(with_document_columns(task.batch, input_columns(config)))
     with enlarged_logits(cluster, task.enlarged), clipping(cluster, config, task.clips):
         return cluster.step(columns, task.rate, task.scale, task.spoiled, group_rates=task.group_rates)
 
 
 @contextmanager
 def clipping(cluster: Cluster, config: RunConfig, clips: bool) -> Iterator[None]:
-    """Unless it ``clips``, the threshold of clipping is one that no norm reaches inside: what the graph has computed of the
-    threshold, a constant that is divided by the norm, is that many times as large.
+    """Raise the clipping threshold inside the context beyond any norm, unless the step ``clips``.
+
+    The threshold is a constant of the graph. The results of operators that read it are scaled instead.
     """
-    asked = config.runner_wrapper.max_grad_norm
+    threshold = config.runner_wrapper.max_grad_norm
     if clips or not config.runner_wrapper.use_clip_grad:
         yield
         return
     for machine in cluster.machines:
-        machine.fault = partial(_beyond_norms, frozenset(_thresholds(machine.graph, asked)), BEYOND_NORMS / asked)
+        machine.fault = partial(
+            _scale_result, frozenset(_threshold_readers(machine.graph, threshold)), BEYOND_NORMS / threshold
+        )
     try:
         yield
     finally:
@@ -285,74 +299,69 @@ def clipping(cluster: Cluster, config: RunConfig, clips: bool) -> Iterator[None]
             machine.fault = None
 
 
-def _beyond_norms(names: Collection[str], factor: float, node: Node, result: Any) -> Any:
+def _scale_result(names: Collection[str], factor: float, node: Node, result: Any) -> Any:
     return result * np.float32(factor) if node.name in names else result
 
 
-def _thresholds(graph: CompiledGraph, asked: float) -> Iterator[str]:
-    """The names of what is computed of the threshold where gradients are applied."""
+def _threshold_readers(graph: CompiledGraph, threshold: float) -> Iterator[str]:
+    """Yield the names of the operators that read the threshold when gradients are applied."""
     for node in graph.nodes():
-        if node.op != CONSTANT and CLIPPING.search(node.scope):
-            known = [graph.constants.get(name) for name in node.inputs]
-            if any(_is_equal(one, np.float32(asked)) for one in known):
+        if node.op == CONSTANT or not CLIPPING.search(node.scope):
+            continue
+        for name in node.inputs:
+            value = graph.constants.get(name)
+            is_scalar = isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0
+            if is_scalar and np.float32(value) == np.float32(threshold):
                 yield node.name
-
-
-def _is_equal(value: Any, number: np.float32) -> bool:
-    return isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0 and np.float32(value) == number
+                break
 
 
 @contextmanager
 def enlarged_logits(cluster: Cluster, factor: float) -> Iterator[None]:
-    """The final norm's weight is ``factor`` times as large inside, wherever there is one."""
-    held = [machine.parameters[FINAL_NORM] for machine in cluster.machines if FINAL_NORM in machine.parameters]
-    begins = [parameter.value for parameter in held]
+    """Multiply the final norm's weight on every rank inside the context, for a step that is skipped."""
+    norms = [machine.parameters[FINAL_NORM] for machine in cluster.machines if FINAL_NORM in machine.parameters]
+    values = [parameter.value for parameter in norms]
     if factor != 1:
-        for parameter in held:
+        for parameter in norms:
             parameter.value = parameter.value * np.float32(factor)
     yield
     if factor != 1:
-        for parameter, value in zip(held, begins, strict=True):
-            parameter.value = value  # the step was skipped
+        for parameter, value in zip(norms, values, strict=True):
+            parameter.value = value
 
 
-def count_errors(cluster: Cluster, wanted: Arrays, tolerance: float) -> Iterator[str]:
-    """Counters of a step that some rank has otherwise, or none has; zeros are those of layers on another stage."""
-    for name, whole in wanted.items():
-        found = {
+def count_errors(cluster: Cluster, expected: Arrays, tolerance: float) -> Iterator[str]:
+    """Yield counters of a step that differ on some rank, or that no rank has. Counters of layers on another stage are zero."""
+    for name, count in expected.items():
+        counts = {
             machine.rank: machine.parameters[name].value for machine in cluster.machines if name in machine.parameters
         }
-        counted = {rank: value for rank, value in found.items() if value.any()}
-        if whole.any() and not counted:
+        not_zero = {rank: value for rank, value in counts.items() if value.any()}
+        if count.any() and not not_zero:
             yield f"{name}: no rank has counted anything"
-        for rank, value in counted.items():
-            error, largest = np.max(np.abs(value - whole)), np.max(np.abs(whole))
+        for rank, value in not_zero.items():
+            error, largest = np.max(np.abs(value - count)), np.max(np.abs(count))
             if not error <= tolerance * largest:
                 yield f"{name} on rank {rank}: off by {error:.2e}, {error / max(largest, TINY):.2e} of its largest"
                 break
 
 
-def own_problems(config: RunConfig, reference: Reference, step: int) -> Iterator[str]:
-    """Where the single device itself does not do the update that the YAML asks for."""
-    done = reference.updates(step)
+def shared_update_problems(config: RunConfig, reference: Reference, step: int) -> Iterator[str]:
+    """Yield where the single device's own update does not follow the YAML."""
+    updates = reference.updates(step)
     task, norm = reference.tasks[step], reference.results[step].global_norm
     rate_of, before, after = partial(task.rate_of, config), reference.before(step), reference.states[step]
     known = reference.losses[step].gradients if reference.losses else {}
     applied = reference.applied[step] if reference.applied else {}
     largest = reference.largest[step] if reference.largest else {}
-    for problem in update_problems(config, done, rate_of, norm, before, after, known, task.clips, applied, largest):
-        yield f"{problem} {ON_BOTH}"
+    for problem in update_problems(config, updates, rate_of, norm, before, after, known, task.clips, applied, largest):
+        yield f"{problem} {BOTH_SIDES}"
 
 
-def loss_on_both(reference: Reference, step: int) -> Iterator[str]:
-    """Where the single device's own loss is not that of its logits."""
+def shared_loss_problems(reference: Reference, step: int) -> Iterator[str]:
+    """Yield where the single device's own loss does not follow from its logits."""
     for problem in reference.losses[step].problems if reference.losses else ():
-        yield f"{problem} {ON_BOTH}"
-
-
-def columns_read(config: RunConfig, batch: Mapping[str, np.ndarray]) -> Arrays:
-    """The columns of a batch that the graphs of a configuration are given; where it has none, every row is one document."""
-    return dict(with_document_columns(batch, input_columns(config)))
+        yield f"{problem} {BOTH_SIDES}"
 
 
 def build_cluster(
@@ -362,9 +371,9 @@ def build_cluster(
     mindspore_kernels: bool = False,
     observer: Observer | None = None,
 ) -> Cluster:
-    """A cluster with these weights and this optimizer state: arrays, or tensors of a checkpoint.
+    """Return a cluster with the weights and optimizer state in ``state``: arrays, or tensors of a checkpoint.
 
-    What ``state`` leaves out begins as it does in the graphs.
+    Parameters that ``state`` leaves out start as the graphs say.
     """
     from mindllm.train.distributed_step import input_slices
     from mindllm.train.optimizers.spikes import limits_of_step

@@ -235,5 +235,6 @@ def test_the_process_raises_the_bound_and_ends_with_its_context():
         limit = time.monotonic() + 60
         while not process.bound and time.monotonic() < limit:
             time.sleep(0.05)
+        assert process.running
     assert 0.5 * best < process.bound
     assert not process.running

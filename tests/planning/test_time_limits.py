@@ -15,12 +15,13 @@ from planning_problems import random_problem
 
 from mindllm import deadline
 from mindllm.errors import CheckFailed, UserError
+from mindllm.jobs import process
 from mindllm.planning import highs
 from mindllm.planning import solve as solver
 from mindllm.planning.one_chunk import split_program
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
-from mindllm.planning.several_chunks import bound_process, planner
+from mindllm.planning.several_chunks import planner
 from mindllm.planning.solve import GRACE, even_split, solve
 from mindllm.schedules import simulate, steady
 
@@ -59,7 +60,7 @@ def late_after(monkeypatch):
             ("front", Mixes, "_with_layer"),
             ("choice", StageChoice, "_combined"),
             ("partial plans", split_program, "undominated"),
-            ("process", bound_process.subprocess, "Popen"),
+            ("process", process.subprocess, "Popen"),
         ):
             monkeypatch.setattr(owner, attribute, clock.counting(name, getattr(owner, attribute)))
 

@@ -16,8 +16,8 @@ from mindllm.models.experts import router as routers
 from mindllm.reduced_runs.model import reduce_model
 from mindllm.train import expert_loads
 from mindllm.verify.recomputed.balance import balance_problems, bias_problems, share_problems
-from mindllm.verify.recomputed.kept_routers import RouterValues
-from mindllm.verify.side import loss_on_both, train_single
+from mindllm.verify.recomputed.step_values import RouterValues
+from mindllm.verify.side import shared_loss_problems, train_single
 
 FORMS = Path(verify.__file__).parent / "forms"
 ROWS, LENGTH = 3, 16
@@ -167,11 +167,11 @@ def test_experts_that_count_with_other_weights(form, mistake):
 def test_a_loss_that_nobody_adds_or_asks_for():
     config, values, weights = made_by(SOFTMAX)
     (found,) = balance_problems(config, None, weights)
-    assert found == "0 routers add to the loss; 1 are to do so by aux_loss_factors and z_loss_factor"
+    assert found == "0 routers add to the loss instead of 1 (aux_loss_factors, z_loss_factor)"
     path = "model.model_config"
     nothing = override_config(config, {f"{path}.aux_loss_factors": [0.0], f"{path}.z_loss_factor": 0.0})
     (found,) = balance_problems(nothing, values, weights)
-    assert found == "1 routers add to the loss; 0 are to do so by aux_loss_factors and z_loss_factor"
+    assert found == "1 routers add to the loss instead of 0 (aux_loss_factors, z_loss_factor)"
 
 
 def test_choices_that_the_next_step_is_told():
@@ -189,7 +189,7 @@ def problems_of_single_device(**model):
     experts = {"model_type": "mixtral", "num_layers": 2, "expert_num": 4, "num_experts_chosen": 2}
     config = reduce_model(cluster_run(dp=2, model={**experts, **model}))
     reference = train_single(config, 2)
-    return [problem for number in range(len(reference.tasks)) for problem in loss_on_both(reference, number)]
+    return [problem for number in range(len(reference.tasks)) for problem in shared_loss_problems(reference, number)]
 
 
 def test_a_whole_step_whose_z_loss_has_no_square(monkeypatch):
@@ -203,7 +203,7 @@ def test_a_whole_step_whose_z_loss_has_no_square(monkeypatch):
     monkeypatch.setattr(routers.Balance, "__init__", without_square)
     found = problems_of_single_device(z_loss_factor=1e-3, aux_loss_types=["expert"], aux_loss_factors=[0.01])
     assert len(found) == 2 * 5
-    assert all("z_loss_factor" in problem and problem.endswith("(on a single device, too)") for problem in found)
+    assert all("z_loss_factor" in problem and problem.endswith("(on a single device too)") for problem in found)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from execute_clusters import Compiled, compiled_cluster
 
 from mindllm.architecture.optimizer_state import updated_weights
-from mindllm.verify.beginning import beginning_problems
+from mindllm.verify.initial import weight_problems
 
 BIAS, NORM, MATRIX = (
     f"model.layers.1.{name}" for name in ("attention.wq.bias", "ffn_norm.weight", "attention.wo.weight")
@@ -28,7 +28,7 @@ def problems(cluster: Compiled, rank: int | None = None, name: str = "", **chang
         else graph
         for graph in cluster.graphs
     ]
-    return list(beginning_problems(graphs, cluster.config.seed, cluster.reference.begins))
+    return list(weight_problems(graphs, cluster.config.seed, cluster.reference.begins))
 
 
 def test_ranks_begin_as_a_single_device(biased):
@@ -44,7 +44,7 @@ def test_ranks_begin_as_a_single_device(biased):
         (NORM, ("constant", 0.0), "off by 1.00e+00"),
         (BIAS, ("initial_std", 0.02), "off by "),
         (MATRIX, ("initial_std", 0.02), "off by "),  # ends a residual branch: smaller, by the number of layers
-        (MATRIX, None, "nothing says how it begins"),
+        (MATRIX, None, "its initial value is unknown"),
     ],
 )
 def test_a_weight_that_begins_otherwise_on_one_rank(biased, name, begins, text):

@@ -12,7 +12,7 @@ from mindllm.architecture.optimizer_state import SHARES
 from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node, OtherType
 from mindllm.models.experts.expert_load import PROBE
-from mindllm.verify.judge import LARGE_LOGITS
+from mindllm.verify.locate import LARGE_LOGITS
 from mindllm.verify.side import CLIPPING
 from mindllm.verify.single import LOSS_SCALE
 
@@ -166,14 +166,14 @@ def test_sorted_tokens_whose_ranks_do_not_do_what_they_must(fault, graph_cache):
 
 @pytest.mark.parametrize("name", [pytest.param("biased", marks=pytest.mark.slow), "tied", f"tied {REAL}"])
 def test_healthy_clusters_pass_and_nothing_is_suspected(name, graph_cache):
-    from mindllm.verify.locate import NOWHERE, locate
+    from mindllm.verify.locate import NOT_IN_OPERATORS, locate
 
     cluster = compiled_cluster(name, graph_cache)
     outcome = judged(cluster)
     assert outcome.ok, outcome.problems
     assert all(all(item.cluster.overflows) for item in outcome.comparisons if item.single.overflow)
     if not name.endswith(REAL):
-        assert locate(cluster.config, cluster.graphs, cluster.reference, 0, cluster.cache) == NOWHERE
+        assert locate(cluster.config, cluster.graphs, cluster.reference, 0, cluster.cache) == NOT_IN_OPERATORS
 
 
 def test_a_dropped_gradient_reduction(biased):

@@ -10,8 +10,8 @@ from mindllm import verify
 from mindllm.config import load_config
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.verify.check import check
-from mindllm.verify.judge import NOT_OF_PIECES, _located
-from mindllm.verify.outcome import Options
+from mindllm.verify.locate import NOT_LOCATED_IN_PIECES, locate_within_memory
+from mindllm.verify.verification import Options
 
 FORMS = sorted((Path(verify.__file__).parent / "forms").glob("*.yaml"))
 CONFIGS = {path.stem: load_config(path) for path in FORMS}
@@ -54,4 +54,4 @@ def test_every_way_to_divide_the_work_is_among_the_forms():
 
 
 def test_where_a_difference_of_pieces_begins_is_not_looked_for():
-    assert _located(CONFIGS["pieces"], [], None, 0, None) == NOT_OF_PIECES
+    assert locate_within_memory(CONFIGS["pieces"], [], None, 0, None) == NOT_LOCATED_IN_PIECES

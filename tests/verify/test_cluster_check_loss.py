@@ -15,7 +15,7 @@ from mindllm.models import causal_lm, loss, mtp
 from mindllm.reduced_runs.model import reduce_model
 from mindllm.train import step
 from mindllm.train.engine import replica
-from mindllm.verify.side import loss_on_both, own_problems, train_single
+from mindllm.verify.side import shared_loss_problems, shared_update_problems, train_single
 
 CLIPS = {"runner_wrapper": {"use_clip_grad": True, "max_grad_norm": 1.0}}
 FORMS = Path(verify.__file__).parent / "forms"
@@ -27,9 +27,9 @@ def problems_of(model=None, **sections):
     config = reduce_model(cluster_run(tp=2, model={"num_layers": 1, **(model or {})}, **{**CLIPS, **sections}))
     reference = train_single(config, 2)
     for number, task in enumerate(reference.tasks):
-        yield from loss_on_both(reference, number)
+        yield from shared_loss_problems(reference, number)
         if not task.overflows:
-            yield from own_problems(config, reference, number)
+            yield from shared_update_problems(config, reference, number)
 
 
 def without_mask(self, losses, loss_mask):
@@ -110,7 +110,7 @@ def test_another_loss_of_the_same_logits(name, monkeypatch):
     found = list(problems_of())
     assert sum(problem.startswith(LOSS) for problem in found) == 5  # every step, those that are skipped too
     assert any(problem.startswith(GRADIENT) for problem in found)
-    assert all(problem.endswith("(on a single device, too)") for problem in found)
+    assert all(problem.endswith("(on a single device too)") for problem in found)
 
 
 @pytest.mark.parametrize("mistaken", [MeanOfPositions, GradientsOfPositions])
@@ -148,7 +148,7 @@ def test_gradients_that_are_all_twice_as_large(form, mistaken, monkeypatch):
     if mistaken:
         monkeypatch.setattr(replica, "TrainStep", TwiceTheGradients)
     reference = train_single(reduce_model(load_config(FORMS / f"{form}.yaml")), 2)
-    found = [problem for number in range(len(reference.tasks)) for problem in loss_on_both(reference, number)]
+    found = [problem for number in range(len(reference.tasks)) for problem in shared_loss_problems(reference, number)]
     assert len(found) == mistaken
     for problem in found:
         assert 1.9 < float(problem.removeprefix("gradients: about ").split()[0]) < 2.1
@@ -192,7 +192,7 @@ def test_gradients_of_one_kind_of_weight_that_are_twice_as_large(form, kind, mon
     monkeypatch.setattr(step, "ForwardBackward", OneKindDoubled)
     monkeypatch.setattr(replica, "ForwardBackward", OneKindDoubled)
     reference = train_single(reduce_model(load_config(FORMS / f"{form}.yaml")), 2)
-    found = [problem for number in range(len(reference.tasks)) for problem in loss_on_both(reference, number)]
+    found = [problem for number in range(len(reference.tasks)) for problem in shared_loss_problems(reference, number)]
     assert any(kind in problem and problem.startswith("gradients of ") for problem in found)
     assert all(problem.startswith("gradients") for problem in found)
 
@@ -205,7 +205,7 @@ def with_a_distance_that_learns(self, gained, present):
 def test_a_distance_from_the_reference_that_has_a_gradient(monkeypatch):
     monkeypatch.setattr(unpaired.UnpairedLosses, "divergence", with_a_distance_that_learns)
     reference = train_single(reduce_model(load_config(FORMS / "unpaired_answers.yaml")), 2)
-    found = [problem for number in range(len(reference.tasks)) for problem in loss_on_both(reference, number)]
+    found = [problem for number in range(len(reference.tasks)) for problem in shared_loss_problems(reference, number)]
     assert found
     assert all(problem.startswith("gradients") for problem in found)
 
@@ -248,6 +248,6 @@ def test_another_loss_of_other_kinds(name, monkeypatch):
     config = reduce_model(load_config(FORMS / f"{form}.yaml"))
     monkeypatch.setattr(cell, method, mistaken)
     reference = train_single(config, 2)
-    found = [problem for number in range(len(reference.tasks)) for problem in loss_on_both(reference, number)]
+    found = [problem for number in range(len(reference.tasks)) for problem in shared_loss_problems(reference, number)]
     assert found
     assert all(problem.startswith((LOSS, "gradients")) for problem in found)

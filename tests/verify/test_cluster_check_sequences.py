@@ -9,7 +9,7 @@ from execute_clusters import Compiled, compiled_cluster, judged, tampered
 
 from mindllm.compiled.conformance import findings
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node, OtherType
-from mindllm.verify.locate import NOWHERE, locate
+from mindllm.verify.locate import NOT_IN_OPERATORS, locate
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"
 ATTENTION = ("FlashAttentionScore", "FlashAttentionScoreGrad")
@@ -30,7 +30,7 @@ def scalars(graph: CompiledGraph, node: Node) -> list:
 def test_every_layer_gathers_keys_and_values_and_attends_from_its_part(shared):
     outcome = judged(shared)
     assert outcome.ok, outcome.problems
-    assert locate(shared.config, shared.graphs, shared.reference, 0, shared.cache) == NOWHERE
+    assert locate(shared.config, shared.graphs, shared.reference, 0, shared.cache) == NOT_IN_OPERATORS
     found = {finding.what: finding for finding in findings(shared.config, shared.graphs)}
     assert all(finding.holds for finding in found.values())
     assert found["sequences"].asked == found["sequences"].found == "keys and values gathered over 2 ranks"

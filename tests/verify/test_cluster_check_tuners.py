@@ -16,7 +16,7 @@ from mindllm.train.optimizers.adalora import OVERLAP_OF_FIRST, OVERLAP_OF_SECOND
 from mindllm.train.part_exchange import ADDS
 from mindllm.verify import resume
 from mindllm.verify.compare import TOLERANCES, cluster_parts, compare
-from mindllm.verify.side import build_cluster, done_by
+from mindllm.verify.side import build_cluster, run_step
 from mindllm.verify.single import SingleDevice
 
 LAYOUTS = ("neighbours", "stages", "slices")
@@ -104,7 +104,7 @@ def test_a_checkpoint_goes_on_under_another_layout(kind, graph_cache, tmp_path):
         assert all(kept[key].shape == whole.shape for key, whole in reference.initial.items())
         for other in clusters.values():
             resumed = build_cluster(other.config, other.graphs, {**reference.frozen, **kept})
-            found = done_by(resumed, other.config, last)
+            found = run_step(resumed, other.config, last)
             tolerance = TOLERANCES["float32"]
             compared = compare(reference.results[-1], reference.states[-1], found, cluster_parts(resumed), tolerance)
             assert compared.problems() == [], (name, other.config.parallel_config)

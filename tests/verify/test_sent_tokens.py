@@ -27,7 +27,7 @@ def cluster(graph_cache) -> Compiled:
 @pytest.mark.parametrize("chosen", [(0, 1), (2, 3), (1, 2)])
 def test_tokens_that_all_choose_alike_are_computed_as_on_one_device(cluster, chosen, monkeypatch):
     """Of two ranks with two experts each: all go to one of them, or to one expert of each; the others are chosen by nobody."""
-    disturbed = single._disturbed
+    disturbed = single._disturb
 
     def alike(name: str, item: np.ndarray) -> np.ndarray:
         """All tokens are large in the first channel, which alone the router reads."""
@@ -39,7 +39,7 @@ def test_tokens_that_all_choose_alike_are_computed_as_on_one_device(cluster, cho
             item[:, 0] = [(expert in chosen) + 0.1 * expert for expert in range(len(item))]
         return item
 
-    monkeypatch.setattr(single, "_disturbed", alike)
+    monkeypatch.setattr(single, "_disturb", alike)
     reference = train_single(cluster.config, 1)
     loads = [counted for name, counted in reference.counts[0].items() if counted.size >= 4]
     assert loads

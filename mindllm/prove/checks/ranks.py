@@ -13,7 +13,7 @@ from mindllm.prove.checks.obeyed import obeyed
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import CHECKPOINTS, CONFORMANCE, PARITY
 from mindllm.terminal.progress import Progress
-from mindllm.verify.verification import Verification, quiet, verify_run
+from mindllm.verify.verification import Verification, silence_mindspore, verify_run
 
 
 def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
@@ -23,9 +23,9 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
         yield Answer(CONFORMANCE, Standing.PROVED, "one device: nothing is sharded")
         yield Answer(CHECKPOINTS, Standing.PROVED, "one device saves and reads whole tensors")
         return
-    quiet()
+    silence_mindspore()
     from mindllm.compiled.rank.compile_ranks import cache_directory
-    from mindllm.verify.outcome import Options as How
+    from mindllm.verify.verification import Options as How
 
     how = How(workers=options.workers, cache=cache_directory(), resume=True, every_rank=options.every_rank)
     found = verify_run(config, how, "run", progress)

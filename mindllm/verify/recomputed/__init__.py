@@ -1,1 +1,1 @@
-"""What holds the single device itself: its loss, gradients and update once more, from what its step has kept."""
+"""Recompute the single device's loss, gradients and update in float64, from values recorded in its step."""

@@ -1,8 +1,7 @@
-"""What routers add to the loss once more, in float64 from their logits: `aux_loss_types`, `aux_loss_factors`, `z_loss_factor`;
-and what the tokens of experts make of their biases.
+"""Recompute what routers add to the loss (`aux_loss_types`, `aux_loss_factors`, `z_loss_factor`) and the biases of experts.
 
-Keys are read here by themselves, not asked of what builds the model. With N experts of which a token t of T chooses K, its scores
-s, and its choices c (1 or 0): P = mean of s over tokens, f = N / K times the mean of c over tokens. A sequence adds
+Keys are read independently of the code that builds the model. With N experts of which a token t of T chooses K, scores s and
+choices c (1 or 0), P is the mean of s over tokens, and f is N / K times the mean of c over tokens. A sequence adds
 
 - ``expert``: Σ f P over experts (DeepSeek-V2, equations 23 to 25; scores that are sigmoids are divided by their sum first,
   DeepSeek-V3, equations 17 to 20);
@@ -23,39 +22,38 @@ import numpy as np
 
 from mindllm.config import RunConfig
 from mindllm.config.model import ModelConfig
-from mindllm.verify.recomputed.kept_values import RouterValues
+from mindllm.verify.recomputed.step_values import RouterValues
 
 ROUTER = re.compile(r"model\.layers\.(\d+)\.feed_forward\.router\.weight")
-OF_ROUTER = "model.layers.{}.feed_forward.router."
+ROUTER_PREFIX = "model.layers.{}.feed_forward.router."
 BIAS, SHARES = "bias", "balance.shares"
 COUNTER = "layers.{}.feed_forward.load.probe"
-NEAR_THE_MEAN = 2e-3
-"""Relative: loads that differ by less are alike, as a step takes them."""
+MEAN_TOLERANCE = 2e-3
+"""Relative distance of a load from the mean within which a bias may stay."""
 TOLERANCE = 1e-5
-"""Of what a router adds, which means of some hundred fp32 numbers make."""
-OTHER_CHOICES = 0.01
-"""The most tokens whose scores may be so near to each other that rounding chooses other experts."""
+"""Relative to what a router adds, which is a mean of some hundred fp32 numbers."""
+ROUNDED_CHOICES = 0.01
+"""Largest share of tokens with scores so close that rounding chooses other experts."""
 Z_LOSS = "z_loss_factor"
 
 
 def balance_problems(config: RunConfig, values: RouterValues | None, before: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield where a router adds something else to the loss than the YAML asks for, or tokens choose other experts, or these count
-    with other weights.
+    """Yield routers that add another value to the loss than the YAML's, choose other experts, or weight them differently.
 
     Args:
         config: the run on one device.
-        values: what its routers made in a step; None where none adds to the loss.
+        values: results of its routers in a step; None if none adds to the loss.
         before: weights and optimizer state before the step, by name.
     """
     model, layers = config.model.config, _routers(before)
-    asked = layers if model.z_loss_factor or any(model.aux_loss_factors) else []
-    found = 0 if values is None else values.logits.shape[1]
-    if found != len(asked):
-        yield f"{found} routers add to the loss; {len(asked)} are to do so by aux_loss_factors and {Z_LOSS}"
-    if values is None or found != len(asked):
+    expected = len(layers) if model.z_loss_factor or any(model.aux_loss_factors) else 0
+    count = 0 if values is None else values.logits.shape[1]
+    if count != expected:
+        yield f"{count} routers add to the loss instead of {expected} (aux_loss_factors, {Z_LOSS})"
+    if values is None or count != expected:
         return
     for number, layer in enumerate(layers):
-        bias, shares = (before.get(f"{OF_ROUTER.format(layer)}{name}") for name in (BIAS, SHARES))
+        bias, shares = (before.get(f"{ROUTER_PREFIX.format(layer)}{name}") for name in (BIAS, SHARES))
         logits, choices = values.logits[:, number].astype(np.float64), values.choices[:, number].astype(np.float64)
         yield from _choice_problems(model, layer, logits, choices, bias)
         yield from _weight_problems(model, layer, logits, choices, values.weights[:, number].astype(np.float64))
@@ -66,24 +64,23 @@ def balance_problems(config: RunConfig, values: RouterValues | None, before: Map
 def share_problems(
     columns: Mapping[str, np.ndarray], values: RouterValues, after: Mapping[str, np.ndarray]
 ) -> Iterator[str]:
-    """Yield where the loss of type ``global`` would be told of other choices in the next step: each row's count as its tokens
-    that have a loss do.
+    """Yield where the state of the loss ``global`` has other shares of choices. Rows count by their tokens with a loss.
 
     Args:
         columns: the batch, ``[rows, seq]`` each.
-        values: what routers made of it.
-        after: weights and optimizer state behind the update, by name.
+        values: results of routers for it.
+        after: weights and optimizer state after the update, by name.
     """
     tokens = columns["loss_mask"].sum(1, dtype=np.float64)
     for number, layer in enumerate(_routers(after)):
-        name = f"{OF_ROUTER.format(layer)}{SHARES}"
+        name = f"{ROUTER_PREFIX.format(layer)}{SHARES}"
         if name not in after:
             continue
-        of_rows = values.choices[:, number].astype(np.float64).mean(2).reshape(len(tokens), -1)
-        wanted = tokens @ of_rows / np.sum(tokens @ of_rows)
-        error = float(np.max(np.abs(after[name] - wanted)))
+        row_choices = values.choices[:, number].astype(np.float64).mean(2).reshape(len(tokens), -1)
+        expected = tokens @ row_choices / np.sum(tokens @ row_choices)
+        error = float(np.max(np.abs(after[name] - expected)))
         if not error <= TOLERANCE:
-            yield f"{name} (aux_loss_types global): off by {error:.2e} from the part of the choices that fell on an expert"
+            yield f"{name} (aux_loss_types global): off by {error:.2e} from the share of choices of an expert"
 
 
 def bias_problems(
@@ -92,65 +89,69 @@ def bias_problems(
     before: Mapping[str, np.ndarray],
     after: Mapping[str, np.ndarray],
 ) -> Iterator[str]:
-    """Yield where the bias of a router is not ``topk_bias_update_rate`` more for experts with fewer tokens than the mean, less
-    for those with more (Wang et al., 2024, algorithm 1). Next to the mean nothing is asked.
+    """Yield wrong changes of router biases: by ``topk_bias_update_rate``, up for experts with fewer tokens than the mean.
+
+    Loads close to the mean may go either way (Wang et al., 2024, algorithm 1).
 
     Args:
         config: the run.
-        counted: what the step counted, by name: of each layer the tokens of its experts, and what was dropped.
+        counted: counters of the step by name: for each layer the tokens of its experts, and of dropped tokens.
         before: weights before the step, by name.
-        after: the same behind it.
+        after: weights after it.
     """
     rate = config.model.config.topk_bias_update_rate
     for layer in _routers(after):
-        name = f"{OF_ROUTER.format(layer)}{BIAS}"
-        counter = next((one for one in counted if one.endswith(COUNTER.format(layer))), None)
+        name = f"{ROUTER_PREFIX.format(layer)}{BIAS}"
+        counter = next((key for key in counted if key.endswith(COUNTER.format(layer))), None)
         if name not in after or counter is None:
             continue
         load = counted[counter][:-1].astype(np.float64)
         away = load.mean() - load
-        decided = np.abs(away) > NEAR_THE_MEAN * load.mean()
+        decided = np.abs(away) > MEAN_TOLERANCE * load.mean()
         change = after[name].astype(np.float64) - before[name]
         error = float(np.max(np.abs(change - rate * np.sign(away))[decided], initial=0.0))
         if not error <= TOLERANCE * (rate + float(np.max(np.abs(before[name]), initial=0.0))):
-            yield f"{name} (topk_bias_update_rate {rate:g}): off by {error:.2e} from what the tokens of its experts make of it"
+            yield f"{name} (topk_bias_update_rate {rate:g}): off by {error:.2e} from the update by its experts' tokens"
 
 
 def _routers(weights: Mapping[str, np.ndarray]) -> list[int]:
-    """The layers that have a router."""
-    return sorted(int(found[1]) for found in map(ROUTER.fullmatch, weights) if found)
+    """Return the layers with a router."""
+    return sorted(int(match[1]) for match in map(ROUTER.fullmatch, weights) if match)
 
 
 def _added_problems(layer: int, added: np.ndarray, terms: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """``added`` and each term: ``[parts, rows]``."""
-    wanted = sum(terms.values(), np.zeros_like(added))
-    allowed = TOLERANCE * np.max(wanted)
-    if np.max(np.abs(added - wanted)) <= allowed:  # not where it is none
+    """Compare what a router adds with the sum of its terms, all ``[parts, rows]``."""
+    expected = sum(terms.values(), np.zeros_like(added))
+    allowed = TOLERANCE * np.max(expected)
+    if np.max(np.abs(added - expected)) <= allowed:  # NaN is not
         return
-    part, row = np.unravel_index(np.argmax(np.abs(added - wanted)), added.shape)
-    found = f"the router of layer {layer} adds {added[part, row]:.7g} to the loss of a row"
-    yield f"{found}; in float64 it is {wanted[part, row]:.7g} of the same logits ({_cause(added - wanted, terms, allowed)})"
+    part, row = np.unravel_index(np.argmax(np.abs(added - expected)), added.shape)
+    cause = _cause(added - expected, terms, allowed)
+    yield (
+        f"the router of layer {layer} adds {added[part, row]:.7g} to the loss of a row; in float64 it is "
+        f"{expected[part, row]:.7g} of the same logits ({cause})"
+    )
 
 
 def _cause(error: np.ndarray, terms: Mapping[str, np.ndarray], allowed: float) -> str:
-    """The key whose term, some times as large, explains the whole error, else all keys."""
+    """Return the key of the term that explains the whole error by a factor, else all keys."""
     for key, term in terms.items():
-        more = float(np.vdot(error, term) / np.vdot(term, term))
-        if error.size > 1 and np.max(np.abs(error - more * term)) <= allowed:
-            return f"{key}, about {1 + more:.4g} times"
+        factor = float(np.vdot(error, term) / np.vdot(term, term))
+        if error.size > 1 and np.max(np.abs(error - factor * term)) <= allowed:
+            return f"{key}, about {1 + factor:.4g} times"
     return ", ".join(terms)
 
 
 def _terms(
     model: ModelConfig, logits: np.ndarray, choices: np.ndarray, shares: np.ndarray | None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """What each key with a factor adds to the loss of each row, ``[parts, rows]``, by key."""
+    """Yield what each key with a factor adds to the loss of each row, ``[parts, rows]``."""
     scores = _scores(model, logits)
     scores = scores / scores.sum(-1, keepdims=True)
     chosen = choices * model.expert_num / model.num_experts_chosen
     for kind, factor in zip(model.aux_loss_types, model.aux_loss_factors, strict=True):
         if factor:
-            yield f"aux_loss_types {kind}", factor * _OF_KINDS[kind](model, scores, chosen, shares)
+            yield f"aux_loss_types {kind}", factor * _LOSSES[kind](model, scores, chosen, shares)
     if model.z_loss_factor:
         yield Z_LOSS, model.z_loss_factor * np.mean(np.log(np.sum(np.exp(logits), -1)) ** 2, -1)
 
@@ -160,8 +161,8 @@ def _expert(model: ModelConfig, scores: np.ndarray, chosen: np.ndarray, shares: 
 
 
 def _switch(model: ModelConfig, scores: np.ndarray, chosen: np.ndarray, shares: np.ndarray | None) -> np.ndarray:
-    of_part = np.sum(chosen.mean((1, 2)) * scores.mean((1, 2)), -1)
-    return np.repeat(of_part[:, None], scores.shape[1], axis=1)
+    loss = np.sum(chosen.mean((1, 2)) * scores.mean((1, 2)), -1)
+    return np.repeat(loss[:, None], scores.shape[1], axis=1)
 
 
 def _global(model: ModelConfig, scores: np.ndarray, chosen: np.ndarray, shares: np.ndarray | None) -> np.ndarray:
@@ -178,7 +179,7 @@ def _communication(model: ModelConfig, scores: np.ndarray, chosen: np.ndarray, s
     return np.sum(sent * _by_group(model, scores.mean(2)).sum(-1), -1)
 
 
-_OF_KINDS = {
+_LOSSES = {
     "expert": _expert,
     "switch": _switch,
     "global": _global,
@@ -194,42 +195,42 @@ def _scores(model: ModelConfig, logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(-1, keepdims=True)
 
 
-def _by_group(model: ModelConfig, of_experts: np.ndarray) -> np.ndarray:
-    """``[…, experts]`` as ``[…, groups, experts of a group]``."""
-    return of_experts.reshape(*of_experts.shape[:-1], model.n_group, -1)
+def _by_group(model: ModelConfig, values: np.ndarray) -> np.ndarray:
+    """Reshape ``[…, experts]`` to ``[…, groups, experts of a group]``."""
+    return values.reshape(*values.shape[:-1], model.n_group, -1)
 
 
 def _choice_problems(
     model: ModelConfig, layer: int, logits: np.ndarray, choices: np.ndarray, bias: np.ndarray | None
 ) -> Iterator[str]:
-    """The experts of a token are those with the best scores, a bias added, of its best groups."""
+    """Compare choices with the experts of the best scores, with bias, in the best groups."""
     ranked = _scores(model, logits) + (0.0 if bias is None else bias.astype(np.float64))
     if model.n_group > 1:
         deciding = 2 if model.balance_via_topk_bias else 1
         grouped = _by_group(model, ranked)
-        of_groups = np.sort(grouped, -1)[..., -deciding:].sum(-1)
-        ranked = np.where(_best(of_groups, model.topk_group)[..., None], grouped, -np.inf).reshape(ranked.shape)
-    other = np.any(_best(ranked, model.num_experts_chosen) != (choices > 0), axis=-1)
-    if np.mean(other) > OTHER_CHOICES:
-        yield f"{np.sum(other)} of {other.size} tokens chose other experts in layer {layer} than those with the best scores"
+        group_scores = np.sort(grouped, -1)[..., -deciding:].sum(-1)
+        ranked = np.where(_largest(group_scores, model.topk_group)[..., None], grouped, -np.inf).reshape(ranked.shape)
+    wrong = np.any(_largest(ranked, model.num_experts_chosen) != (choices > 0), axis=-1)
+    if np.mean(wrong) > ROUNDED_CHOICES:
+        yield f"{np.sum(wrong)} of {wrong.size} tokens chose other experts in layer {layer} than those with the best scores"
 
 
 def _weight_problems(
     model: ModelConfig, layer: int, logits: np.ndarray, choices: np.ndarray, weights: np.ndarray
 ) -> Iterator[str]:
-    """Experts count by their scores, without a bias, divided by the sum of the chosen ones if that is asked for, and scaled."""
-    wanted = _scores(model, logits) * choices
+    """Compare weights with the scores of chosen experts, without bias, normalized if the YAML says so, and scaled."""
+    expected = _scores(model, logits) * choices
     if model.norm_topk_prob and model.num_experts_chosen > 1:
-        wanted = wanted / wanted.sum(-1, keepdims=True)
-    wanted = wanted * model.routed_scaling_factor
-    error = float(np.max(np.abs(weights - wanted)))
-    if not error <= TOLERANCE * np.max(wanted):
+        expected = expected / expected.sum(-1, keepdims=True)
+    expected = expected * model.routed_scaling_factor
+    error = float(np.max(np.abs(weights - expected)))
+    if not error <= TOLERANCE * np.max(expected):
         keys = "norm_topk_prob, routed_scaling_factor"
         yield f"experts of layer {layer} count with other weights than their scores give: off by {error:.2e} ({keys})"
 
 
-def _best(values: np.ndarray, count: int) -> np.ndarray:
-    """Where along the last axis the ``count`` largest are."""
-    found = np.zeros(values.shape, bool)
-    np.put_along_axis(found, np.argsort(-values, -1)[..., :count], True, -1)
-    return found
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return a mask of the ``count`` largest values along the last axis."""
+    mask = np.zeros(values.shape, bool)
+    np.put_along_axis(mask, np.argsort(-values, -1)[..., :count], True, -1)
+    return mask

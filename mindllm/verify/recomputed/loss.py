@@ -1,8 +1,8 @@
-"""The loss of a step, and gradients of its last weights, once more in float64 from the logits the program has made.
+"""Recompute the loss of a step, and gradients of its last weights, in float64 from the recorded logits.
 
-What a single device and all ranks would get wrong together is seen here: other labels or masks, a mean over another number of
-tokens, a term that is missing or weighed otherwise, gradients that are all some factor too large. Columns of the batch are read
-by their meaning (:mod:`mindllm.data`), not asked of the model: at position ``i`` stands what is predicted there.
+This reveals what a single device and all ranks get wrong together: labels or masks, the token count of a mean, missing terms or
+other weights of them, a factor of all gradients. Columns of the batch are read by their meaning (:mod:`mindllm.data`), not by
+the model's code: position ``i`` contains what is predicted there.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from mindllm.config import RunConfig
-from mindllm.verify.recomputed.kept_values import StepValues
+from mindllm.verify.recomputed.step_values import StepValues
 
 Columns = Mapping[str, np.ndarray]
 TOLERANCE = 1e-5
-"""Of a loss: what fp32 leaves."""
-LEAST_LOSS = 0.1  # smaller ones, as those of pairs can be, are compared as if they were as large
-LEAST = 1e-6
+"""Relative error of a loss in fp32."""
+SMALLEST_LOSS = 0.1  # scale of smaller losses, such as those of preference pairs
+SMALLEST_LOG = 1e-6
 HEAD, FINAL_NORM, TABLE = "lm_head.weight", "model.norm_out.weight", "model.tok_embeddings.embedding_weight"
 
 
 def loss_problems(config: RunConfig, columns: Columns, loss: float, tokens: int, values: StepValues) -> Iterator[str]:
-    """Yield where the loss of a step, or the number of its tokens, is not that of its logits.
+    """Yield where the loss of a step, or the number of its tokens, does not follow from its logits.
 
     Args:
         config: the run on one device.
         columns: its batch, ``[rows, seq]`` each.
-        loss: per token, as the step told it.
-        tokens: as the step told it.
-        values: what the step made on its way.
+        loss: per token, as the step returned it.
+        tokens: as the step returned them.
+        values: recorded in the step.
     """
     counted = int(columns["loss_mask"].sum())
     if tokens != counted:
         yield f"tokens: {tokens} were counted, the mask of the batch has {counted}"
     with np.errstate(over="ignore"):
-        wanted = mean_loss(config, columns, values)
-    if not abs(loss - wanted) <= TOLERANCE * max(abs(wanted), LEAST_LOSS):
-        yield f"the loss is {loss:.7g}; in float64 it is {wanted:.7g} of the same logits"
+        expected = mean_loss(config, columns, values)
+    if not abs(loss - expected) <= TOLERANCE * max(abs(expected), SMALLEST_LOSS):
+        yield f"the loss is {loss:.7g}; in float64 it is {expected:.7g} of the same logits"
 
 
 def mean_loss(config: RunConfig, columns: Columns, values: StepValues, fixed: np.ndarray | None = None) -> float:
-    """The mean loss per token of the whole batch, in nats. ``fixed``: :func:`divergences` in place of those of these values."""
+    """Return the mean loss per token of the whole batch, in nats. ``fixed``: known :func:`divergences`."""
     if config.is_preference_tuning:
-        total = _loss_of_pairs(config, columns, values, fixed)
+        total = _preference_loss(config, columns, values, fixed)
     else:
         losses, weights = _token_losses(values.policy.logits, _labels(config, columns)), _weights(config, columns)
         total = float(np.sum(losses * weights))
@@ -56,18 +56,24 @@ def mean_loss(config: RunConfig, columns: Columns, values: StepValues, fixed: np
 def last_gradients(
     config: RunConfig, columns: Columns, values: StepValues, before: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Gradients of the mean loss for weights behind the layers, by name, in float64: of the head where it has a weight of its
-    own, else of the final norm. None for pairs of answers, nor for a tied head behind layers that predict ahead.
+    """Return gradients of the mean loss for weights after the layers, by name, in float64.
 
-    ``before``: weights before the step.
+    That is the head if it has its own weight, else the final norm. Preference pairs, and a tied head with prediction layers, have
+    none here.
+
+    Args:
+        config: the run on one device.
+        columns: its batch.
+        values: recorded in the step.
+        before: weights before the step.
     """
     head, norm = config.model.config.architecture.head, config.model.config.architecture.final_norm
     if config.is_preference_tuning:
         return {}
-    of_logits = _gradient_of_logits(config, columns, values.policy.logits)
+    logit_gradients = _logit_gradients(config, columns, values.policy.logits)
     hidden = values.policy.hidden.astype(np.float64)
     if not head.tied and not head.normalised:
-        return {HEAD: np.einsum("pdtv,pdth->vh", of_logits, hidden, optimize=True)}
+        return {HEAD: np.einsum("pdtv,pdth->vh", logit_gradients, hidden, optimize=True)}
     if values.policy.logits.shape[1] > 1:
         return {}
     table = before[TABLE if head.tied else HEAD].astype(np.float64)
@@ -75,23 +81,23 @@ def last_gradients(
         table = table / np.linalg.norm(table, axis=1, keepdims=True)
     factor = before[FINAL_NORM].astype(np.float64) + (1.0 if norm.kind == "rms_one" else 0.0)
     shift = before[FINAL_NORM.replace("weight", "bias")].astype(np.float64) if norm.kind == "layer" else 0.0
-    return {FINAL_NORM: np.sum((of_logits @ table) * (hidden - shift) / factor, axis=(0, 1, 2))}
+    return {FINAL_NORM: np.sum((logit_gradients @ table) * (hidden - shift) / factor, axis=(0, 1, 2))}
 
 
-def _gradient_of_logits(config: RunConfig, columns: Columns, logits: np.ndarray) -> np.ndarray:
-    """``softmax - onehot``, weighed as the tokens are in the mean loss; through the soft cap, where there is one."""
+def _logit_gradients(config: RunConfig, columns: Columns, logits: np.ndarray) -> np.ndarray:
+    """Return ``softmax - onehot``, weighted like the tokens in the mean loss, through the soft cap if there is one."""
     labels, weights = _labels(config, columns).reshape(logits.shape[:-1]), _weights(config, columns)
     exact = logits.astype(np.float64)
-    found = np.exp(exact - exact.max(-1, keepdims=True))
-    found /= found.sum(-1, keepdims=True)
-    np.put_along_axis(found, labels[..., None], np.take_along_axis(found, labels[..., None], -1) - 1.0, -1)
-    found *= (weights.reshape(logits.shape[:-1]) / columns["loss_mask"].sum(dtype=np.float64))[..., None]
+    gradients = np.exp(exact - exact.max(-1, keepdims=True))
+    gradients /= gradients.sum(-1, keepdims=True)
+    np.put_along_axis(gradients, labels[..., None], np.take_along_axis(gradients, labels[..., None], -1) - 1.0, -1)
+    gradients *= (weights.reshape(logits.shape[:-1]) / columns["loss_mask"].sum(dtype=np.float64))[..., None]
     cap = config.model.config.architecture.head.soft_cap
-    return found if cap is None else found * (1.0 - (exact / cap) ** 2)
+    return gradients if cap is None else gradients * (1.0 - (exact / cap) ** 2)
 
 
 def _token_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """``log Σ exp(logit) - logit of the label`` of every token, in the shape of ``labels``."""
+    """Return ``log Σ exp(logit) - logit of the label`` of every token, in the shape of ``labels``."""
     exact = logits.astype(np.float64)
     largest = exact.max(-1)
     normaliser = largest + np.log(np.sum(np.exp(exact - largest[..., None]), -1))
@@ -100,51 +106,51 @@ def _token_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _labels(config: RunConfig, columns: Columns) -> np.ndarray:
-    """What every use of the head predicts, ``[parts, depths, tokens of a part]``: depth ``k`` the label ``k`` positions on."""
+    """Return the labels of every use of the head, ``[parts, depths, tokens of a part]``, shifted by the depth."""
     labels = np.maximum(columns["labels"], 0)
-    return _by_part(config, [_ahead(labels, depth) for depth in range(_depths(config))])
+    return _by_part(config, [_shift(labels, depth) for depth in range(_depths(config))])
 
 
 def _weights(config: RunConfig, columns: Columns) -> np.ndarray:
-    """How each of these losses counts in the sum: the mask, that of the predicted token further on, within its document."""
+    """Return the weight of each loss in the sum: the mask of the predicted token, within its document."""
     model, mask = config.model.config, columns["loss_mask"].astype(np.float64)
     starts = columns.get("segment_starts", np.zeros(mask.shape, np.int32))
-    found = [mask]
+    weights = [mask]
     for depth in range(1, _depths(config)):
         exists = np.arange(mask.shape[1]) + depth < mask.shape[1]
-        inside = _ahead(starts, depth) == starts
-        found.append(_ahead(mask, depth) * exists * inside * model.mtp_loss_factor / (_depths(config) - 1))
-    return _by_part(config, found)
+        inside = _shift(starts, depth) == starts
+        weights.append(_shift(mask, depth) * exists * inside * model.mtp_loss_factor / (_depths(config) - 1))
+    return _by_part(config, weights)
 
 
 def _depths(config: RunConfig) -> int:
     return 1 + config.model.config.num_nextn_predict_layers
 
 
-def _ahead(column: np.ndarray, depth: int) -> np.ndarray:
-    """What stands ``depth`` positions further in each row; at the end of a row its last element."""
+def _shift(column: np.ndarray, depth: int) -> np.ndarray:
+    """Return the values ``depth`` positions later in each row. The last element repeats at the end of a row."""
     places = np.minimum(np.arange(column.shape[1]) + depth, column.shape[1] - 1)
     return column[:, places]
 
 
-def _by_part(config: RunConfig, of_depths: list[np.ndarray]) -> np.ndarray:
+def _by_part(config: RunConfig, columns: list[np.ndarray]) -> np.ndarray:
     parts = config.runner_config.gradient_accumulation_steps
-    return np.stack([column.reshape(parts, -1) for column in of_depths], axis=1)
+    return np.stack([column.reshape(parts, -1) for column in columns], axis=1)
 
 
 def divergences(config: RunConfig, columns: Columns, values: StepValues) -> np.ndarray:
-    """How far from the reference KTO takes the model to be, at least 0, ``[parts]`` in nats; zeros where it is not asked."""
+    """Return KTO's estimate of the divergence from the reference, at least 0, ``[parts]`` in nats; zeros if it is not used."""
     present = columns["loss_mask"].sum(1, dtype=np.float64)
     parts = (config.runner_config.gradient_accumulation_steps, -1)
     if not config.preference.estimates_divergence:
         return np.zeros(parts[0])
-    of_other = _by_answer(columns, _likelier(columns, values))[1]
-    totals = (of_other * present).reshape(parts).sum(1)
+    other_answers = _by_answer(columns, _log_ratios(columns, values))[1]
+    totals = (other_answers * present).reshape(parts).sum(1)
     return np.maximum(totals / np.maximum(present.reshape(parts).sum(1), 1), 0.0)
 
 
-def _likelier(columns: Columns, values: StepValues) -> np.ndarray:
-    """Log-probabilities of answers' tokens, less those of the reference if there is one: ``[rows, seq]``, float64."""
+def _log_ratios(columns: Columns, values: StepValues) -> np.ndarray:
+    """Return log-probabilities of the answers' tokens, minus those of the reference if there is one: ``[rows, seq]``, float64."""
     targets = np.maximum(columns["labels"], 0)
     logps = -_token_losses(values.policy.logits, targets).reshape(targets.shape)
     if values.reference is not None:
@@ -153,35 +159,40 @@ def _likelier(columns: Columns, values: StepValues) -> np.ndarray:
 
 
 def _by_answer(columns: Columns, values: np.ndarray, mean: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Sums, or means, of ``[rows, seq]`` over the tokens of both answers of a row, ``[rows]`` each."""
+    """Return sums, or means, of ``[rows, seq]`` over the tokens of the two answers of a row, ``[rows]`` each."""
     answers, second = columns["labels"] >= 0, columns["segment_starts"] > 0
     masks = (answers & ~second, answers & second)
-    one, other = (np.sum(values * mask, 1) / (np.maximum(mask.sum(1), 1) if mean else 1) for mask in masks)
-    return one, other
+    first, last = (np.sum(values * mask, 1) / (np.maximum(mask.sum(1), 1) if mean else 1) for mask in masks)
+    return first, last
 
 
-def _loss_of_pairs(config: RunConfig, columns: Columns, values: StepValues, fixed: np.ndarray | None) -> float:
-    """The sum over pairs of what DPO and its kin make of log-probabilities (see :mod:`mindllm.config.tuning`)."""
+def _preference_loss(config: RunConfig, columns: Columns, values: StepValues, fixed: np.ndarray | None) -> float:
+    """Return the sum over pairs of the loss of DPO or a related method (see :mod:`mindllm.config.tuning`)."""
     section = config.preference
     assert section is not None
-    logps = _likelier(columns, values)
+    logps = _log_ratios(columns, values)
     if section.is_unpaired:
         distances = divergences(config, columns, values) if fixed is None else fixed
-        return _loss_of_answers(config, columns, _by_answer(columns, logps)[0], distances)
+        return _unpaired_loss(config, columns, _by_answer(columns, logps)[0], distances)
     chosen, rejected = _by_answer(columns, logps, section.loss_type in ("ipo", "orpo", "simpo"))
     losses = _LOSSES[section.loss_type](chosen, rejected, section)
     return float(np.sum(losses * columns["loss_mask"].sum(1, dtype=np.float64)))
 
 
-def _loss_of_answers(config: RunConfig, columns: Columns, own: np.ndarray, distances: np.ndarray) -> float:
-    """The sum over answers of KTO's loss: ``own`` ``[rows]`` is by how much likelier than to the reference a row's own answer is
-    to the model; ``distances``: :func:`divergences`.
+def _unpaired_loss(config: RunConfig, columns: Columns, log_ratios: np.ndarray, distances: np.ndarray) -> float:
+    """Return the sum over answers of KTO's loss.
+
+    Args:
+        config: the run on one device.
+        columns: its batch.
+        log_ratios: of each row's answer, model against reference, ``[rows]``.
+        distances: from :func:`divergences`.
     """
     section, marks = config.preference, columns["loss_mask"].astype(np.float64)
     present, sign = marks.sum(1), marks[:, 0] - marks[:, 1]
-    beyond = own.reshape(len(distances), -1) - distances[:, None]
-    lost = np.exp(-_minus_log_sigmoid(-section.beta * sign * beyond.reshape(-1)))
-    return float(np.sum(lost * np.where(sign > 0, section.desirable_weight, section.undesirable_weight) * present))
+    margins = log_ratios.reshape(len(distances), -1) - distances[:, None]
+    losses = np.exp(-_minus_log_sigmoid(-section.beta * sign * margins.reshape(-1)))
+    return float(np.sum(losses * np.where(sign > 0, section.desirable_weight, section.undesirable_weight) * present))
 
 
 def _minus_log_sigmoid(x: np.ndarray) -> np.ndarray:
@@ -189,7 +200,7 @@ def _minus_log_sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _log_odds(logps: np.ndarray) -> np.ndarray:
-    logps = np.minimum(logps, -LEAST)
+    logps = np.minimum(logps, -SMALLEST_LOG)
     return logps - np.log1p(-np.exp(logps))
 
 

@@ -1,11 +1,11 @@
-"""How the loss changes along the gradients of a step: what a factor that all gradients have cannot hide from.
+"""Compare the change of the loss along the gradients of a step with their length. This reveals a factor of all gradients.
 
-By a small step along the direction in which a single device's gradients point, its loss changes by their length times that
-step. The loss is computed on both sides of the weights, in float64 from logits, in steps of the same compiled graph that
-overflow and so change nothing. That needs no formula of a gradient, so it is asked of adapters and of pairs of answers, too.
+By a small step along the direction of a single device's gradients, its loss changes by their length times that step. The loss
+is computed on both sides of the weights, in float64 from logits, in overflowing steps of the same compiled graph, which change
+nothing. This needs no formula of a gradient, and so covers adapters and preference pairs too.
 
-Beside the weights some tokens may choose other experts, and the loss jumps. A jump weighs the more, the smaller the step, and
-the fewer tokens jump: where steps of two sizes give the same slope there is none.
+Next to the weights some tokens may choose other experts, and the loss jumps. A jump weighs more in smaller steps, and less if
+few tokens choose differently. If steps of two sizes give the same slope, there is no jump.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, B
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, MUON, MUON_MOMENT, STEPS_IN_INTERVAL, updated_weights
 from mindllm.config import RunConfig
 from mindllm.verify.recomputed.loss import divergences, mean_loss
-from mindllm.verify.recomputed.update import CLIP_EPSILON, MOVED_OTHERWISE
+from mindllm.verify.recomputed.update import CLIP_EPSILON, OTHER_UPDATES
 from mindllm.verify.single import Arrays, SingleDevice, Task
 
 FIRST = MOMENT_PREFIXES[0]
-WIDER = 4  # than the next one is a step
-CHANGES = tuple(2e-3 / WIDER**number for number in range(6))
-"""By which the loss is to change on each side, in nats. Third derivatives leave 1e-4 of the slope with the first, fp32 up to 1e-3
-with the last. All but the first are for experts alone.
+STEP_RATIO = 4  # of a step to the next, smaller one
+CHANGES = tuple(2e-3 / STEP_RATIO**number for number in range(6))
+"""Intended changes of the loss on each side, in nats. The first has an error of 1e-4 of the slope by third derivatives, the last
+one of up to 1e-3 by fp32. Only experts use more than the first.
 """
-TOLERANCE, TOLERANCE_OF_ROUTERS, SAME, FLOOR = 5e-3, 3e-2, 2e-3, 1e-4
-"""Of a slope: forms leave up to 2e-4 of that along all gradients, of routers up to 4e-3. What slopes of two sizes may
-leave between each other, of themselves and of the slope along all gradients.
-"""
-ROUNDING, ROUNDING_OF_EXPERTS, SEEN, LEAST_SHARE = 1e-4, 1e-3, 3e-3, 1e-2
-"""Of the slope along all gradients: what fp32 leaves of that along some, and jumps beside it; gradients of which it would show
-that they are twice as large; gradients that count for less than others.
-"""
+TOLERANCE, ROUTER_TOLERANCE = 5e-3, 3e-2
+"""Of a slope. Correct forms have errors of up to 2e-4 along all gradients, and up to 4e-3 along those of routers."""
+SIZE_TOLERANCE, FLOOR = 2e-3, 1e-4
+"""Difference of slopes by two sizes: relative to the slope, and to that along all gradients."""
+ROUNDING, ROUNDING_WITH_JUMPS = 1e-4, 1e-3
+"""Errors of a slope by fp32 without and with jumps, relative to the slope along all gradients."""
+VISIBLE, SMALL = 3e-3, 1e-2
+"""Lengths of gradients relative to all: those whose doubling is visible, and those that count less in a balanced direction."""
 LAYER, LAYERS, ROUTER = re.compile(r"\.\d+\."), "model.layers.", "feed_forward.router.weight"
 
 
@@ -49,15 +49,15 @@ def slope_problems(
     before: Mapping[str, np.ndarray],
     after: Mapping[str, np.ndarray],
 ) -> tuple[str, ...]:
-    """Where the loss of a step changes otherwise along its gradients than by their length; in fp32 alone.
+    """Return where the loss of a step does not change by the length of its gradients. Only fp32 is checked.
 
     Args:
         config: the run on one device.
-        device: the one that has done the step; it does some more, which are skipped.
-        task: the step, which did an update.
-        norm: of its gradients, as the step told it.
+        device: after the step. It runs more steps, which are skipped.
+        task: the step, which updated weights.
+        norm: of its gradients, as the step returned it.
         before: weights and optimizer state before the step, by name.
-        after: the same behind it.
+        after: weights and optimizer state after it.
     """
     if config.model.config.compute_dtype != "float32":
         return ()
@@ -66,28 +66,28 @@ def slope_problems(
     gradients = {name: one / clipped for name, one in gradients_of_loss(config, before, after).items() if np.any(one)}
     if not gradients:
         return ()
-    along = _Along(config, device, task, before, gradients)
-    with device.holding(before):
-        return () if along.tells_nothing() else tuple(_problems_by_kind(along))
+    line = _LossAlong(config, device, task, before, gradients)
+    with device.with_state(before):
+        return () if line.is_as_expected() else tuple(_problems_by_kind(line))
 
 
-def _problems_by_kind(along: _Along) -> Iterator[str]:
-    """The kinds of weights whose gradients have a factor that others have not; one line where all have, or none by itself."""
-    slopes = {kind: along.slope_of(kind) for kind in along.kinds}
-    wrong = {kind: found or 0.0 for kind, found in slopes.items() if along.is_wrong(kind, found)}
-    right = [kind for kind, found in slopes.items() if found is not None and kind not in wrong]
-    if wrong and any(_length(along.kinds[kind]) > SEEN * along.steepest for kind in right):
+def _problems_by_kind(line: _LossAlong) -> Iterator[str]:
+    """Yield the kinds of weights whose gradients have another factor than others; one line if all have, or no kind alone has."""
+    slopes = {kind: line.kind_slope(kind) for kind in line.kinds}
+    wrong = {kind: slope or 0.0 for kind, slope in slopes.items() if line.is_wrong(kind, slope)}
+    right = [kind for kind, slope in slopes.items() if slope is not None and kind not in wrong]
+    if wrong and any(_length(line.kinds[kind]) > VISIBLE * line.steepest for kind in right):
         for kind, slope in wrong.items():
-            yield _told(f"gradients of {kind}", _length(along.kinds[kind]), slope, along.rounding)
+            yield _describe(f"gradients of {kind}", _length(line.kinds[kind]), slope, line.rounding)
         return
-    of_all = along.slope(along.gradients, along.steepest)
-    if of_all is not None and (wrong or not abs(of_all - along.steepest) <= TOLERANCE * along.steepest):
-        yield _told("gradients", along.steepest, of_all, along.rounding)
+    slope_of_all = line.slope(line.gradients, line.steepest)
+    if slope_of_all is not None and (wrong or not abs(slope_of_all - line.steepest) <= TOLERANCE * line.steepest):
+        yield _describe("gradients", line.steepest, slope_of_all, line.rounding)
 
 
-def _told(what: str, wanted: float, found: float, least: float) -> str:
-    factor = f"about {wanted / found:.4g}" if found > least else "many"
-    return f"{what}: {factor} times what the loss changes by along them, which is {found:.6g}"
+def _describe(what: str, length: float, slope: float, rounding: float) -> str:
+    factor = f"about {length / slope:.4g}" if slope > rounding else "many"
+    return f"{what}: {factor} times the change of the loss along them, which is {slope:.6g}"
 
 
 def _length(gradients: Mapping[str, np.ndarray]) -> float:
@@ -95,42 +95,41 @@ def _length(gradients: Mapping[str, np.ndarray]) -> float:
 
 
 def gradients_of_loss(config: RunConfig, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Arrays:
-    """What first moments gained in a step, by weight, in float64.
+    """Return the gradients in the first moments of a step, by weight, in float64.
 
-    Left out: weights that the step did not update, moments in codes or projected; both matrices of AdaLoRA's adapters, which a
-    penalty moves beside the loss, and of DoRA's, whose gradient takes the length of rows for a constant (Liu et al., 2024,
-    section 4.3).
+    Left out are weights that the step did not update, and moments in codes or projected. So are both matrices of AdaLoRA's
+    adapters, which a penalty moves too, and of DoRA's, whose gradient treats the length of rows as a constant (Liu et al.,
+    2024, section 4.3).
     """
-    found, updated = {}, updated_weights(after)
-    moved_otherwise: tuple[str, ...] = (MOVED_OTHERWISE,)
+    gradients, updated = {}, updated_weights(after)
+    left_out: tuple[str, ...] = (OTHER_UPDATES,)
     if any(name.endswith((VALUES, MAGNITUDE)) for name in updated):
-        moved_otherwise = (MOVED_OTHERWISE, A, B)
-    kinds = ((FIRST, config.optimizer.betas[0], 1 - config.optimizer.betas[0]), *_of_muon(config))
+        left_out = (OTHER_UPDATES, A, B)
+    optimizer = config.optimizer
+    # name of the moment, share that stays of it, share of the gradient that is added
+    moments = [(FIRST, optimizer.betas[0], 1 - optimizer.betas[0])]
+    if optimizer.type == MUON:
+        moments.append((f"{MUON_MOMENT}.", optimizer.momentum, 1.0))
     for name in updated:
-        if name.endswith(moved_otherwise):
+        if name.endswith(left_out):
             continue
-        for prefix, kept, gained in kinds:
+        for prefix, stays, added in moments:
             moment = f"{prefix}{name}"
             if moment in after and after[moment].shape == after[name].shape:
                 old, new = np.asarray(before[moment], np.float64), np.asarray(after[moment], np.float64)
                 if not np.array_equal(old, new):
-                    found[name] = (new - (0.0 if _begins_anew(name, before) else kept) * old) / gained
-    return found
+                    gradients[name] = (new - (0.0 if _is_cleared(name, before) else stays) * old) / added
+    return gradients
 
 
-def _begins_anew(name: str, before: Mapping[str, np.ndarray]) -> bool:
-    """Whether LISA clears the moments of a weight in this step: those of layers, with every interval."""
+def _is_cleared(name: str, before: Mapping[str, np.ndarray]) -> bool:
+    """Return True if LISA clears the moments of a weight in this step: those of layers, in every interval."""
     return name.startswith(LAYERS) and STEPS_IN_INTERVAL in before and float(before[STEPS_IN_INTERVAL]) == 0.0
 
 
-def _of_muon(config: RunConfig) -> tuple[tuple[str, float, float], ...]:
-    """What Muon's momentum is called, what is kept of it in a step, and how much of the gradient it gains."""
-    return ((f"{MUON_MOMENT}.", config.optimizer.momentum, 1.0),) if config.optimizer.type == MUON else ()
-
-
 @dataclass(frozen=True)
-class _Along:
-    """The mean loss of a task beside the weights ``before``, which the device has; there it should have these ``gradients``."""
+class _LossAlong:
+    """The mean loss of a task along lines through the weights ``before``, where the device has these ``gradients``."""
 
     config: RunConfig
     device: SingleDevice
@@ -141,115 +140,127 @@ class _Along:
     @cached_property
     def kinds(self) -> dict[str, Arrays]:
         """Gradients by the kind of their weight: its name without the number of a layer."""
-        found: dict[str, Arrays] = {}
+        kinds: dict[str, Arrays] = {}
         for name, gradient in self.gradients.items():
-            found.setdefault(LAYER.sub(".*.", name), {})[name] = gradient
-        return found
+            kinds.setdefault(LAYER.sub(".*.", name), {})[name] = gradient
+        return kinds
 
     @cached_property
     def steepest(self) -> float:
-        """The slope along all gradients."""
+        """The expected slope along all gradients: their length."""
         return _length(self.gradients)
 
     @property
     def rounding(self) -> float:
-        """What fp32 leaves of a slope, and what is left of jumps."""
-        return (ROUNDING_OF_EXPERTS if self.jumps else ROUNDING) * self.steepest
+        """Error of a slope by fp32 and by jumps."""
+        return (ROUNDING_WITH_JUMPS if self.jumps else ROUNDING) * self.steepest
 
     @property
     def jumps(self) -> bool:
-        """Whether the loss may jump."""
+        """Return True if the loss may jump."""
         return self.config.model.config.expert_num > 1
 
-    def alike(self) -> Arrays:
-        """A direction in which the loss changes by the same for every kind of weight, less for one whose gradients are next to
-        none: along all gradients, those that are small count for nothing.
-        """
-        found: Arrays = {}
-        for own in self.kinds.values():
-            length = _length(own)
-            weight = min(1.0, length / (LEAST_SHARE * self.steepest)) / length**2
-            found |= {name: weight * gradient for name, gradient in own.items()}
-        return found
+    def balanced_direction(self) -> Arrays:
+        """Return a direction in which every kind of weight changes the loss equally, kinds with tiny gradients less.
 
-    def tells_nothing(self) -> bool:
-        """Whether all slopes that are asked first are right."""
-        alike = self.alike()
+        Along all gradients, small ones count for nothing.
+        """
+        direction: Arrays = {}
+        for gradients in self.kinds.values():
+            length = _length(gradients)
+            weight = min(1.0, length / (SMALL * self.steepest)) / length**2
+            direction |= {name: weight * gradient for name, gradient in gradients.items()}
+        return direction
+
+    def is_as_expected(self) -> bool:
+        """Return True if the slopes along all gradients, in the balanced direction and along routers are right."""
+        balanced = self.balanced_direction()
         return (
-            self.is_right(self.gradients, self.steepest)
-            and self.is_right(alike, self.wanted(alike))
-            and not any(self.is_wrong(kind, self.slope_of(kind)) for kind in self.kinds if kind.endswith(ROUTER))
+            self._is_right(self.gradients, self.steepest)
+            and self._is_right(balanced, self.expected_slope(balanced))
+            and not any(self.is_wrong(kind, self.kind_slope(kind)) for kind in self.kinds if kind.endswith(ROUTER))
         )
 
-    def is_right(self, direction: Mapping[str, np.ndarray], wanted: float) -> bool:
-        """Whether the loss changes along a direction as it should, or jumps there."""
-        found = self.slope(direction, wanted)
-        return found is None or abs(found - wanted) <= TOLERANCE * wanted
+    def _is_right(self, direction: Mapping[str, np.ndarray], expected: float) -> bool:
+        slope = self.slope(direction, expected)
+        return slope is None or abs(slope - expected) <= TOLERANCE * expected
 
-    def slope_of(self, kind: str) -> float | None:
-        """The slope along the gradients of one kind of weight."""
+    def kind_slope(self, kind: str) -> float | None:
+        """Return the slope along the gradients of one kind of weight."""
         return self.slope(self.kinds[kind], self.steepest)
 
-    def is_wrong(self, kind: str, found: float | None) -> bool:
-        """Whether the slope along the gradients of a kind is not their length. Of a router's, a tenth can come from what balances
-        its experts, so it is asked more strictly than others that are as small.
-        """
-        wanted = _length(self.kinds[kind])
-        strictly = TOLERANCE_OF_ROUTERS * wanted + 2 * FLOOR * self.steepest
-        allowed = strictly if kind.endswith(ROUTER) else TOLERANCE * wanted + self.rounding
-        return found is not None and not abs(found - wanted) <= allowed
+    def is_wrong(self, kind: str, slope: float | None) -> bool:
+        """Return True if the slope along the gradients of a kind is not their length.
 
-    def wanted(self, direction: Mapping[str, np.ndarray]) -> float:
-        """The slope of the loss along a direction, by its gradients."""
+        A tenth of a router's gradient can come from the balance of its experts, so its tolerance is smaller than that of other
+        small gradients.
+        """
+        length = _length(self.kinds[kind])
+        if kind.endswith(ROUTER):
+            allowed = ROUTER_TOLERANCE * length + 2 * FLOOR * self.steepest
+        else:
+            allowed = TOLERANCE * length + self.rounding
+        return slope is not None and not abs(slope - length) <= allowed
+
+    def expected_slope(self, direction: Mapping[str, np.ndarray]) -> float:
+        """Return the slope of the loss along a direction by the gradients."""
         return sum(float(np.vdot(self.gradients[name], one)) for name, one in direction.items()) / _length(direction)
 
-    def slope(self, direction: Mapping[str, np.ndarray], steep: float) -> float | None:
-        """The same by losses, with steps that change it as asked where the slope is so ``steep``; None where it jumps beside the
-        weights, whatever the step.
+    def slope(self, direction: Mapping[str, np.ndarray], steepness: float) -> float | None:
+        """Return the slope of the loss along a direction by losses; None if it jumps in steps of every size.
+
+        Args:
+            direction: of any length.
+            steepness: expected slope, from which the size of a step follows.
         """
         length = _length(direction)
         direction = {name: one / length for name, one in direction.items()}
         if not self.jumps:
-            step = CHANGES[0] / steep
+            step = CHANGES[0] / steepness
             return (self.loss(direction, step) - self.loss(direction, -step)) / (2 * step)
-        before: tuple[float, ...] = ()
+        earlier: tuple[float, ...] = ()
         wider = (np.nan, np.nan)
         for change in CHANGES:
-            step = change / steep
+            step = change / steepness
             sides = self.loss(direction, step), self.loss(direction, -step)
-            found = _slopes(self.here, sides, wider, step)
-            for one, other in zip(found, before, strict=False):
-                if abs(one - other) <= max(SAME * abs(one), FLOOR * steep):
-                    return one
-            before, wider = found, sides
+            slopes = _slopes(self.loss_here, sides, wider, step)
+            for slope, other in zip(slopes, earlier, strict=False):
+                if abs(slope - other) <= max(SIZE_TOLERANCE * abs(slope), FLOOR * steepness):
+                    return slope
+            earlier, wider = slopes, sides
         return None
 
     def loss(self, direction: Mapping[str, np.ndarray], step: float) -> float:
-        """The mean loss so far along a direction of length 1."""
-        beside = {name: (self.before[name] + step * one).astype(np.float32) for name, one in direction.items()}
-        values = self.device.values_with(beside, self.task)
+        """Return the mean loss after a step along a direction of length 1."""
+        weights = {name: (self.before[name] + step * one).astype(np.float32) for name, one in direction.items()}
+        values = self.device.values_with(weights, self.task)
         return mean_loss(self.config, self.task.batch, values, self.fixed)
 
     @cached_property
-    def here(self) -> float:
-        """The mean loss in between."""
+    def loss_here(self) -> float:
+        """The mean loss at the weights themselves."""
         return self.loss({}, 0.0)
 
     @cached_property
     def fixed(self) -> np.ndarray | None:
-        """KTO's distance from the reference, which has no gradient by its definition: that of the weights in between."""
+        """KTO's divergence from the reference at the weights themselves. By definition it has no gradient."""
         if not self.config.is_preference_tuning or not self.config.preference.estimates_divergence:
             return None
         return divergences(self.config, self.task.batch, self.device.values_with({}, self.task))
 
 
 def _slopes(here: float, sides: tuple[float, float], wider: tuple[float, float], step: float) -> tuple[float, ...]:
-    """Slopes of a loss that is ``here`` at a place, of its values on both ``sides`` by a step, and by :data:`WIDER` such: the
-    central difference, and those of each side. A jump on one side leaves that of the other as it is.
+    """Return the slopes at a point: the central difference, and the difference of each side. A jump spoils one side only.
+
+    Args:
+        here: loss at the point.
+        sides: losses a step before and after it.
+        wider: losses :data:`STEP_RATIO` steps before and after it.
+        step: length of a step.
     """
-    square = WIDER**2
-    one_sided = (
-        (square * near - far - (square - 1) * here) / (square - WIDER) for near, far in zip(sides, wider, strict=True)
+    square = STEP_RATIO**2
+    after, before = (
+        (square * near - far - (square - 1) * here) / (square - STEP_RATIO) / step
+        for near, far in zip(sides, wider, strict=True)
     )
-    ahead, behind = (one / step for one in one_sided)
-    return (sides[0] - sides[1]) / (2 * step), ahead, -behind
+    return (sides[0] - sides[1]) / (2 * step), after, -before
