@@ -81,8 +81,8 @@ class Architecture:
     @property
     def drops(self) -> bool:
         """Return True if training needs random numbers."""
-        of_embeddings = self.embedding.dropout > 0 or self.embedding.noise is not None
-        return of_embeddings or any(spec.drops for spec in self.specifications())
+        embedding = self.embedding.dropout > 0 or self.embedding.noise is not None
+        return embedding or any(spec.drops for spec in self.specifications())
 
     def contexts(self) -> tuple[AttentionContext, ...]:
         """Return the distinct tables and masks that layers read, in order of first use."""

@@ -83,9 +83,11 @@ class LayerSpec:
         hidden = self.attention.hidden_size
         parts = {"attention": self.attention.weights(), "feed_forward": self.feed_forward.weights()}
         norms = {norm: self.norm.weights(hidden) for norm in self.norms}
-        own = {f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()}
+        weights = {
+            f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()
+        }
         around = self._around_prediction() if self.is_mtp else {}
-        return {**own, **around, **{name: shape for added in self.added for name, shape in added.weights().items()}}
+        return {**weights, **around, **{name: shape for added in self.added for name, shape in added.weights().items()}}
 
     def _around_prediction(self) -> Shapes:
         """Return the additional weights of a multi-token prediction layer, with DeepSeek's names."""
@@ -109,10 +111,10 @@ class LayerSpec:
 
     def last_of_branches(self) -> tuple[str, ...]:
         """Return the last weights of attention and feed-forward: if they are zero, the layer adds nothing."""
-        own = LayerSpec(self.attention, self.feed_forward, self.norm, self.norm_output).weights()
+        names = LayerSpec(self.attention, self.feed_forward, self.norm, self.norm_output).weights()
         return tuple(
             name
-            for name in own
+            for name in names
             if {"wo", "w2"} & {*name.split(".")} or name in ("attention_post_norm.bias", "ffn_post_norm.bias")
         )
 

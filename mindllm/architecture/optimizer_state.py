@@ -1,4 +1,4 @@
-"""What optimizers keep: names and shapes, known without building anything. Those of tuned models keep more than moments."""
+"""Optimizer state: names and shapes, without building a model. Tuning methods have additional state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODE_BITS, FEWEST_BLOCKS = 8, 16
 FIRST_MOMENTS = (MOMENT_PREFIXES[0], f"{MUON_MOMENT}.", f"{CODES[0]}.")
 """Every weight that is updated has state whose name begins with one of these."""
 MASTER = "master"
-"""Begins, with a dot behind it, the name of the float32 copy of a weight in half precision (``optimizer.master_weights``)."""
+"""Prefix, followed by a dot, of the float32 copy of a half-precision weight (``optimizer.master_weights``)."""
 POWERS = ("beta1_power", "beta2_power")
 IMPORTANCE, UNCERTAINTY, KEPT_RANKS, STEPS_TAKEN = "importance", "uncertainty", "kept_ranks", "steps_taken"
 PROJECTION, INTERVAL, STEPS_IN_INTERVAL = "projection", "interval", "steps_in_interval"
@@ -34,7 +34,7 @@ PREFIXES = tuple(
     f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION, MUON_MOMENT, MASTER, *CODES, *SCALES)
 )
 SHARES = "feed_forward.router.balance.shares"
-"""Ends the names of what a balance loss over global batches keeps: of all choices of the step before, the part of each expert."""
+"""Suffix of the state of a balance loss over global batches: the share of each expert in the choices of the previous step."""
 SCALARS = (*POWERS, STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)
 """Names of state that is one number, the same on every rank."""
 
@@ -144,7 +144,7 @@ def _balance_state(architecture: Architecture) -> Shapes:
 
 
 def is_of_layer(name: str) -> bool:
-    """Return True if a weight belongs to a layer, some of which LISA draws, and not to embeddings, norm or head."""
+    """Return True if a weight belongs to a layer, as drawn by LISA, and not to embeddings, norm or head."""
     return name.startswith("model.layers.")
 
 
@@ -176,8 +176,8 @@ def _rank_state(architecture: Architecture, pet: Tuning) -> Shapes:
     groups, shapes = triplets(architecture), architecture.trained_shapes()
     names = [name for group in groups for name in (group.first, group.values, *group.seconds)]
     means = {f"{kind}.{name}": shapes[name] for kind in (IMPORTANCE, UNCERTAINTY) for name in names}
-    kept = {f"{KEPT_RANKS}.{group.values}": shapes[group.values] for group in groups}
-    return {**means, **kept, STEPS_TAKEN: ()}
+    kept_shapes = {f"{KEPT_RANKS}.{group.values}": shapes[group.values] for group in groups}
+    return {**means, **kept_shapes, STEPS_TAKEN: ()}
 
 
 ADDITIONAL_STATE: dict[str, Callable[[Architecture, Tuning], Shapes]] = {

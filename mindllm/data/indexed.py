@@ -159,13 +159,13 @@ class IndexedDataset:
                 raise UserError(f"{path}: no such file{unexpanded(prefix) or _prefix_hint(prefix)}")
         self.dtype, self.document_starts = _read_index(index_path(prefix))
         path = bin_path(self.prefix)
-        found, expected = path.stat().st_size, self.token_count * self.dtype.itemsize
-        if found != expected:
+        size, expected = path.stat().st_size, self.token_count * self.dtype.itemsize
+        if size != expected:
             raise UserError(
-                f"{path}: has {found} bytes but its index {index_path(self.prefix).name} describes {expected}; "
+                f"{path}: has {size} bytes but its index {index_path(self.prefix).name} describes {expected}; "
                 "the file is truncated or belongs to another index: make both again"
             )
-        self.tokens = np.memmap(path, dtype=self.dtype, mode="r") if found else np.empty(0, dtype=self.dtype)
+        self.tokens = np.memmap(path, dtype=self.dtype, mode="r") if size else np.empty(0, dtype=self.dtype)
 
     @property
     def token_count(self) -> int:

@@ -85,7 +85,7 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
             yield from _parquet(path, columns)
         elif kind in ("csv", "tsv"):
             yield from _csv(path, "\t" if kind == "tsv" else ",")
-        elif kind == "json" and _is_whole(path):
+        elif kind == "json" and _is_single_value(path):
             yield from _json_value(path)
         else:
             with open_bytes(path) as file:
@@ -166,7 +166,7 @@ def _without_null_fields(value: Any) -> Any:
     return [_without_null_fields(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _is_whole(path: Path | str) -> bool:
+def _is_single_value(path: Path | str) -> bool:
     """Return True if a .json file is one array or object instead of one record per line."""
     with open_bytes(path) as file:
         lines = (line for line in bounded_lines(file, LARGEST_JSON, path) if line.strip())
@@ -301,13 +301,15 @@ def _by_number(path: Path) -> RecordFile:
 def record_files(paths: Sequence[str]) -> list[Path]:
     """Return the files named, directories replaced by the record files below them in the order of their names."""
     files: list[Path] = []
-    for given in map(Path, paths):
-        if not given.exists():
-            raise UserError(f"{given}: no such file or directory{unexpanded(given)}")
+    for source in map(Path, paths):
+        if not source.exists():
+            raise UserError(f"{source}: no such file or directory{unexpanded(source)}")
         below = (
-            sorted(path for path in given.rglob("*") if path.is_file() and kind_of(path)) if given.is_dir() else [given]
+            sorted(path for path in source.rglob("*") if path.is_file() and kind_of(path))
+            if source.is_dir()
+            else [source]
         )
         if not below:
-            raise UserError(f"{given}: no files of records in this directory ({', '.join(KINDS)})")
+            raise UserError(f"{source}: no files of records in this directory ({', '.join(KINDS)})")
         files += below
     return files

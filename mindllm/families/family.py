@@ -158,15 +158,13 @@ class Family:
                     f"{path}: {key}: this model is not supported (value {shortened(value)}); supported: {supported}"
                 )
         missing = [
-            theirs
-            for theirs, default in self.keys.values()
-            if isinstance(default, Required) and content.get(theirs) is None
+            name for name, default in self.keys.values() if isinstance(default, Required) and content.get(name) is None
         ]
         if missing:
             raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {path.name} of a {self.name} model")
         content = ReadKeys(content)
         quantized = content.get(KEY)
-        fields = {ours: given_or(content, theirs, default) for ours, (theirs, default) in self.keys.items()}
+        fields = {ours: given_or(content, name, default) for ours, (name, default) in self.keys.items()}
         fields |= {**self.fixed, **self._read(path, content), **({"model_type": self.name} if self.named else {})}
         fields |= {} if quantized is None else {KEY: read_quantization(path, quantized)}
         self._refuse_unread(path, content)
@@ -182,8 +180,8 @@ class Family:
         return model.model_copy(update=filled).name_projections(self.weights.projections)
 
     def _refuse_unread(self, path: Path, content: ReadKeys) -> None:
-        """Raise UserError for the first key that is set, was not read, and by its name may change what the model computes."""
-        named = {theirs for theirs, _ in self.keys.values()} | self.only.keys() | self.written.keys()
+        """Raise UserError for the first unread key whose name suggests an effect on the computation."""
+        named = {name for name, _ in self.keys.values()} | self.only.keys() | self.written.keys()
         for key in sorted(content.keys() - content.read - named - WITHOUT_EFFECT):
             if content[key] not in EMPTY and COMPUTES.search(key):
                 raise UserError(
@@ -206,7 +204,7 @@ class Family:
         return {
             "architectures": [self.network],
             "model_type": self.name,
-            **{theirs: getattr(model, ours) for ours, (theirs, _) in self.keys.items()},
+            **{name: getattr(model, ours) for ours, (name, _) in self.keys.items()},
             **self.written,
             **self.write(model),
         }
@@ -226,7 +224,7 @@ class Family:
 
     def their_name(self, key: str) -> str:
         """Return the name in ``config.json`` of a key of ``model.model_config``."""
-        named = {ours: theirs for ours, (theirs, _) in self.keys.items()} | {"theta": "rope_theta"}
+        named = {ours: name for ours, (name, _) in self.keys.items()} | {"theta": "rope_theta"}
         return named.get(key, key)
 
 

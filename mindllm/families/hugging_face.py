@@ -329,13 +329,11 @@ class _Watched(dict[str, Any]):
 
 def fit_of(family: Family, path: Path, content: Content) -> Fit:
     """Return what ``family`` makes of ``content``, which is of another ``model_type``."""
-    needed = [theirs for theirs, default in family.keys.values() if isinstance(default, Required)]
-    known = (
-        {theirs for theirs, _ in family.keys.values()}
-        | {*family.only, *family.written, KEY}
-        | _read(family, path, content)
+    needed = [name for name, default in family.keys.values() if isinstance(default, Required)]
+    readable = (
+        {name for name, _ in family.keys.values()} | {*family.only, *family.written, KEY} | _read(family, path, content)
     )
-    told = [
+    keys = [
         key for key, value in content.items() if value not in (None, False, [], {}) and not ABOUT_FILES.fullmatch(key)
     ]
     refused = [
@@ -343,11 +341,11 @@ def fit_of(family: Family, path: Path, content: Content) -> Fit:
     ]
     return Fit(
         family,
-        frozenset(key for key in told if key in known),
-        tuple(key for key in told if key not in known),
+        frozenset(key for key in keys if key in readable),
+        tuple(key for key in keys if key not in readable),
         tuple(dict.fromkeys(key for key in needed if content.get(key) is None)),
         tuple(refused),
-        len({theirs for theirs, _ in family.keys.values() if theirs not in content}),
+        len({name for name, _ in family.keys.values() if name not in content}),
     )
 
 

@@ -184,8 +184,7 @@ def write_sparse_step(model: ModelConfig) -> Content:
 def experts_weights(below: str, names: Mapping[str, str], router: str) -> tuple[Weight, ...]:
     """Return the entries of a router and its experts, with the path ``below`` in their layer."""
     experts = {
-        f"feed_forward.experts.{ours}.weight": f"{below}.experts.{EXPERT}.{theirs}.weight"
-        for ours, theirs in names.items()
+        f"feed_forward.experts.{ours}.weight": f"{below}.experts.{EXPERT}.{name}.weight" for ours, name in names.items()
     }
     return renamed({"feed_forward.router.weight": f"{below}.{router}.weight", **experts})
 

@@ -84,8 +84,8 @@ class WeightTable:
         projections_by_name = {}
         for weight in self.weights:
             if weight.theirs.endswith(WEIGHT) and all(ours.startswith(OUR_LAYER) for ours in weight.ours):
-                theirs = weight.theirs.partition(f"{LAYER}.")[2].removesuffix(WEIGHT)
-                projections_by_name[theirs] = tuple(
+                tensor = weight.theirs.partition(f"{LAYER}.")[2].removesuffix(WEIGHT)
+                projections_by_name[tensor] = tuple(
                     ours.removeprefix(f"{OUR_LAYER}.").removesuffix(WEIGHT) for ours in weight.ours
                 )
         return projections_by_name
@@ -114,26 +114,26 @@ class WeightTable:
                 raise UserError(f"unknown weight {name} (names of mindllm){nearest(template, by_name)}")
             weight = by_name[template]
             ours = tuple(ours.replace(LAYER, layer) for ours in weight.ours)
-            theirs = weight.theirs.replace(LAYER, layer)
-            if EXPERT in theirs:
+            tensor = weight.theirs.replace(LAYER, layer)
+            if EXPERT in tensor:
                 for expert in range(shapes[name][0]):
-                    expert_tensor = theirs.replace(EXPERT, str(expert))
+                    expert_tensor = tensor.replace(EXPERT, str(expert))
                     entries[expert_tensor] = Weight(expert_tensor, ours, expert=expert)
                 continue
-            entries.setdefault(theirs, Weight(theirs, ours, weight.by_head, weight.transposed))
+            entries.setdefault(tensor, Weight(tensor, ours, weight.by_head, weight.transposed))
         return tuple(entries.values())
 
 
 def renamed(names: Mapping[str, str]) -> tuple[Weight, ...]:
     """Return entries that rename one weight each."""
-    return tuple(Weight(theirs, (ours,)) for ours, theirs in names.items())
+    return tuple(Weight(tensor, (ours,)) for ours, tensor in names.items())
 
 
-def in_layers(below_ours: str, below_theirs: str, weights: Iterable[Weight]) -> tuple[Weight, ...]:
+def in_layers(below_ours: str, below_files: str, weights: Iterable[Weight]) -> tuple[Weight, ...]:
     """Return the entries of a decoder layer, with the paths of ``{layer}`` on both sides."""
     return tuple(
         Weight(
-            f"{below_theirs}.{weight.theirs}",
+            f"{below_files}.{weight.theirs}",
             tuple(f"{below_ours}.{ours}" for ours in weight.ours),
             weight.by_head,
             weight.transposed,
@@ -151,10 +151,10 @@ EMBEDDING, POSITIONS, HEAD = (
 QUERY_KEY_VALUE = tuple(f"attention.{name}" for name in ("wq", "wk", "wv"))
 
 
-def with_biases(theirs: str, ours: tuple[str, ...], by_head: bool = False, transposed: bool = False) -> list[Weight]:
+def with_biases(tensor: str, ours: tuple[str, ...], by_head: bool = False, transposed: bool = False) -> list[Weight]:
     """Return the entries of a projection's weight and bias."""
     return [
-        Weight(f"{theirs}.{kind}", tuple(f"{name}.{kind}" for name in ours), by_head, transposed and kind == "weight")
+        Weight(f"{tensor}.{kind}", tuple(f"{name}.{kind}" for name in ours), by_head, transposed and kind == "weight")
         for kind in ("weight", "bias")
     ]
 

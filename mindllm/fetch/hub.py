@@ -61,7 +61,7 @@ class Hub(ABC):
         """Return the address and the query of a file."""
 
     def explain(self, response: httpx.Response, revision: str) -> str:
-        """Return what the user can do about a refused request; empty for a failure of the hub."""
+        """Return advice about a refused request; empty for a failure of the hub."""
         if response.status_code not in (401, 403):
             return ""
         return f"access denied ({response.status_code}); accept the license on the model's page and set {self.variables[1]}"

@@ -202,7 +202,9 @@ def _named_family(reading: Reading, source: str, network: Network) -> None:
         return
     reading.translate(source, f"{MODEL}.model_type", network.family)
     for key, value in {**BY_TYPE[network.family].fixed, **network.facts}.items():
-        if key not in _ours(reading):  # what is written and differs, is refused as no model of the family
+        if key not in _ours(
+            reading
+        ):  # a written value that differs is refused later, because the family has no such model
             reading.put(f"{MODEL}.{key}", value, path_of(source))
 
 
@@ -327,7 +329,7 @@ def _rotary(reading: Reading) -> None:
         reading.refuse(method, "this stretching of positions is not here yet")
         if reading.has(factor):
             reading.refuse(factor, "it goes with extend_method")
-    # what is left of these names where positions are not stretched by them
+    # without YaRN its other keys have no effect
     kind = f"{MODEL}.position_embedding_type"
     if reading.has(kind):
         _described(reading, kind, "position_embedding_type", reading.word(kind) or "rope")
@@ -427,8 +429,8 @@ def _adapted_projections(reading: Reading, network: Network) -> None:
     if not isinstance(pattern, str) or not any(name in pattern for name in names):
         reading.use(key)
         return
-    for theirs, ours in names.items():
-        pattern = pattern.replace(theirs, ours)
+    for other_name, ours in names.items():
+        pattern = pattern.replace(other_name, ours)
     reading.translate(key, key, pattern)
 
 

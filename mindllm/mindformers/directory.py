@@ -1,7 +1,7 @@
-"""The Hugging Face directory that a YAML names: what it says counts for the keys beside it, and what stands in for one not there.
+"""The Hugging Face directory that a YAML names: its ``config.json`` applies; a shipped YAML replaces a missing directory.
 
-YAMLs of mcore networks name a directory, such as ``/path/to/Qwen3-32B``, and leave the architecture to its ``config.json``. Where
-the last part is a public model that comes with mindllm, the architecture of that YAML is taken until the directory is there.
+YAMLs of mcore networks name a directory instead of sizes. If it does not exist, and its name is that of a public model with a
+YAML in ``configs/``, the architecture of that YAML is used, so that a dry run needs no download.
 """
 
 from __future__ import annotations

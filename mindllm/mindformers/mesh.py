@@ -28,7 +28,7 @@ MODES = {
     "manual_parallel": 1,
 }
 UNSPLIT_SEQUENCES = "context_parallel is 1: every device has whole sequences"
-RING_REASON = "by exchanges of its own; MindSpore 2.10 crashes on enable_ra_send_recv"
+RING_REASON = "by separate communication; MindSpore 2.10 crashes on enable_ra_send_recv"
 SINGLE = "use_parallel is false: one device"
 UNCUT_SEQUENCES = (
     "seq_split_num and pp_interleave_num are 1: neither sequences nor stages are cut, and the order is that of 1f1b"

@@ -18,7 +18,7 @@ GENERATION = "generation_config"
 PICTURES = "models are of text alone: no pictures, no videos"
 SOUND = "models are decoders of text: no encoder, no sound"
 
-WRITING: Table = {  # of generated text; among the keys of the model, or in a section of their own
+WRITING: Table = {  # keys of generation: among the keys of the model, or in a separate section
     "do_sample": decided("generation.do_sample"),
     "temperature": decided("generation.temperature"),
     "top_k": decided("generation.top_k"),
@@ -31,7 +31,7 @@ WRITING: Table = {  # of generated text; among the keys of the model, or in a se
 }
 
 CONFIG_KEYS: Table = {
-    # what a family is
+    # properties of a family
     "type": decided("model.model_config.type"),
     "model_type": decided("model.arch.type"),
     "architectures": decided("model.arch.type"),
@@ -190,7 +190,7 @@ CONFIG_KEYS: Table = {
     "quantization_bit": only(0, None, reason="weights are not quantized", otherwise="weights are not quantized here"),
     **WRITING,
     "auto_map.*": idle("code of the user is never run"),
-    # what is not here
+    # not supported
     **keys_below("model.model_config"),
     **{f"pet_config.{key}": used() for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout"]},
     "pet_config.target_modules": decided("pet_config.target_modules"),

@@ -24,7 +24,7 @@ from mindllm.mindformers.update import UPDATE
 
 SECTIONS = ("training", "parallelism", "lr_scheduler", "checkpoint")
 """Sections that only this form has."""
-ONE_FILE = "a checkpoint is written once, whole parameters with the optimizer's state, below output_dir"
+SINGLE_FILE = "a checkpoint is written once, whole parameters with the optimizer's state, below output_dir"
 HIDING = "it only overlaps communication with computation"
 GATHERED = (
     "weights are gathered before they are used and kept until the backward pass, unless "
@@ -94,11 +94,11 @@ PYNATIVE: Table = {
     "checkpoint.enable_save": decided("callbacks"),
     "checkpoint.save_path": idle("checkpoints stand in output_dir/checkpoint"),
     "checkpoint.prefix": idle("checkpoints are named llm-STEP"),
-    "checkpoint.no_save_optim": idle(ONE_FILE),
-    "checkpoint.remove_redundancy": idle(ONE_FILE),
+    "checkpoint.no_save_optim": idle(SINGLE_FILE),
+    "checkpoint.remove_redundancy": idle(SINGLE_FILE),
     "checkpoint.load_balanced": idle("weights are read one tensor at a time"),
     "checkpoint.load_worker_number": idle("weights are read one tensor at a time"),
-    "checkpoint.save_global_layout_cache": idle(ONE_FILE),
+    "checkpoint.save_global_layout_cache": idle(SINGLE_FILE),
     "recompute.mode": decided("recompute_config.recompute"),
     "recompute.select_module": decided("recompute_config.select_recompute"),
     "recompute.select_module.*": decided("recompute_config.select_recompute"),
@@ -131,7 +131,7 @@ PYNATIVE: Table = {
 
 
 ABSENT = object()
-LEFT_OUT: dict[str, Any] = {  # defaults of its configuration classes, by their place in the other form
+DEFAULTS: dict[str, Any] = {  # defaults of its configuration classes, by their place in the other form
     "run_mode": "train",
     "use_legacy": False,
     "seed": 42,
@@ -144,12 +144,12 @@ LEFT_OUT: dict[str, Any] = {  # defaults of its configuration classes, by their 
     "optimizer.weight_decay": 0.01,
     "lr_schedule.learning_rate": 1e-5,
 }
-OF_ADAMW = {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-8}
+ADAMW_KEYS = {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-8}
 SAVING = {"save_interleaved_steps": ("save_checkpoint_steps", 1000), "save_max": ("keep_checkpoint_max", 5)}
 METHODS = {"colossal": "colossalai_cp", "ulysses": "ulysses_cp", "hybrid": "hybrid_cp"}
 SPEC = re.compile(r"(\d+)(?:-(\d+))?")
 MOST_LAYERS = 4096
-ALL_OF_A_PLACE = "of every stage the first layers are recomputed here, as the lists of recompute_config count them"
+ALL_LAYERS = "of every stage the first layers are recomputed here, as the lists of recompute_config count them"
 
 
 @dataclass
@@ -201,7 +201,7 @@ def static_form(document: Document) -> Static:
         mover.drop("recompute.mode", Outcome.TRANSLATED, "recompute_config.recompute", "the layers below")
         counts = _recomputed(mover.get(key), layers)
         if counts is None:
-            mover.drop(key, Outcome.REFUSED, reason=ALL_OF_A_PLACE)
+            mover.drop(key, Outcome.REFUSED, reason=ALL_LAYERS)
         else:
             mover.move(key, "recompute_config.recompute", counts)
     else:
@@ -212,10 +212,10 @@ def static_form(document: Document) -> Static:
         mover.move(source, target)
     _steps(mover)
     _checkpoints(mover)
-    for key, value in LEFT_OUT.items():
+    for key, value in DEFAULTS.items():
         mover.default(key, value)
     if mover.ours("optimizer.type") == "AdamW":
-        for key, value in OF_ADAMW.items():
+        for key, value in ADAMW_KEYS.items():
             mover.default(key, value)
     return mover.static
 
@@ -241,7 +241,7 @@ def as_written(static: Static, original: Document, entries: Iterable[Entry]) -> 
     for entry in entries:
         path = static.written(entry.path)
         if path == entry.path:
-            if entry.origin is not None or path[0] != "callbacks":  # those that follow from checkpoint are told there
+            if entry.origin is not None or path[0] != "callbacks":  # entries of checkpoint report these
                 yield entry
             continue
         becomes, outcome = entry.becomes, entry.outcome
@@ -290,8 +290,8 @@ class _Mover:
         parent = at(self.left, path[:-1])
         if not isinstance(parent, dict) or path[-1] not in parent:
             return
-        taken = self._take(path)
-        self._put(path_of(target), taken if value is ABSENT else value, path)
+        moved = self._take(path)
+        self._put(path_of(target), moved if value is ABSENT else value, path)
         if reason:
             self.static.reasons[path_of(target)] = reason
 
@@ -422,9 +422,9 @@ def _recomputed(value: Any, layers: StageLayers | None) -> bool | list[Any] | No
     counts: list[list[int]] = []
     for row in layers:
         counts.append([])
-        for held in row:
-            place = range(following, following + held)
-            following += held
+        for layer_count in row:
+            place = range(following, following + layer_count)
+            following += layer_count
             count = sum(layer in chosen for layer in place)
             if not chosen.issuperset(place[:count]):
                 return None

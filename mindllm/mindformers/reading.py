@@ -160,7 +160,7 @@ class Reading:
     has_ignored_keys: bool = False
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a dotted key in the source; without a value, what is ``assumed``, or ``default``."""
+        """Return the value of a dotted key in the source; without a value, the ``assumed`` value or ``default``."""
         value: Any = self.source.data
         for part in path_of(key):
             value = child(value, part)

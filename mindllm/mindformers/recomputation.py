@@ -121,9 +121,9 @@ def clamp(value: Any, layers: StageLayers | None) -> tuple[Any, str]:
         return value, ""  # the schema reports the error
     available = [list(row) for row in layers] if rows else [[sum(stage) for stage in zip(*layers, strict=True)]]
     lists = rows or [value]
-    if any(len(row) > len(held) for row, held in zip(lists, available, strict=True)):
+    if any(len(row) > len(row_layers) for row, row_layers in zip(lists, available, strict=True)):
         return None, f"has more entries than the {len(layers[0])} stages"
-    fitted = [_fit(row, held) for row, held in zip(lists, available, strict=True)]
+    fitted = [_fit(row, row_layers) for row, row_layers in zip(lists, available, strict=True)]
     reason = "" if fitted == lists else "clamped to the layers that a stage has, as MindFormers does"
     return (fitted if rows else fitted[0]), reason
 
@@ -211,7 +211,7 @@ UNSPLIT_FEATURES = {
     "attention_dropout": "dropout is drawn for whole sequences",
     "num_nextn_predict_layers": "multi-token prediction layers process all tokens together",
 }
-"""Keys of our architecture with which layers are not cut here, where they are above what a plain layer has."""
+"""Keys of mindllm that prevent splitting of tokens, if they exceed the value of a plain layer."""
 
 
 def translate_swap(reading: Reading) -> None:

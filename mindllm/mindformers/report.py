@@ -17,7 +17,7 @@ from mindllm.terminal.tables import Column, Table, width_limit
 from mindllm.terminal.text import visible
 
 CHANGING = (Outcome.REFUSED, Outcome.TRANSLATED)
-"""What changes what is computed, or what it costs; other keys mean the same in both, or nothing."""
+"""Outcomes that change the result or its cost. Other keys have the same meaning or no effect."""
 ORDER = (Outcome.REFUSED, Outcome.TRANSLATED, Outcome.WITHOUT_EFFECT, Outcome.USED)
 COLORS = {Outcome.REFUSED: "red", Outcome.TRANSLATED: "cyan", Outcome.WITHOUT_EFFECT: "dim", Outcome.USED: "green"}
 LONGEST = 48

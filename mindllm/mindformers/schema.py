@@ -12,7 +12,7 @@ from mindllm.mindformers.reader import KEYS
 from mindllm.mindformers.reading import LIST_ENTRY, Outcome, Rule
 
 ANY_KEY = "*"
-EMPTY: tuple[Any, ...] = (None, "", {}, [])  # what a refused key may be
+EMPTY: tuple[Any, ...] = (None, "", {}, [])  # values that a refused key may have
 
 
 def mindformers_schema(version: str) -> Schema:

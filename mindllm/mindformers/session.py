@@ -12,11 +12,11 @@ MONITOR_SECTION = "monitor_config"
 ON, INTERVAL = "monitor_on", "step_interval"
 BY_GROUP = "by group of layers, over all devices, in place of each rank's part of each weight"
 FIGURES = {"local_norm_format": BY_GROUP, "weight_state_format": BY_GROUP, "max_attention_logit_format": ""}
-"""Those that mindllm has under the same key."""
+"""Figures that mindllm has under the same key."""
 
 LOSS = "metrics.jsonl has the loss over all tokens of a step, and no part of one"
 ALL_WEIGHTS = "figures are of all weights, by group of layers"
-OTHERS = {
+OTHER_FIGURES = {
     "dump_path": "figures go through no files on the way: metrics.jsonl and the trackers of callbacks have them",
     "target": ALL_WEIGHTS,
     "invert": ALL_WEIGHTS,
@@ -43,7 +43,7 @@ MONITOR: Table = {
     ),
     f"{MONITOR_SECTION}.{INTERVAL}": decided(f"{MONITOR_SECTION}.{INTERVAL}"),
     **{f"{MONITOR_SECTION}.{name}": decided(f"{MONITOR_SECTION}.{name}", reason) for name, reason in FIGURES.items()},
-    **{f"{MONITOR_SECTION}.{name}": idle(reason) for name, reason in OTHERS.items()},
+    **{f"{MONITOR_SECTION}.{name}": idle(reason) for name, reason in OTHER_FIGURES.items()},
     **{f"{MONITOR_SECTION}.{name}": only(False, None, reason="off", otherwise=why) for name, why in ENDING.items()},
 }
 MONITOR |= {
@@ -64,7 +64,7 @@ PYNATIVE_MONITOR: Table = {
 }
 
 UNSHARDED = "checkpoints hold whole parameters, whatever the layout they are read into"
-NO_SINKING = "every step is one call of the compiled graph, without data sinking"
+DATA_SINKING = "every step is one call of the compiled graph, without data sinking"
 ALWAYS_SAFETENSORS = "checkpoints are safetensors; files of other formats are detected"
 DETERMINISTIC_DATA = "a batch is a function of (seed, consumed samples), whatever reads it"
 PROFILE = "the profile is that of level 1, which has shapes, and otherwise of MindSpore with its defaults"
@@ -168,9 +168,9 @@ RUN: Table = {
     "runner_config.gradient_accumulation_steps": decided("runner_config.gradient_accumulation_steps"),
     "runner_config.stop_step": used(),
     "runner_config.train_steps": used(),
-    "runner_config.sink_mode": idle(NO_SINKING),
-    "runner_config.sink_size": idle(NO_SINKING),
-    "runner_config.per_epoch_size": idle(NO_SINKING),
+    "runner_config.sink_mode": idle(DATA_SINKING),
+    "runner_config.sink_size": idle(DATA_SINKING),
+    "runner_config.per_epoch_size": idle(DATA_SINKING),
     "runner_config.num_classes": idle("models are language models"),
     "context.mode": used(),
     "context.device_target": used(),
@@ -199,7 +199,7 @@ RUN: Table = {
     "context.mempool_block_size": idle("MindSpore's own; max_device_memory is the limit"),
     "context.affinity_cpu_list": idle("processes are bound to no cores"),
 }
-NO_LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
+LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
 DECLARED = "strategies are declared, not searched"
 SUMS = "gradients are sums over tokens, divided once by the tokens of the global batch"
 
@@ -218,8 +218,8 @@ PARALLEL: Table = {
     "parallel.parallel_optimizer_config.optimizer_weight_shard_size": decided(),
     "parallel.pipeline_config.pipeline_interleave": decided("parallel.pipeline_config.pipeline_interleave"),
     "parallel.pipeline_config.pipeline_scheduler": decided("parallel.pipeline_config.pipeline_scheduler"),
-    "parallel.strategy_ckpt_save_file": idle(NO_LAYOUT_FILES),
-    "parallel.strategy_ckpt_config.*": idle(NO_LAYOUT_FILES),
+    "parallel.strategy_ckpt_save_file": idle(LAYOUT_FILES),
+    "parallel.strategy_ckpt_config.*": idle(LAYOUT_FILES),
     "parallel.device_num": idle("parallel_config multiplies to it"),
     "parallel_config.data_parallel": decided("parallel_config.data_parallel"),
     "parallel_config.model_parallel": decided("parallel_config.model_parallel"),
@@ -370,7 +370,7 @@ def translate_monitor(reading: Reading) -> None:
             reading.idle(key, (OFF if not is_on else "none of its figures is computed") if value else "empty")
         elif name in FIGURES:
             reading.translate(key, key, value, FIGURES[name])
-        elif name in OTHERS or name in ENDING:
+        elif name in OTHER_FIGURES or name in ENDING:
             _foreign_key(reading, name, value, is_on)
     if figures:
         for name in {*KEYS.values()} - {*figures}:
@@ -387,4 +387,4 @@ def _foreign_key(reading: Reading, name: str, value: object, is_on: bool) -> Non
         elif not is_on:
             reading.idle(key, OFF)
         else:
-            reading.idle(key, OTHERS.get(name, "off"))
+            reading.idle(key, OTHER_FIGURES.get(name, "off"))

@@ -14,8 +14,8 @@ READING = "a batch is a function of (seed, consumed samples), whatever reads it 
 COLUMNS = "columns are input_ids, labels and what keeps documents apart, found by their names"
 COPY = "the same section again, by its anchor"
 IN_FILE = "part of the tokenizer's file"
-SEEN = "padding follows the text and is not attended to"
-OTHER_EVALUATION = "do_eval is off; the held-out text is a part of train_dataset's files here"
+PADDING = "padding follows the text and is not attended to"
+EVALUATION_OFF = "do_eval is off; the held-out text is a part of train_dataset's files here"
 PICTURES = "models are of text alone: no pictures, no videos"
 
 LOADER_KEYS: Table = {
@@ -37,7 +37,7 @@ LOADER_KEYS: Table = {
     "handler.[].type": decided("train_dataset.data_loader.config.handler"),
     "handler.[].seq_length": decided("model.model_config.seq_length"),
     "handler.[].n": decided("train_dataset.data_loader.config.split"),
-    "handler.[].padding": idle(SEEN),
+    "handler.[].padding": idle(PADDING),
     "handler.[].pack_strategy": decided("train_dataset.data_loader.config.packing"),
     "handler.[].prompt_key": idle("the chat template decides how a conversation is written"),
     "handler.[].output_columns": idle(COLUMNS),
@@ -67,7 +67,7 @@ LOADER_KEYS: Table = {
     "config.create_compressed_eod_mask": decided("train_dataset.data_loader.config.reset_attention_mask"),
     "config.eod_pad_length": idle("masks follow from where documents begin"),
     "config.num_dataset_builder_threads": idle(READING),
-    "config.path_to_cache": idle("indices are kept beside the files"),
+    "config.path_to_cache": idle("indices are stored next to the files"),
 }
 DATASET: Table = {
     **{f"data_loader.{key}": rule for key, rule in LOADER_KEYS.items()},
@@ -78,7 +78,7 @@ DATASET: Table = {
     "batch_size": decided("runner_config.batch_size"),
     "seed": decided("seed"),
     "repeat": only(
-        1, None, reason="runner_config.epochs says how often", otherwise="runner_config.epochs says how often"
+        1, None, reason="runner_config.epochs decides how often", otherwise="runner_config.epochs decides how often"
     ),
     "drop_remainder": only(
         True, None, reason="batches are always full", otherwise="batches are always full; a last part is left out"
@@ -93,27 +93,27 @@ DATASET: Table = {
     "max_source_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
     "max_target_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
     "max_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
-    "max_seq_length": refused("it belongs to a data set of its own code"),
+    "max_seq_length": refused("it belongs to a data set with its own code"),
     "ignore_pad_token_for_loss": only(
         True, None, reason="padding never has a loss", otherwise="padding never has a loss here"
     ),
-    "eos_id": refused("it belongs to a data set of its own code"),
-    "gmask_id": refused("it belongs to a data set of its own code"),
-    "sop_id": refused("it belongs to a data set of its own code"),
-    "micro_batch": refused("it belongs to a data set of its own code"),
+    "eos_id": refused("it belongs to a data set with its own code"),
+    "gmask_id": refused("it belongs to a data set with its own code"),
+    "sop_id": refused("it belongs to a data set with its own code"),
+    "micro_batch": refused("it belongs to a data set with its own code"),
     "dataloader.*": decided("train_dataset.data_loader"),  # the PyNative form
     "modal_to_text_transform.*": refused(PICTURES),
 }
 DATA: Table = {
     **{f"train_dataset.{key}": rule for key, rule in DATASET.items()},
     "train_dataset.dataset_dir": decided("train_dataset.data_loader.config.data_path"),
-    "train_dataset_task": idle("train_dataset says everything"),
-    "eval_dataset_task": idle("eval_dataset says everything"),
+    "train_dataset_task": idle("train_dataset applies"),
+    "eval_dataset_task": idle("eval_dataset applies"),
     "train_dataset_task.type": decided("train_dataset.data_loader.type"),
     "train_dataset_task.auto_register": refused("code of the user is never run"),
     **{f"train_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
-    **{f"eval_dataset.{key}": idle(OTHER_EVALUATION) for key in DATASET},
-    "eval_dataset_task.type": idle(OTHER_EVALUATION),
+    **{f"eval_dataset.{key}": idle(EVALUATION_OFF) for key in DATASET},
+    "eval_dataset_task.type": idle(EVALUATION_OFF),
     **{f"eval_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
     "processor.type": idle(IN_FILE),
     "processor.return_tensors": idle("prompts go straight into the compiled graph"),
@@ -175,7 +175,7 @@ KINDS = {
 }
 TASKS = ("CausalLanguageModelDataset", "KeyWordGenDataset")
 HANDLERS = {"AlpacaInstructDataHandler": "alpaca", "PackingHandler": "", "take": ""}
-ONE_SEED = "one seed, that of the run, decides the order"
+SEED_REASON = "one seed, that of the run, decides the order"
 READABLE = (".model", ".json", ".tiktoken")
 LOADED_NAMES = ("json", "csv", "parquet", "text", "arrow")
 
@@ -194,7 +194,7 @@ def translate_text(reading: Reading) -> None:
             reading.refuse(f"{LOADER}.type", f"this data set is not here yet{hint}")
     for key in ("train_dataset.seed", f"{LOADER}.config.seed", f"{LOADER}.config.random_seed"):
         if reading.has(key):
-            reading.idle(key, ONE_SEED)
+            reading.idle(key, SEED_REASON)
     if reading.has(f"{LOADER}.shuffle"):
         reading.idle(f"{LOADER}.shuffle", "samples are drawn in an order of (seed, epoch)")
     _tokenizer(reading)
@@ -207,7 +207,7 @@ def _task(reading: Reading) -> None:
     if not reading.has(key):
         return
     if reading.get(key) in TASKS:
-        reading.idle(key, "train_dataset says everything")
+        reading.idle(key, "train_dataset applies")
     else:
         reading.refuse(key, "this data set is not here yet")
 
@@ -224,13 +224,13 @@ def _copy(reading: Reading, name: str) -> None:
             reading.note(path, Outcome.REFUSED, reason=message)
 
 
-def _loader(reading: Reading, theirs: str) -> None:
-    kind = KINDS[theirs]
+def _loader(reading: Reading, loader_type: str) -> None:
+    kind = KINDS[loader_type]
     reading.translate(f"{LOADER}.type", f"{LOADER}.type", kind)
-    if theirs == "BlendedMegatronDatasetDataLoader":
+    if loader_type == "BlendedMegatronDatasetDataLoader":
         _blend(reading)
         return
-    if theirs == "MindDataset":
+    if loader_type == "MindDataset":
         _files(reading, kind, "dataset_dir", "dataset_files")
         # labels stand one place ahead with input_sliced_sig, and in the newer networks, which do not read that key
         key, ours, columns = (
@@ -252,11 +252,11 @@ def _loader(reading: Reading, theirs: str) -> None:
         elif newer and not reading.has(key):
             reading.set_omitted(key, ours, True, "use_legacy is false: such networks never shift labels")
         elif reading.get(key) and not labels:
-            reading.idle(key, "without a column labels MindFormers shifts all the same")
+            reading.idle(key, "without a column labels MindFormers shifts in any case")
         elif reading.get(key):
             reading.translate(key, ours, True)
         return
-    if theirs == "ADGenDataLoader":
+    if loader_type == "ADGenDataLoader":
         _files(reading, kind, "dataset_dir")
         reading.put(f"{OURS}.handler", "ADGenInstructionHandler", ("train_dataset", "data_loader", "type"))
         _columns(reading)
@@ -272,7 +272,9 @@ def _loader(reading: Reading, theirs: str) -> None:
                 _handler(reading, index, entry, separated)
         for name in ("create_attention_mask", "create_compressed_eod_mask"):
             if reading.has(f"{LOADER}.{name}"):
-                reading.idle(f"{LOADER}.{name}", "config.packing says whether conversations of a sample see each other")
+                reading.idle(
+                    f"{LOADER}.{name}", "config.packing decides whether conversations of a sample attend to each other"
+                )
         if reading.has(f"{LOADER}.packing"):
             reading.refuse(f"{LOADER}.packing", "write a PackingHandler")
 
@@ -310,7 +312,7 @@ def _hub_files(reading: Reading, kind: str) -> None:
     if reading.get(files):
         reading.translate(files, PATH)
         if reading.has(path):
-            reading.idle(path, "data_files names the files; their ending says what they are")
+            reading.idle(path, "data_files names the files; their suffix decides the format")
     elif reading.get(path) and reading.get(path) not in LOADED_NAMES:
         reading.translate(path, PATH, reason="a local file or directory: nothing is downloaded")
     else:

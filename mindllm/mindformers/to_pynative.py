@@ -23,7 +23,7 @@ from mindllm.mindformers.reading import shown
 
 NETWORKS = ("deepseek_v3", "qwen3")  # that MindFormers' pages name for this trainer
 SECTION = "model.model_config"
-MODEL = {  # theirs: ours, beside what config.json has
+MODEL = {  # key of MindFormers: key of mindllm, in addition to config.json
     "seq_length": "seq_length",
     "compute_dtype": "compute_dtype",
     "params_dtype": "param_init_type",
@@ -39,7 +39,7 @@ UNREAD = (
 """Names of ``config.json`` that MindFormers has not; what they say comes back from other keys, or the run is refused."""
 LOSSES = {"expert": "seq_aux_loss", "global": "global_aux_loss"}
 YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-TOLD = {  # prefixes of keys that change nothing of what is computed, and what is told of them
+TOLD = {  # prefixes of keys without effect on the result, and a remark
     "recompute_config": "recomputation of parts of a layer is not carried over: names of modules differ; it takes more memory",
     "swap_config": "activations are not offloaded there: names of modules differ; it takes more memory",
     "parallel_config.use_seq_parallel": "there sequences are always shared where tensors are",
@@ -48,12 +48,12 @@ TOLD = {  # prefixes of keys that change nothing of what is computed, and what i
     "parallel_config.gradient_aggregation_group": "how gradients are put together before they are exchanged",
     "parallel.dataset_strategy": "a batch is split over the replicas",
     "parallel.strategy_ckpt_save_file": "no strategy files there",
-    "micro_batch_interleave_num": "samples are one copy there: exchanges are not hidden behind another's computing",
+    "micro_batch_interleave_num": "samples are one copy there: communication does not overlap",
     f"{SECTION}.loss_chunks": "the logits of a sequence are whole there; they take more memory",
     f"{SECTION}.fine_grain_interleave": "it only hides exchanges",
     f"{SECTION}.moe_token_dispatcher_type": "there sorted tokens are always sent to the ranks of their experts",
 }
-NOT_CARRIED = (  # what is of mindllm's own run, not of what it computes
+NOT_CARRIED = (  # keys of a run of mindllm that do not affect the result
     "output_dir", "trainer", "callbacks", "context", "do_eval", "eval_", "evaluation", "processor", "generation", "input_data",
     "predict_batch_size", "save_file", "export_hf", "monitor_config", "require_proof", "overwrite", "profile", "with_stack",
     "runner_config.epochs", "runner_config.stop_step", "runner_config.step_timeout", "runner_config.slow_rank_factor",

@@ -20,7 +20,7 @@ from mindllm.mindformers.weight_names import LAYER, MCORE
 
 SAVED_WHOLE = "a checkpoint holds whole parameters with the optimizer's state, written by one rank"
 EXPERTS = "the keys of experts say how they are balanced; their tokens are in the metrics"
-STEPS = "MindFormers' graphs do five Newton-Schulz steps, whatever a YAML says; write 5"
+STEPS = "MindFormers' graphs always have five Newton-Schulz steps; write 5"
 
 UPDATE: Table = {
     "optimizer.type": decided("optimizer.type"),
@@ -47,9 +47,7 @@ UPDATE: Table = {
     },
     "optimizer.comm_strategy": idle("matrices are always put together whole, and every rank keeps its own part"),
     "optimizer.ns_steps": only(5, None, reason="what it does anyway", otherwise=STEPS),
-    "optimizer.ns_coefficients": refused(
-        "MindFormers' graphs have the coefficients of Jordan et al., whatever a YAML says"
-    ),
+    "optimizer.ns_coefficients": refused("MindFormers' graphs always have the coefficients of Jordan et al."),
     "optimizer.qk_clip_enabled": decided("optimizer.qk_clip_threshold, or null"),
     "optimizer.qk_clip_threshold": decided("optimizer.qk_clip_threshold"),
     "optimizer.micro_batch_num": idle("the largest logit is that of all micro-batches whatever their number"),
@@ -114,8 +112,8 @@ UPDATE: Table = {
 }
 WATCHERS = {
     "ObsMonitor": "nothing is uploaded",
-    "SummaryMonitor": "callbacks: SummaryMonitor has keys of its own here",
-    "ProfileMonitor": "the keys profile... say what is profiled",
+    "SummaryMonitor": "callbacks: SummaryMonitor has other keys in mindllm",
+    "ProfileMonitor": "the keys profile... configure the profile",
     "ColdHotExpertMonitor": EXPERTS,
     "TopkBiasBalanceCallback": EXPERTS,
     "MoEDropRateCallback": EXPERTS,
@@ -296,7 +294,7 @@ def _schedule(reading: Reading) -> None:
     end = "lr_schedule.lr_end"
     if reading.has(end):
         if kind == "ConstantWarmUpLR":
-            reading.idle(end, "the rate stays what it is")
+            reading.idle(end, "the rate is constant")
         else:
             reading.use(end)
     elif kind in ("PolynomialWithWarmUpLR", STABLE):
@@ -419,8 +417,8 @@ def translate_groups(reading: Reading, translate: Callable[[Reading], None]) -> 
     """Translate ``grouped_lr_schedule``."""
     default, groups = reading.get(f"{SECTION}.default"), reading.get(f"{SECTION}.grouped")
     if isinstance(default, dict):
-        if isinstance(given := reading.get(SCHEDULE), dict):
-            for key in given:
+        if isinstance(written := reading.get(SCHEDULE), dict):
+            for key in written:
                 reading.idle(f"{SCHEDULE}.{key}", f"{SECTION}.default decides")
         reading.put(SCHEDULE, _translated(reading, (SECTION, "default"), default, translate), (SECTION, "default"))
     elif default is not None:
@@ -455,8 +453,8 @@ def _translated(
     for (_, *below), entry in inner.entries.items():
         if below[0] in schedule:
             reading.note((*path, *below), entry.outcome, entry.becomes, entry.reason)
-    found: dict[str, Any] = inner.ours.data.get(SCHEDULE, {})
-    return found
+    result: dict[str, Any] = inner.ours.data.get(SCHEDULE, {})
+    return result
 
 
 def _weights(reading: Reading, path: KeyPath, patterns: Any) -> list[str]:

@@ -38,7 +38,7 @@ FILE_FAULTS = [
         "train_dataset_task: {type: x}",
         "train_dataset_task",
         {"type": "x"},
-        ["remove it: train_dataset says everything"],
+        ["remove it: train_dataset applies"],
     ),
     ("context: {enable_graph_kernel: maybe}", "context.enable_graph_kernel", "maybe", ["true or false or 'auto'"]),
     ("context: {max_device_memory: 58}", "context.max_device_memory", 58, ["a size such as 58GB"]),

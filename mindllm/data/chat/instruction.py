@@ -151,10 +151,10 @@ class InstructionRows(ConversationRows):
         truncated = without_loss = tokens = trained = self._spelled_out = 0
         self._truncation_is_told = True  # the row is counted in full
         for number in numbers:
-            whole = self.whole_row(number)
-            row = self._cut(whole, number)
+            full_row = self.whole_row(number)
+            row = self._cut(full_row, number)
             learnt = int(row.trained[1:].sum())
-            truncated += len(whole.tokens) > len(row.tokens)
+            truncated += len(full_row.tokens) > len(row.tokens)
             without_loss += not learnt
             tokens += len(row.tokens)
             trained += learnt

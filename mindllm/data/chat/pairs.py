@@ -105,10 +105,10 @@ def before_answer(record: Record) -> list[Mapping[str, Any]]:
     """Return the messages before the answers of a record."""
     if "conversations" in record:
         return list(sharegpt(record))
-    asked: object = (
+    question: object = (
         instructed(record) if "instruction" in record else next((record[key] for key in ASKED if key in record), [])
     )
-    return [*earlier(record), *turns_of(asked, "user")]
+    return [*earlier(record), *turns_of(question, "user")]
 
 
 def _with_shared_turns(conversation: Conversation, count: int) -> Conversation:
@@ -159,8 +159,8 @@ class PairRows(ConversationRows):
     def check(self, number: int) -> list[Row]:
         """Check pair ``number`` like :meth:`whole_rows`, and that truncation leaves a part of each answer."""
         rows = self.whole_rows(number)
-        for side, row, kept in zip(("chosen", "rejected"), rows, self._kept(rows), strict=True):
-            if row.trained[1:].any() and not row.trained[1 : kept + 1].any():
+        for side, row, kept_places in zip(("chosen", "rejected"), rows, self._kept_lengths(rows), strict=True):
+            if row.trained[1:].any() and not row.trained[1 : kept_places + 1].any():
                 raise UserError(
                     f"{self.table.name(number)}: nothing of the {side} answer is left of {row.places} places in a row of "
                     f"{self.seq_length}; raise model.model_config.seq_length to {sum(each.places for each in rows)}"
@@ -181,16 +181,16 @@ class PairRows(ConversationRows):
         return pair_sample([], self.seq_length)
 
     def _cut(self, rows: list[Row], number: int) -> list[Row]:
-        places, kept = [row.places for row in rows], self._kept(rows)
-        if kept == places:
+        places, lengths = [row.places for row in rows], self._kept_lengths(rows)
+        if lengths == places:
             return rows
         if not self._truncation_is_told:
             self._truncation_is_told = True
             message = "%s takes %s places, a row has seq_length = %d; ends are cut, so with every longer row"
             logger.warning(message, self.table.name(number), " + ".join(map(str, places)), self.seq_length)
-        return [Row(row.tokens[: n + 1], row.trained[: n + 1]) for row, n in zip(rows, kept, strict=True)]
+        return [Row(row.tokens[: n + 1], row.trained[: n + 1]) for row, n in zip(rows, lengths, strict=True)]
 
-    def _kept(self, rows: list[Row]) -> list[int]:
+    def _kept_lengths(self, rows: list[Row]) -> list[int]:
         return shared_out([row.places for row in rows], self.seq_length)
 
     def count(self, numbers: Iterable[int]) -> PairCounts:
@@ -198,13 +198,13 @@ class PairRows(ConversationRows):
         pairs = tokens = trained = truncated = without = self._spelled_out = 0
         self._truncation_is_told = True  # a pair is counted in full
         for number in numbers:
-            whole = self.whole_rows(number)
-            rows = self._cut(whole, number)
+            pair_rows = self.whole_rows(number)
+            rows = self._cut(pair_rows, number)
             learnt = [int(row.trained[1:].sum()) for row in rows]
             pairs += 1
             tokens += sum(len(row.tokens) for row in rows)
             trained += sum(learnt)
-            truncated += [row.places for row in rows] != [row.places for row in whole]
+            truncated += [row.places for row in rows] != [row.places for row in pair_rows]
             without += 0 in learnt
         return PairCounts(pairs, tokens, trained, truncated, without, self._spelled_out)
 
@@ -217,8 +217,8 @@ def shared_out(places: Sequence[int], room: int) -> list[int]:
         return [first, second]
     if second <= half:
         return [room - second, second]
-    kept = min(first, room - half)
-    return [kept, room - kept]
+    share = min(first, room - half)
+    return [share, room - share]
 
 
 class PairDataset(RowDataset):
@@ -253,7 +253,7 @@ def pair_sample(rows: Sequence[Row], seq_length: int) -> Arrays:
 
 UNPAIRED_READER = "unpaired answers"
 LABELS = ("label", "kto_tag")
-SAID = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+LABEL_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 """Labels by their text; tabular files have numbers and texts."""
 UNPAIRED_FORMS = (
     "prompt and completion, messages, conversations, or instruction and output, with label: true or false; or pairs"
@@ -301,21 +301,21 @@ def answer_in(record: Record, place: str, side: int = 0) -> Answer:
     key = next((key for key in LABELS if key in record), None)
     if key is None:
         raise UserError(f"{place}: no label (keys: {', '.join(record)}); a row has {UNPAIRED_FORMS}")
-    if (desirable := SAID.get(str(record[key]).lower())) is None:
+    if (desirable := LABEL_VALUES.get(str(record[key]).lower())) is None:
         raise UserError(f"{place}: {key} is {record[key]!r}; write true or false")
     if "completion" in record:
-        asked, answer = (
+        question, answer = (
             messages_of(record, read, UNPAIRED_READER, place)
             for read in (before_answer, lambda row: turns_of(row["completion"], "assistant"))
         )
     else:
         value = messages_of(record, HANDLERS[detect(record, place)], UNPAIRED_READER, place)
-        asked, answer = value[:-1], value[-1:]
+        question, answer = value[:-1], value[-1:]
     if not any(map(is_learned, answer)):
         raise UserError(f"{place}: ends with the {answer[-1]['role'] if answer else 'question'}, not with an answer")
-    if not asked:
+    if not question:
         raise UserError(f"{place}: begins with an answer; give the question in prompt")
-    return Answer(asked, answer, desirable, *context)
+    return Answer(question, answer, desirable, *context)
 
 
 @dataclass(frozen=True)
@@ -389,13 +389,13 @@ class AnswerRows(PairRows):
         answer, place = self.answer(number), self.table.name(number // self.sides)
         answers = [answer] if self.alone else [answer, answer.answered_by(self.other_answer(number))]
         shared = sum(message["role"] == "assistant" for message in answer.asked)
-        return [self._row(one.conversation, shared, place) for one in answers]
+        return [self._row(entry.conversation, shared, place) for entry in answers]
 
     def check(self, number: int) -> list[Row]:
         """Check row ``number`` like :meth:`whole_rows`, and that truncation leaves a part of the answer."""
         rows = self.whole_rows(number)
-        row, kept = rows[0], self._kept(rows)[0]
-        if row.trained[1:].any() and not row.trained[1 : kept + 1].any():
+        row, length = rows[0], self._kept_lengths(rows)[0]
+        if row.trained[1:].any() and not row.trained[1 : length + 1].any():
             raise UserError(
                 f"{self.table.name(number // self.sides)}: nothing of the answer is left of {row.places} places in a row of "
                 f"{self.seq_length}; raise model.model_config.seq_length to {sum(each.places for each in rows)}"
@@ -412,21 +412,21 @@ class AnswerRows(PairRows):
             sample["loss_mask"] = np.roll(sample["loss_mask"], 1)
         return sample
 
-    def _kept(self, rows: list[Row]) -> list[int]:
-        return [min(rows[0].places, self.seq_length)] if self.alone else super()._kept(rows)
+    def _kept_lengths(self, rows: list[Row]) -> list[int]:
+        return [min(rows[0].places, self.seq_length)] if self.alone else super()._kept_lengths(rows)
 
     def count(self, numbers: Iterable[int]) -> AnswerCounts:  # type: ignore[override]
         """Tokenize these answers once and count tokens."""
         answers = desirable = tokens = trained = truncated = without = self._spelled_out = 0
         self._truncation_is_told = True  # a pair is counted in full
         for number in numbers:
-            whole = self.whole_rows(number)
-            rows = self._cut(whole, number // self.sides)
+            answer_rows = self.whole_rows(number)
+            rows = self._cut(answer_rows, number // self.sides)
             learnt = int(rows[0].trained[1:].sum())
             answers += 1
             desirable += self.answer(number).desirable
             tokens += sum(len(row.tokens) for row in rows)
             trained += learnt
-            truncated += [row.places for row in rows] != [row.places for row in whole]
+            truncated += [row.places for row in rows] != [row.places for row in answer_rows]
             without += not learnt
         return AnswerCounts(answers, desirable, tokens, trained, truncated, without, self._spelled_out)

@@ -49,7 +49,7 @@ PLAIN = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '\\n\\n### Response:\\n' }}{% endif -%}
 """
-OWN = {PLAIN, *BUILT_IN_TEMPLATES}  # the templates that need no other process
+BUILT_IN = {PLAIN, *BUILT_IN_TEMPLATES}  # the templates that need no other process
 LONGEST_SOURCE = 1 << 20  # characters; the longest public templates have some ten thousand
 PLACES = re.compile(f"([{SEAM}{BEGIN}{END}])")
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -105,7 +105,7 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self._refuse_reserved_variables(self._variables, LOADER)
         self._warned: set[str] = set()
-        self._is_own = source in OWN
+        self._is_own = source in BUILT_IN
         if len(source) > LONGEST_SOURCE:
             raise UserError(f"{origin}: not a chat template, it has {len(source):,} characters")
         try:
@@ -214,22 +214,24 @@ class ChatTemplate:
         turns = [index for index, message in enumerate(messages) if is_learned(message)]
         before = [self._values(replace(chat, messages=messages[:index]), prompt=True) for index in turns if index]
         through = [self._values(replace(chat, messages=messages[: index + 1])) for index in turns]
-        whole, *parts = self._fill([self._values(chat), *before, *through], place, TRAINING_DATE)
+        full_text, *parts = self._fill([self._values(chat), *before, *through], place, TRAINING_DATE)
         begins, ends = parts[: len(before)], parts[len(before) :]
         if len(begins) < len(ends):
             begins.insert(0, self._greeting_header(chat, ends[0], place))
         borders = [(len(begin), len(end)) for begin, end in zip(begins, ends, strict=True)]
-        if not all(whole.startswith(end) and end.startswith(begin) for begin, end in zip(begins, ends, strict=True)):
-            borders = self._traced_borders(chat, turns, whole, place)
-        marked, done = "", 0
+        if not all(
+            full_text.startswith(end) and end.startswith(begin) for begin, end in zip(begins, ends, strict=True)
+        ):
+            borders = self._traced_borders(chat, turns, full_text, place)
+        marked, position = "", 0
         for index, (begin, end) in zip(turns, borders, strict=True):
-            if not done <= begin <= end:
+            if not position <= begin <= end:
                 raise self._inexact(index, place)
-            marked += whole[done:begin] + BEGIN + whole[begin:end] + END
-            done = end
-        return marked + whole[done:]
+            marked += full_text[position:begin] + BEGIN + full_text[begin:end] + END
+            position = end
+        return marked + full_text[position:]
 
-    def _traced_borders(self, chat: Conversation, turns: Sequence[int], whole: str, place: str) -> list[Span]:
+    def _traced_borders(self, chat: Conversation, turns: Sequence[int], full_text: str, place: str) -> list[Span]:
         """Return the borders of turns in ``whole``, where the template writes them differently than at the end of a conversation.
 
         A turn begins after the text that the template puts between the previous message and an answer. It ends with the text that
@@ -240,15 +242,15 @@ class ChatTemplate:
         cuts = [(index, True) for index in turns] + [(index + 1, False) for index in turns]
         values = [self._values(replace(traced, messages=traced.messages[:cut]), prompt) for cut, prompt in cuts if cut]
         try:
-            traced_whole, *texts = self._fill([self._values(traced), *values], place, TRAINING_DATE)
+            traced_text, *texts = self._fill([self._values(traced), *values], place, TRAINING_DATE)
         except UserError:
             raise self._inexact(turns[0], place) from None
-        borders = [border(text, traced_whole) for text in texts]
+        borders = [border(text, traced_text) for text in texts]
         if turns[0] == 0:
-            borders.insert(0, len(self._greeting_header(chat, whole, place)))
+            borders.insert(0, len(self._greeting_header(chat, full_text, place)))
         spans = list(zip(borders[: len(turns)], borders[len(turns) :], strict=True))
         for index, (begin, end) in zip(turns, spans, strict=True):
-            if begin is None or end is None or without_traces(traced_whole) != whole:
+            if begin is None or end is None or without_traces(traced_text) != full_text:
                 raise self._inexact(index, place)
         return [(begin or 0, end or 0) for begin, end in spans]
 
@@ -266,8 +268,8 @@ class ChatTemplate:
         """
         question = replace(chat, messages=({"role": "user", "content": "?"},))
         values = [self._values(question), self._values(question, prompt=True)]
-        asked, prompt = self._fill(values, place, TRAINING_DATE)
-        header = prompt.removeprefix(asked) if prompt.startswith(asked) else ""
+        answered, prompt = self._fill(values, place, TRAINING_DATE)
+        header = prompt.removeprefix(answered) if prompt.startswith(answered) else ""
         if not header or header not in greeting:
             raise UserError(
                 f"{place}: begins with the assistant, and {self.origin} does not say where its words begin; give the turn the "
@@ -287,9 +289,9 @@ class ChatTemplate:
             raise UserError(f"{place}: {self.origin} refuses this conversation ({error})") from None
 
     def _refuse_reserved_variables(self, variables: Mapping[str, Any], place: str) -> None:
-        own = next((name for name in RESERVED_VARIABLES if name in variables), None)
-        if own is not None:
-            raise UserError(f"{place}: chat_template_kwargs.{own}: is a variable of the row itself; remove it")
+        reserved = next((name for name in RESERVED_VARIABLES if name in variables), None)
+        if reserved is not None:
+            raise UserError(f"{place}: chat_template_kwargs.{reserved}: is a variable of the row itself; remove it")
 
     def _spelled_conversation(self, conversation: Conversation, place: str) -> Conversation:
         """Return the conversation with a seam in every name of a special token inside its words."""

@@ -15,7 +15,7 @@ from mindllm.data.records import compression_suffix, kind_of, open_bytes, read_r
 from mindllm.errors import UserError
 
 PIECE_BYTES = 1 << 18
-WHOLE_BYTES = 32 << 20  # of a document that must be encoded in one piece
+UNSPLIT_BYTES = 32 << 20  # of a document that must be encoded in one piece
 # Between two lines of plain characters: there, the tokenizers we know cut the text themselves, so a piece changes no token.
 SEAM = re.compile(rb"[!-~]\n(?=[!-~])")
 
@@ -66,7 +66,7 @@ def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentRea
         else:
             start = 0
             if not cuttable:
-                _check_whole(source.size, source.path)
+                _check_unsplit_size(source.size, source.path)
             while cuttable and source.size - start > 2 * PIECE_BYTES:
                 stop = start + PIECE_BYTES + _find_cut(_bytes(source.path, start + PIECE_BYTES, PIECE_BYTES))
                 yield Piece(source.path, start, stop, last=False)
@@ -78,10 +78,10 @@ def _cut_stream(source: Source, cuttable: bool) -> Iterator[Piece]:
     """Split a compressed file exactly as the uncompressed file would be split."""
     with reading(source.path), open_bytes(source.path) as file:
         content = b""
-        while block := file.read(PIECE_BYTES if cuttable else WHOLE_BYTES + 1):
+        while block := file.read(PIECE_BYTES if cuttable else UNSPLIT_BYTES + 1):
             content += block
             if not cuttable:
-                _check_whole(len(content), source.path)
+                _check_unsplit_size(len(content), source.path)
             while cuttable and len(content) > 2 * PIECE_BYTES:
                 stop = PIECE_BYTES + _find_cut(content[PIECE_BYTES : 2 * PIECE_BYTES])
                 yield Piece(source.path, 0, 0, last=False, content=content[:stop])
@@ -94,7 +94,7 @@ def _records(source: Source, documents: DocumentReader, cuttable: bool) -> Itera
         place = f"{source.path}: record {number}"
         content = documents.text(record, place).encode("utf-8", errors="surrogatepass")
         if not cuttable:
-            _check_whole(len(content), place)
+            _check_unsplit_size(len(content), place)
         # cuts the text of a record where a file with this text would be cut
         start = 0
         while cuttable and len(content) - start > 2 * PIECE_BYTES:
@@ -104,11 +104,11 @@ def _records(source: Source, documents: DocumentReader, cuttable: bool) -> Itera
         yield Piece(source.path, 0, 0, last=True, content=content[start:])
 
 
-def _check_whole(size: int, place: str) -> None:
+def _check_unsplit_size(size: int, place: str) -> None:
     """Refuse a document that may exceed the memory: a tokenizer takes over a hundred bytes per byte of one text."""
-    if size > WHOLE_BYTES:
+    if size > UNSPLIT_BYTES:
         raise UserError(
-            f"{place}: is a document of more than {WHOLE_BYTES >> 20} MB, which this tokenizer can only encode as a whole; "
+            f"{place}: is a document of more than {UNSPLIT_BYTES >> 20} MB, which this tokenizer can only encode as a whole; "
             "divide it into several documents"
         )
 

@@ -176,7 +176,7 @@ class ResumableWriter(CorpusWriter):
     def __enter__(self) -> ResumableWriter:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
-        self._files.enter_context(self._alone())  # first in, so that the work goes when all else is there
+        self._files.enter_context(self._locked())  # first in, so that the work goes when all else is there
         super().__enter__()
         return self
 
@@ -192,7 +192,7 @@ class ResumableWriter(CorpusWriter):
         return cast(BinaryIO, self._files.enter_context(open(self.work / "tokens", "ab", buffering=1 << 20)))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Lock this corpus against other processes; finally remove the work unless it can be continued."""
         with open(self.work / "lock", "w") as lock:
             try:

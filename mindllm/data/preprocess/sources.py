@@ -93,9 +93,9 @@ def fingerprint(sources: Iterable[Source], **options: object) -> str:
 
 def _walk(root: Path, include: Sequence[str], exclude: Sequence[str], matched: set[str]) -> Iterator[Path]:
     for directory, directories, names in os.walk(root, onerror=_refuse):
-        here = Path(directory)
-        directories[:] = [name for name in directories if not _is_skipped(here / name, root, exclude)]
-        for path in (here / name for name in names):
+        parent = Path(directory)
+        directories[:] = [name for name in directories if not _is_skipped(parent / name, root, exclude)]
+        for path in (parent / name for name in names):
             if _is_skipped(path, root, exclude) or not path.is_file():
                 continue
             patterns = [pattern for pattern in include if _matches(path, root, pattern)]

@@ -47,41 +47,41 @@ class SentencePieceTokenizer:
             raise UserError(f"{path}: not a sentencepiece model ({error})") from error
         if not self._own_size:
             raise UserError(f"{path}: not a sentencepiece model (it has no tokens)")
-        known = known_tokenizer(special.tokenizer_class, self._own_id)
-        self._added = self._added_tokens(special, known)
+        class_tokens = known_tokenizer(special.tokenizer_class, self._model_id)
+        self._added = self._added_tokens(special, class_tokens)
         self._names = {id: name for name, id in self._added.items()}
         self.vocab_size = max(self._own_size, 1 + max(self._names, default=-1))
         self.eos_id = self._id(self._processor.eos_id(), "eos", special)
         self.bos_id = self._id(self._processor.bos_id(), "bos", special)
         self.pad_id = self._id(self._processor.pad_id(), "pad", special)
-        adds = special.adds_bos if special.adds_bos is not None else not known.prefix
+        adds = special.adds_bos if special.adds_bos is not None else not class_tokens.prefix
         self.adds_bos = self.bos_id is not None and adds
-        prefix = known.prefix if not self.adds_bos else ()
+        prefix = class_tokens.prefix if not self.adds_bos else ()
         begin = [self.bos_id] if self.adds_bos else [self._piece_id(name) for name in prefix]
         self.prefix_ids = tuple(id for id in begin if id is not None)
-        self.end_ids = tuple(id for name in known.ends if (id := self._piece_id(name)) is not None)
+        self.end_ids = tuple(id for name in class_tokens.ends if (id := self._piece_id(name)) is not None)
         self.fingerprint = hashlib.sha256(content + repr(sorted(self._added.items())).encode()).hexdigest()
         if not self._added:  # unchanged without added tokens, so that prepared data stays valid
             self.fingerprint = hashlib.sha256(content).hexdigest()
         regular = {token.name for token in special.added if not token.special}
         controls = [self._processor.IdToPiece(id) for id in range(self._own_size) if self._processor.IsControl(id)]
-        marks = [name for name in (*known.marks, *special.more_names) if self._piece_id(name) is not None]
+        marks = [name for name in (*class_tokens.marks, *special.more_names) if self._piece_id(name) is not None]
         added = [name for name in self._added if name not in regular]
         self.special_names: Sequence[str] = list(dict.fromkeys([*controls, *marks, *added]))
         ids = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
         self.special_tokens: Mapping[str, Any] = special.template_variables(self.token, ids)
-        self.chat_template = known.template
+        self.chat_template = class_tokens.template
         self._spoken_names = regular
-        self._spoken = _any_of(regular)
-        self._marked = _any_of({*regular, *self.special_names})
+        self._spoken = _alternation(regular)
+        self._marked = _alternation({*regular, *self.special_names})
 
-    def _added_tokens(self, special: SpecialTokens, known: KnownTokenizer) -> dict[str, int]:
+    def _added_tokens(self, special: SpecialTokens, class_tokens: KnownTokenizer) -> dict[str, int]:
         """Return the tokens added by files and by the code of the tokenizer class.
 
         A file may rename an unused token of the model.
         """
-        added = {token.name: token.id for token in special.added if self._own_id(token.name) != token.id}
-        names = [name for name in known.appended if name not in added and self._own_id(name) is None]
+        added = {token.name: token.id for token in special.added if self._model_id(token.name) != token.id}
+        names = [name for name in class_tokens.appended if name not in added and self._model_id(name) is None]
         free = (id for id in count(self._own_size) if id not in set(added.values()))
         return added | dict(zip(names, free, strict=False))
 
@@ -90,9 +90,9 @@ class SentencePieceTokenizer:
         return special.id_of(role, self._piece_id, self.vocab_size, own if own >= 0 else None)
 
     def _piece_id(self, name: str) -> int | None:
-        return self._added.get(name, self._own_id(name))
+        return self._added.get(name, self._model_id(name))
 
-    def _own_id(self, name: str) -> int | None:
+    def _model_id(self, name: str) -> int | None:
         id = self._processor.piece_to_id(name)
         return id if self._processor.id_to_piece(id) == name else None
 
@@ -106,7 +106,7 @@ class SentencePieceTokenizer:
         """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are."""
         without_allowed(self, names)
         changed = copy.copy(self)
-        changed._spoken = _any_of({*self._spoken_names, *names})
+        changed._spoken = _alternation({*self._spoken_names, *names})
         changed.allowed_special_tokens = tuple(names)
         return changed
 
@@ -120,7 +120,7 @@ class SentencePieceTokenizer:
         start = 0
         for index, part in enumerate(names.split(text) if names else [text]):
             if index % 2:  # a special token
-                ids.append(self._known_id(part))
+                ids.append(self._required_id(part))
                 places.append((start, start + len(part)))
             elif part:
                 pieces = self._processor.encode(part, out_type="offset_mapping", add_bos=False, add_eos=False)
@@ -129,7 +129,7 @@ class SentencePieceTokenizer:
             start += len(part)
         return ids, places
 
-    def _known_id(self, name: str) -> int:
+    def _required_id(self, name: str) -> int:
         id = self._piece_id(name)
         assert id is not None, name
         return id
@@ -156,7 +156,7 @@ class SentencePieceTokenizer:
         return self._names[id] if id in self._names else self._processor.id_to_piece(id)
 
 
-def _any_of(names: Collection[str]) -> re.Pattern[str] | None:
+def _alternation(names: Collection[str]) -> re.Pattern[str] | None:
     """Return a pattern that finds any of ``names``, the longest first; None without names."""
     if not names:
         return None

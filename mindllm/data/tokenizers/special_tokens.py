@@ -177,18 +177,18 @@ def _added(directory: Path, config: dict[str, Any]) -> Iterator[AddedToken]:
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise _wrong(path, "added_tokens_decoder", decoder, "an object of ids and tokens")
-    known = set()
+    ids = set()
     for text, value in decoder.items():
         name = _name(path, f"added_tokens_decoder.{shortened(text)}", value)
         if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > LARGEST_ID:
             raise _wrong(path, "added_tokens_decoder", text, "an object whose keys are ids of tokens")
-        known.add(name)
+        ids.add(name)
         yield AddedToken(name, int(text), not isinstance(value, dict) or value.get("special") is not False)
     path = directory / "added_tokens.json"
     for name, id in _read(path).items():
         if type(id) is not int or not 0 <= id <= LARGEST_ID:
             raise _wrong(path, shortened(name), id, "the id of the token")
-        if name and name not in known:
+        if name and name not in ids:
             yield AddedToken(name, id)
 
 
@@ -292,5 +292,5 @@ def known_tokenizer(tokenizer_class: str, id_of: Callable[[str], int | None] | N
     candidates = [table[tokenizer_class] for table in (KNOWN, _OLDER) if tokenizer_class in table]
     if id_of is None:
         return next(iter(candidates), _NO_ADDITIONS)
-    fitting = (known for known in candidates if all(id_of(name) == id for name, id in known.marks.items()))
+    fitting = (candidate for candidate in candidates if all(id_of(name) == id for name, id in candidate.marks.items()))
     return next(fitting, _NO_ADDITIONS)

@@ -155,13 +155,13 @@ class JsonTokenizer:
         self.adds_bos = self._template_adds_bos() if special.adds_bos is None else special.adds_bos
         added = parsed.get("added_tokens") or []
         if self.is_made:
-            self._refuse_other_ids(added)
-        known = known_tokenizer(special.tokenizer_class, self._tokenizer.token_to_id)
-        begin = (self.bos_id,) if self.adds_bos else tuple(map(self._tokenizer.token_to_id, known.prefix))
+            self._check_added_ids(added)
+        class_tokens = known_tokenizer(special.tokenizer_class, self._tokenizer.token_to_id)
+        begin = (self.bos_id,) if self.adds_bos else tuple(map(self._tokenizer.token_to_id, class_tokens.prefix))
         self.prefix_ids = tuple(id for id in begin if id is not None)
-        ends = map(self._tokenizer.token_to_id, known.ends)
+        ends = map(self._tokenizer.token_to_id, class_tokens.ends)
         self.end_ids = tuple(id for id in ends if id is not None)
-        self.chat_template = chat_template or known.template
+        self.chat_template = chat_template or class_tokens.template
         self.special_names: Sequence[str] = [token["content"] for token in added if token["special"]]
         ids = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
         self.special_tokens: Mapping[str, Any] = special.template_variables(
@@ -180,7 +180,7 @@ class JsonTokenizer:
                 raise
             raise UserError(f"{self.path}: {message} ({shortened(str(error), 300)})") from None
 
-    def _refuse_other_ids(self, added: Sequence[dict[str, Any]]) -> None:
+    def _check_added_ids(self, added: Sequence[dict[str, Any]]) -> None:
         """Refuse added tokens with ids that the library cannot assign: it numbers them from the end of the vocabulary."""
         for token in added:
             token_id = self._tokenizer.token_to_id(token["content"])

@@ -52,28 +52,32 @@ def tiktoken_content(path: Path, special: SpecialTokens) -> dict[str, Any]:
         UserError: the file is damaged, or of an unknown class.
     """
     tokenizer_class = special.tokenizer_class or TIKTOKEN_CLASS
-    known = known_tokenizer(tokenizer_class)
-    if not known.pattern:
+    class_tokens = known_tokenizer(tokenizer_class)
+    if not class_tokens.pattern:
         names = ", ".join(name for name, entry in KNOWN.items() if entry.pattern)
         raise UserError(
             f"{path}: how {tokenizer_class} cuts texts stands in Python code, which is not run (known: {names}); "
             "convert it to a tokenizer.json with transformers"
         )
     ranks = _ranks(path)
-    # GPT-2 spells every byte as a visible character: the byte if it is visible, else a character from U+0100 on
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    invisible = [byte for byte in range(256) if byte not in visible]
-    spelled = {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(invisible)}
+    spelled = byte_characters()
     vocabulary = {"".join(spelled[byte] for byte in token): rank for token, rank in ranks.items()}
-    added = {name: len(ranks) + index for index, name in enumerate(known.appended)}
+    added = {name: len(ranks) + index for index, name in enumerate(class_tokens.appended)}
     tokens = [AddedToken(name, id) for name, id in added.items()]
     tokens = [*{token.id: token for token in (*tokens, *special.added)}.values()]
-    split = {"type": "Split", "pattern": {"Regex": known.pattern}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": class_tokens.pattern}, "behavior": "Isolated", "invert": False}
     return {
         **content_of(vocabulary, _ranked_merges(ranks, spelled), tokens),
-        "normalizer": {"type": "NFC"} if known.nfc else None,
+        "normalizer": {"type": "NFC"} if class_tokens.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level(use_regex=False)]},
     }
+
+
+def byte_characters() -> dict[int, str]:
+    """Return GPT-2's visible character for every byte: the byte if it is visible, else a character from U+0100 on."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    invisible = [byte for byte in range(256) if byte not in visible]
+    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(invisible)}
 
 
 def vocabulary_content(path: Path, special: SpecialTokens) -> dict[str, Any]:
@@ -332,7 +336,7 @@ def _merges(vocabulary: Mapping[str, int], types: list[int], scores: list[float]
         for cut in range(1, len(name))
         if name[:cut] in pieces and name[cut:] in pieces
     ]
-    return [[left, right] for *_, left, right in sorted(splits)]
+    return [[first, right] for *_, first, right in sorted(splits)]
 
 
 def _adds_bos(header: Header) -> bool:
