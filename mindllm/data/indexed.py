@@ -72,8 +72,12 @@ class IndexedWriter:
     def __enter__(self) -> IndexedWriter:
         self._index_temporary = self._add_file(index_path(self.prefix))  # first in, so the last to appear
         self._files.enter_context(naming(bin_path(self.prefix)))
-        self._bin = self._files.enter_context(open(self._add_file(bin_path(self.prefix)), "wb", buffering=1 << 20))
+        self._bin = self._open_tokens()
         return self
+
+    def _open_tokens(self) -> BinaryIO:
+        """Open the file that becomes ``PREFIX.bin`` with the others. A resumable writer opens existing work instead."""
+        return self._files.enter_context(open(self._add_file(bin_path(self.prefix)), "wb", buffering=1 << 20))
 
     def _add_file(self, path: Path) -> Path:
         """Return the temporary path of a file that appears with the others."""

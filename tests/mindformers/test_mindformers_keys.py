@@ -142,7 +142,7 @@ def test_pieces_are_read_as_they_are(theirs):
 def test_pieces_fill_no_pipeline_where_there_is_none(theirs):
     path = theirs(LEGACY, {"parallel_config.seq_split_num": 4})
     assert load_config(path).parallel_config.seq_split_num == 1
-    assert "no pipeline" in reasons(path)["parallel_config.seq_split_num"]
+    assert "pipeline_stage is 1" in reasons(path)["parallel_config.seq_split_num"]
 
 
 def test_keys_go_round_where_they_do_there(theirs):
@@ -190,7 +190,7 @@ FILE = {"train_dataset.data_loader": {"type": "MindDataset", "dataset_dir": "a.m
         (LEGACY, ..., ["input_ids", "labels"], False, None),
         (LEGACY, False, ["input_ids", "labels"], False, "samples are shifted"),
         (LEGACY, True, ["input_ids", "labels"], True, ""),
-        (LEGACY, True, ["input_ids"], False, "MindFormers shifts all the same"),
+        (LEGACY, True, ["input_ids"], False, "without a column labels MindFormers shifts in any case"),
         (MCORE, True, COLUMNS, True, ""),
         (MCORE, False, COLUMNS, True, "never shift labels, whatever is written"),
         (MCORE, ..., COLUMNS, True, "never shift labels"),
