@@ -8,13 +8,14 @@ from fractions import Fraction
 
 from mindllm import axes
 from mindllm.architecture.optimizer_state import updated_weights
-from mindllm.compiled.conformance.expected import AskedPlan, runs_of_a_layer
+from mindllm.compiled.conformance.expected import AskedLayer, AskedPlan, asked_plan, runs_of_a_layer
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import Operators, layer_of
 from mindllm.compiled.graph.schedule import FORWARD as FORWARD_PASS
 from mindllm.compiled.graph.schedule import micro_batch_schedule
 from mindllm.config import RunConfig
+from mindllm.parallel.layer_plan import LayerAssignment, make_plan
 from mindllm.parallel.layout import Mesh
 
 ATTENTION = "attention.attention"  # the cell of scores and what they weigh, in a layer
@@ -160,3 +161,26 @@ def _text(layers: set[int]) -> str:
 
 def _join(stages: Sequence[set[int]]) -> str:
     return " | ".join(map(_text, stages))
+
+
+def planned(config: RunConfig) -> Finding | None:
+    """The plan that a run is built by, layer by layer, against the reading of its keys; None where nothing is to be planned."""
+    asked, plan = asked_plan(config).layers, make_plan(config).layers
+    if not any(layer.stage or layer.recompute or any(layer.patterns.values()) for layer in asked):
+        return None
+    problems = [] if len(asked) == len(plan) else [f"{len(plan)} layers are planned, not {len(asked)}"]
+    problems += [
+        f"layer {number} is planned {_layer_text(has)}, the YAML has it {_layer_text(wanted)}"
+        for number, (wanted, has) in enumerate(zip(asked, plan, strict=False))
+        if _layer_text(wanted) != _layer_text(has)
+    ]
+    found = f"{len(problems)} otherwise" if problems else "all of them"
+    return Finding("plan of the run", f"{len(asked)} layers", found, tuple(problems))
+
+
+def _layer_text(layer: AskedLayer | LayerAssignment) -> str:
+    """``on stage 1, chunk 0, recomputed``, and the patterns by key."""
+    words = [f"on stage {layer.stage}", f"chunk {layer.chunk}"]
+    words += ["recomputed"] * layer.recompute
+    words += [f"{key} of {', '.join(sorted(names))}" for key, names in sorted(layer.patterns.items()) if names]
+    return ", ".join(words)

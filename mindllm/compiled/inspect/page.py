@@ -14,7 +14,7 @@ from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CONSTANT, Compile
 from mindllm.compiled.graph.cost import Cost, cost
 from mindllm.compiled.graph.operators import LAYER, ORDERING, Operators
 from mindllm.compiled.inspect.comm import cause_of
-from mindllm.compiled.inspect.saved_activations import KeptTensors
+from mindllm.compiled.inspect.recompute import KeptTensors
 from mindllm.compiled.inspect.tables import count_text, size_text
 from mindllm.files import atomic_open
 from mindllm.terminal.page import beside_proof, fill, json_markup, mark

@@ -17,7 +17,7 @@ from mindllm.compiled.graph.compiled_graph import COLLECTIVES, PARTIAL, Compiled
 from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, Operators, without_numbers
 from mindllm.compiled.inspect.comm import LAYOUT, REDISTRIBUTION, cause_of
-from mindllm.compiled.inspect.saved_activations import VIEWS
+from mindllm.compiled.inspect.recompute import VIEWS
 from mindllm.compiled.inspect.tables import size_text
 from mindllm.terminal.text import styled
 

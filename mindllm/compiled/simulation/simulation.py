@@ -118,7 +118,7 @@ class Simulation:
     of kernels is not in it: the dry run's level 1 knows operators' inputs and outputs only. ``device_memory`` and ``limit``
     are those of the device that was pretended, and of ``context.max_device_memory``; the dry run goes on beyond both.
     ``messages`` are lines MindSpore printed that are not known to be harmless. ``planned`` are the tensors in blocks of planned
-    memory (``somas.py``) at its fullest moment; these blocks are all that ``blocks`` tells of them.
+    memory (``memory_tracker.py``) at its fullest moment; these blocks are all that ``blocks`` tells of them.
     """
 
     rank: int
