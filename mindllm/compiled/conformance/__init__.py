@@ -26,7 +26,7 @@ __all__ = ["Finding", "findings", "planned"]
 
 
 def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Finding, ...]:
-    """What ``config`` asks for and what ``graphs``, those of its ranks or of some of them, have."""
+    """Compare the properties that ``config`` gives the graphs with ``graphs``, those of all or some of its ranks."""
     plan, mesh = asked_plan(config), mesh_of(config)
     ranks = [Operators(graph) for graph in graphs]
     found = (

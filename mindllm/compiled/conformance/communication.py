@@ -42,7 +42,7 @@ WORDS = {
 
 
 def gradient_fusion(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
-    """The number of the message each weight's gradient is exchanged in: as asked for, and the same on all ranks of a group."""
+    """Compare the message number of each weight's gradient with the YAML's, and between the ranks of its group."""
     found = {rank.graph.rank: _messages(rank) for rank in ranks}
     if not any(found.values()):
         return None
@@ -121,7 +121,7 @@ def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
 
 
 def _by_layer(rank: Operators, own: tuple[int, ...]) -> tuple[dict[int, list[Node]], dict[int, list[Node]]]:
-    """What each layer exchanges over ``own`` ranks for its attention, and what makes its scores."""
+    """Return, by layer, the exchanges of attention over the ranks ``own``, and the operators of its scores."""
     exchanges: dict[int, list[Node]] = defaultdict(list)
     scores: dict[int, list[Node]] = defaultdict(list)
     for node, layer, place in rank.forward_in_layers:

@@ -33,7 +33,7 @@ OF_CODES = "held"  # the cell that makes a matrix out of codes
 
 
 def dtypes(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
-    """What operators of the model compute in, what stages send each other, and what weights and their state are kept in."""
+    """Compare the dtypes of operators, of messages between stages, and of weights and their state with the YAML's."""
     asked, states, model = asked_dtypes(config), _states(config), config.model.config
     mistakes, count = [], 0
     for rank in ranks:
@@ -53,7 +53,7 @@ def _states(config: RunConfig) -> frozenset[tuple[int, ...]]:
 
 
 def _computed(rank: Operators, asked: Dtypes, states: Collection[tuple[int, ...]]) -> Iterator[tuple[str, str, str]]:
-    """What an operator is, the dtype of its result, and the one asked for. ``states``: shapes of hidden states."""
+    """Yield operators with the dtype of their result and the YAML's. ``states``: shapes of hidden states."""
     for node in messages(rank):
         if node.shapes[0] in states:
             yield f"{node.op} of the pipeline", node.dtypes[0], asked.hidden
@@ -67,7 +67,7 @@ def _computed(rank: Operators, asked: Dtypes, states: Collection[tuple[int, ...]
 
 
 def _wanted(node: Node, place: str, asked: Dtypes, states: Collection[tuple[int, ...]]) -> str | None:
-    """The dtype of an operator's result; None where nothing is asked of it."""
+    """Return the YAML's dtype of an operator's result; None if it has none."""
     if IN_FP32.search(place) and node.op in (*PRODUCTS, SCORES, "Exp", "Log", "Sigmoid", "ReduceSum", "ReduceMax"):
         return asked.exact
     if node.op in NORMS:

@@ -68,7 +68,7 @@ def _where(node: Node) -> str:
 
 
 def _writers(name: str, graph: CompiledGraph, uses: _Uses, read: Sequence[Node]) -> list[Node]:
-    """What writes a parameter in the step: assignments, and of a weight the call that changes its moments, too."""
+    """Return the nodes that write a parameter in the step: assignments, and the call that changes a weight's moments."""
     node = graph.parameters[name].node
     found = [use for use in read if use.op in ASSIGNMENTS and use.inputs[0] == node]
     for moment in (
@@ -109,7 +109,7 @@ class _Ancestors:
         self.bits, self.behind = bits, behind
 
     def knows(self, first: str, second: str) -> bool:
-        """Whether edges lead from ``first`` to ``second``."""
+        """Return True if edges lead from ``first`` to ``second``."""
         return bool(self.behind[second] & self.bits[first])
 
 
@@ -125,7 +125,7 @@ def _ancestors(graph: CompiledGraph, names: set[str]) -> _Ancestors:
 
 
 def _parts(config: RunConfig, rank: Operators) -> Iterator[str]:
-    """What the compiler is told of the parts of a batch, by which it orders their passes: how many, and where each ends."""
+    """Yield wrong numbers or ends of the parts of a batch, by which the compiler orders their passes."""
     sizes = config.parallel_config
     parts = sizes.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1:
@@ -141,9 +141,7 @@ def _parts(config: RunConfig, rank: Operators) -> Iterator[str]:
 
 
 def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
-    """The order of passes of a pipeline, read off the graph: each has an edge to the next one, and as many parts of a batch wait
-    for their backward pass as the schedule has it.
-    """
+    """Yield passes of a pipeline without an edge to the next one, and a wrong number of passes in flight."""
     sizes = config.parallel_config
     events = [event for event in micro_batch_schedule(rank.graph) if event.peer is None]
     if sizes.pipeline_stage == 1 or not events:

@@ -29,14 +29,14 @@ SENT, TAG = (
 
 
 def attention_scores(rank: Operators) -> Iterator[tuple[Node, int]]:
-    """What makes or reads the scores of layers in the forward pass, with the number of the layer."""
+    """Yield the operators that make or read the scores of layers in the forward pass, with the number of the layer."""
     for node, layer, place in rank.forward_in_layers:
         if node.op in SCORED and place.startswith(ATTENTION) and len(node.shapes[0]) == 4:
             yield node, layer
 
 
 def messages(rank: Operators) -> Iterator[Node]:
-    """What a stage sends and receives, there and back, but for weights that it shares with another one, and their gradients."""
+    """Yield what a stage sends and receives, except shared weights and their gradients."""
     found = [node for node in rank.nodes if node.op in SENT and node.shapes]
     of_weights = {node.attributes.get(TAG) for node in found if rank.parameter(node.inputs[0])}
     yield from (node for node in found if node.attributes.get(TAG) not in of_weights)
@@ -66,7 +66,7 @@ def pieces_of_rank(config: RunConfig) -> int:
 
 
 def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
-    """The layers whose weights a stage updates, and which it runs, are those of the plan; frozen ones are only run."""
+    """Compare the layers that a stage updates and runs with the plan. Frozen layers are only run."""
     if plan.stages == 1:
         return None
     wanted = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
@@ -85,7 +85,7 @@ def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Opera
 
 
 def chunks(plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
-    """Each of a stage's chunks runs its layers, and chunks come in their order."""
+    """Compare the layers of each chunk of a stage, and the order of chunks, with the plan."""
     if plan.chunks == 1:
         return None
     mistakes, texts = [], [[""] * plan.stages, [""] * plan.stages]
@@ -116,8 +116,8 @@ def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | No
 
 
 def _runs_of_layers(rank: Operators, positions: int) -> dict[int, Fraction]:
-    """How often a step runs each layer: once when the queries of all ``positions`` of the rank have their scores, which in a ring
-    are as many for each block of keys.
+    """Count how often a step runs each layer: once for scores of all ``positions`` of the rank (in a ring, for each block of
+    keys).
 
     One run may score them in pieces (balanced halves of a sequence), and other operators may take tokens in parts
     (``fine_grain_interleave``) or serve several parts of a batch at once, so no operator by itself counts runs.
@@ -164,7 +164,7 @@ def _join(stages: Sequence[set[int]]) -> str:
 
 
 def planned(config: RunConfig) -> Finding | None:
-    """The plan that a run is built by, layer by layer, against the reading of its keys; None where nothing is to be planned."""
+    """Compare the plan that builds the run with the YAML's keys, layer by layer; None if there is nothing to plan."""
     asked, plan = asked_plan(config).layers, make_plan(config).layers
     if not any(layer.stage or layer.recompute or any(layer.patterns.values()) for layer in asked):
         return None

@@ -27,7 +27,7 @@ OF_EARLIER_PIECES = ("key_cache", "value_cache")  # what pieces of a sequence at
 
 
 def is_of_mask(path: Sequence[str]) -> bool:
-    """Whether an operator makes the mask of a dropout, which is drawn again for the gradient in any plan."""
+    """Return True if an operator makes the mask of a dropout, which every plan draws again for the gradient."""
     return path[-1] in OF_MASK and any(DROPOUT in part for part in path)
 
 
@@ -60,7 +60,7 @@ class _Layer:
         self.flagged = [path for node, path in operators if is_flagged(node) and not self._is_always(path)]
 
     def _is_always(self, path: str) -> bool:
-        """Whether it is marked without being asked for."""
+        """Return True if the operator is marked in every plan."""
         asked = self.asked.recompute or any(names_operator(pattern, path) for pattern in self.asked.applied(SELECT))
         parts = path.split(".")
         return (OF_CODES in parts or is_of_mask(parts)) and not asked

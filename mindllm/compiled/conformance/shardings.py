@@ -27,7 +27,7 @@ OF_STATE, OF_ACCUMULATORS, OF_WEIGHTS = "optimizer state", "optimizer state and 
 
 
 def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
-    """The strategies of the graphs against those of the table, by the operator's path."""
+    """Compare the strategies in the graphs with those of the table, by the operator's path."""
     if mesh.stage_device_num == 1:
         return None
     declared = _Declared(config, mesh)
@@ -75,7 +75,7 @@ class _Declared:
             self.table |= {f"pairs.{path}": sharding for path, sharding in pairs_table(pairs).items()}
 
     def of(self, path: str, kind: str) -> frozenset[Strategies]:
-        """The strategies an operator of this kind may have; empty for one that the table does not name.
+        """Return the strategies that an operator of this kind may have; empty if the table does not name it.
 
         Those of a reference are those of the model beside it.
         """
@@ -88,7 +88,7 @@ class _Declared:
         )
 
     def _siblings(self, path: str) -> list[str]:
-        """The operators of the same kind in the same cell, itself among them."""
+        """Return the operators of the same kind in the same cell, including itself."""
         cell, kind = path.rpartition(".")[0], self.kinds[path]
         return [other for other in self.table if other.rpartition(".")[0] == cell and self.kinds.get(other) == kind]
 
@@ -160,7 +160,7 @@ def _followers(
 
 
 def _moment_shape(weight: Parameter, projected: tuple[int, ...] | None) -> tuple[int, ...]:
-    """That of the weight; of a ``projected`` moment the side that is the weight's is cut as the weight."""
+    """Return the shape of a moment. A ``projected`` one is cut like the weight on the side that it shares with it."""
     assert weight.layout is not None
     if projected is None:
         return weight.shape

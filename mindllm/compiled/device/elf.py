@@ -36,7 +36,7 @@ class SharedLibrary:
     content: bytes
 
     def texts(self, pattern: str) -> set[str]:
-        """The constant texts in the library that match ``pattern`` as a whole: what it may look up while running."""
+        """Return the constant texts in the library that match ``pattern`` fully: names that it may look up while it runs."""
         found = re.findall(rb"\0(" + pattern.encode() + rb")(?=\0)", self.content)
         return {text.decode() for text in found}
 
@@ -58,7 +58,7 @@ def read_shared_library(path: Path) -> SharedLibrary:
 
 
 def machine_of(beginning: bytes) -> int:
-    """The number of the processor, from the first bytes of a library."""
+    """Return the number of the processor, from the first bytes of a library."""
     return int.from_bytes(beginning[MACHINE], "little")
 
 

@@ -38,7 +38,7 @@ class FrontEndUnavailable(UserError):
 
 
 def environment(rank: int, devices: int) -> dict[str, str]:
-    """What must be set before MindSpore is imported: the rank, and that compiling ends with the front end."""
+    """Return the variables to set before MindSpore is imported: the rank, and compiling with the front end only."""
     return {"RANK_ID": str(rank), "RANK_SIZE": str(devices), "MS_DEV_PRECOMPILE_ONLY": "1"}
 
 
@@ -91,7 +91,7 @@ def _register_target() -> None:
 
 
 def _old_abi_string(text: bytes) -> ctypes.c_void_p:
-    """A ``std::string`` of libstdc++'s old ABI: a pointer to characters behind length, capacity and reference count."""
+    """Create a ``std::string`` of libstdc++'s old ABI: a pointer to characters after length, capacity and reference count."""
     never_shared = -1
     header = struct.pack("<QQi4x", len(text), len(text), never_shared)
     buffer = ctypes.create_string_buffer(header + text + b"\0")
@@ -111,7 +111,7 @@ class _World:
     asked: Callable[[], int] | None = None
 
     def known_rank(self) -> int:
-        """The global rank.
+        """Return the global rank.
 
         Raises:
             RuntimeError: whoever asks does so before the compiler: what it makes of the answer would be that of every rank.
@@ -121,7 +121,7 @@ class _World:
         return self.rank
 
     def become(self) -> int:
-        """The global rank, asked for by the compiler."""
+        """Return the global rank when the compiler asks for it."""
         if self.rank is None:
             assert self.asked is not None
             self.rank = self.asked()

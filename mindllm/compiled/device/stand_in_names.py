@@ -46,7 +46,7 @@ ANSWERS = (
 
 
 def names_to_offer(wheel: Path) -> tuple[Mapping[str, str], list[str]]:
-    """What the wheel's Ascend back end wants and nobody has: names, and files that it is linked with.
+    """Return the names that the wheel's Ascend back end needs and no library has, and the files it is linked with.
 
     Each name comes with the body of ``stand_in.c`` that answers it.
 
@@ -79,7 +79,7 @@ def _ascend_paths(lib: Path) -> list[Path]:
 
 
 def _libraries(paths: Iterable[Path]) -> list[SharedLibrary]:
-    """Those that are there, for this processor: wheels also carry a few for others."""
+    """Return the existing libraries for this processor. Wheels also contain a few for others."""
     read = []
     for path in filter(Path.is_file, paths):
         try:

@@ -20,14 +20,14 @@ MOST_TIES = 4
 
 
 def is_block(value: np.ndarray, whole: np.ndarray, allowed: float) -> bool:
-    """Whether ``value`` is one of the equal blocks ``whole`` is cut into along some dimensions; NaN equals NaN."""
+    """Return True if ``value`` is one of the equal blocks that ``whole`` is cut into along some dimensions. NaN equals NaN."""
     if value.dtype == bool or whole.dtype == bool:
         return _divides(value, whole)
     return next(places(value, whole, allowed), None) is not None
 
 
 def places(value: np.ndarray, whole: np.ndarray, allowed: float) -> Iterator[tuple[int, ...]]:
-    """Which of the equal blocks ``whole`` is cut into ``value`` is, counted along each dimension."""
+    """Yield the indices of ``value`` among the equal blocks of ``whole``, along each dimension."""
     if not _divides(value, whole):
         return
     corners = whole[tuple(slice(None, None, n) for n in value.shape)]
@@ -40,7 +40,7 @@ def places(value: np.ndarray, whole: np.ndarray, allowed: float) -> Iterator[tup
 
 
 def _near(one: np.ndarray, other: np.ndarray, allowed: float) -> np.ndarray:
-    """As ``np.isclose`` with an absolute tolerance, infinities and NaN equal to themselves, at a quarter of its cost.
+    """Compare like ``np.isclose`` with an absolute tolerance and equal infinities and NaN, at a quarter of its cost.
 
     What it warns of, the difference of infinities, is silenced by who compares.
     """
@@ -67,7 +67,7 @@ class Rows:
         self._sorted: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
 
     def have(self, value: np.ndarray) -> bool:
-        """Whether every row of ``value`` is one of them, or the same equal part of one."""
+        """Return True if every row of ``value`` is one of these rows, or the same equal part of one."""
         width, (count, full) = value.shape[-1] if value.ndim else 0, self._rows.shape
         if width < 2 or full % width or not count or value.dtype == bool:
             return False
@@ -77,7 +77,7 @@ class Rows:
         return bool(len(rows)) and any(self._among(rows[:1], *part) and self._among(rows, *part) for part in parts)
 
     def _parts(self, width: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Each part of the rows of this width, the order of their fingerprints, and these."""
+        """Yield each part of the rows of this width, the order of their fingerprints, and the fingerprints."""
         if width not in self._sorted:
             weights = _fingerprint(width)
             parts = np.split(self._rows, self._rows.shape[1] // width, axis=1)
@@ -108,7 +108,7 @@ def _fingerprint(width: int) -> np.ndarray:
 
 
 def allowed_error(whole: np.ndarray, tolerance: float) -> float:
-    """The largest absolute error that is rounding: ``tolerance`` of the largest finite magnitude."""
+    """Return the largest absolute error due to rounding: ``tolerance`` of the largest finite element."""
     finite = whole[np.isfinite(whole)]
     return tolerance * float(np.max(np.abs(finite), initial=0.0))
 
@@ -137,30 +137,30 @@ class DeviceValues:
         return cells
 
     def allowed(self, whole: Record) -> float:
-        """The largest absolute error of a part of a value that is rounding."""
+        """Return the largest absolute error of a part of a value that is due to rounding."""
         if id(whole) not in self._allowed:
             self._allowed[id(whole)] = allowed_error(whole.value, self.tolerance)
         return self._allowed[id(whole)]
 
     def has(self, place: Place, value: np.ndarray) -> bool:
-        """Whether ``value`` is an aligned block of one of the values at ``place``."""
+        """Return True if ``value`` is an aligned block of a value at ``place``."""
         return any(is_block(value, whole.value, self.allowed(whole)) for whole in self.records.get(place, ()))
 
     def has_rows(self, place: Place, value: np.ndarray) -> bool:
-        """Whether its rows are among those of one of the values at ``place``."""
+        """Return True if its rows are among those of a value at ``place``."""
         if place not in self._rows:
             self._rows[place] = [Rows(whole.value, self.tolerance) for whole in self.records.get(place, ())]
         return any(rows.have(value) for rows in self._rows[place])
 
     def in_cell(self, place: Place, value: np.ndarray) -> bool:
-        """Whether ``value`` is an aligned block of any value of the cell; in the backward pass, of any there is."""
+        """Return True if ``value`` is an aligned block of any value of the cell; in the backward pass, of any value at all."""
         return any(is_block(value, whole.value, self.allowed(whole)) for whole in self._of_cells.get(place[:2], ()))
 
     def knows_operand(self, place: Place, index: int) -> bool:
-        """Whether something computed operand ``index`` of an operator at ``place``: nothing computes a parameter."""
+        """Return True if operand ``index`` of an operator at ``place`` is computed. A parameter is not."""
         return any(record.operands[index : index + 1] not in ((), (None,)) for record in self.records.get(place, ()))
 
     def has_operand(self, place: Place, index: int, value: np.ndarray) -> bool:
-        """Whether ``value`` is an aligned block of operand ``index`` of one of the operators at ``place``."""
+        """Return True if ``value`` is an aligned block of operand ``index`` of an operator at ``place``."""
         operands = [record.operands[index] for record in self.records.get(place, ()) if index < len(record.operands)]
         return any(is_block(value, whole.value, self.allowed(whole)) for whole in operands if whole is not None)

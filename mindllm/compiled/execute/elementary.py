@@ -30,7 +30,7 @@ def matmul(a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = Fa
 
 
 def reduced(function: Callable[..., Array]) -> Kernel:
-    """A reduction with operands ``(x, axes, keep_dims)``; no axes are all axes."""
+    """Return a reduction with operands ``(x, axes, keep_dims)``. No axes means all axes."""
 
     def reduce(x: Array, axes: int | tuple[int, ...] | None = (), keep_dims: bool = False, *_: Any) -> Array:
         return function(x, axis=None if axes in ((), None) else axes, keepdims=keep_dims)

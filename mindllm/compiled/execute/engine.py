@@ -195,7 +195,7 @@ class LockstepEngine(Engine):
         return graphs
 
     def _loss_cluster(self) -> LossCluster:
-        """What evaluates; its weights are put or taken before it is used."""
+        """Create the cluster that evaluates. Its weights are set before use."""
         config = evaluation_config(self.config)
         graphs = self._compile(config, training=False)
         unknown = {

@@ -264,7 +264,7 @@ def _normal_distribution(x: Array) -> Array:
 
 
 def _ordered(x: Array, mode: int) -> Array:
-    """The channels in the order of the result."""
+    """Return the channels in the order of the result."""
     return np.concatenate([x[..., ::2], x[..., 1::2]], -1) if mode == NEIGHBOURS_TO_HALVES else x
 
 
@@ -290,7 +290,7 @@ def _half_turned(x: Array, mode: int) -> Array:
 
 
 def _turned_back(gradient: Array, mode: int) -> Array:
-    """The transpose of :func:`_half_turned`: a half turn in the other direction."""
+    """Return the transpose of :func:`_half_turned`: a half turn in the other direction."""
     if mode == NEIGHBOURS_TO_HALVES:
         return _ordered_back(-_half_turned(gradient, HALVES), mode)
     return -_half_turned(gradient, mode)

@@ -93,7 +93,7 @@ def load(path: Path, pool: Pool | None = None) -> CompiledGraph:
 
 
 def _part(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A part of an archive, decompressed; raises ValueError where it is larger than any graph."""
+    """Return a decompressed part of an archive; raise ValueError if it is larger than any graph."""
     with archive.open(name) as part:
         content = part.read(LARGEST_GRAPH + 1)
     if len(content) > LARGEST_GRAPH:

@@ -52,7 +52,7 @@ NO_TYPE = OtherType("NONE")
 
 
 def closing(text: str, start: int) -> int:
-    """Where the bracket opened at ``text[start]`` closes; brackets inside quotes do not count.
+    """Return the position where the bracket at ``text[start]`` closes. Brackets inside quotes do not count.
 
     Raises:
         ValueError: it does not close.
@@ -67,7 +67,7 @@ def closing(text: str, start: int) -> int:
 
 
 def split(text: str) -> list[str]:
-    """The parts between commas that stand outside of brackets and quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, begin = [], 0, 0
     for found in MARK.finditer(text):
         mark = found.group()
@@ -80,7 +80,7 @@ def split(text: str) -> list[str]:
 
 
 def parse_value(text: str) -> Any:
-    """A literal as a Python value; a monad as its type; anything else (a dtype, a large tensor, a name) stays text."""
+    """Parse a literal to a Python value, and a monad to its type. Dtypes, large tensors and names stay text."""
     if text.startswith('"') and text.endswith('"') and len(text) > 1:
         return text[1:-1]
     if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
@@ -110,7 +110,7 @@ def parse_entries(text: str) -> dict[str, Any]:
 
 
 def parse_type(text: str) -> ValueType:
-    """The type of ``<Tensor[Float16], (64, 32)>``, ``<Tuple[Tensor[Float32]*2], TupleShape((32, 64), (32, 1))>`` and others."""
+    """Parse a type, as ``<Tensor[Float16], (64, 32)>`` or ``<Tuple[Tensor[Float32]*2], TupleShape((32, 64), (32, 1))>``."""
     kind, *rest = split(text.strip().removeprefix("<").removesuffix(">"))
     keys = [part.removeprefix(REFERENCE_KEY) for part in rest if part.startswith(REFERENCE_KEY)]
     return _type(kind, rest[0] if rest else "", keys[0] if keys else "")
@@ -278,7 +278,7 @@ def _damaged(number: int, line: str, why: object) -> UserError:
 
 
 def _continue(record: _Record, line: str) -> None:
-    """A line below the first one of a node."""
+    """Parse a line after the first one of a node."""
     if found := TYPES.match(line):
         record.types = found.group(1)
     elif found := SCOPE.match(line):
@@ -302,7 +302,7 @@ class _NodeReader:
                 self.names[block.name, number] = self.names[block.name, debug_name] = name
 
     def function(self, block: _Block) -> Function:
-        """One graph, with the constants that no graph before it used."""
+        """Parse a graph, with the constants that no earlier graph uses."""
         nodes: list[Node] = []
         for record in block.records:
             before = len(self.constants)
@@ -362,7 +362,7 @@ class _NodeReader:
         return self.constants.setdefault((text, kind), constant).name
 
     def _reference(self, graph: str, text: str) -> str:
-        """The node or input that ``%7``, ``%para1_x`` or ``$(@graph:name)`` names; behind it may stand what it can call."""
+        """Return the node or input that ``%7``, ``%para1_x`` or ``$(@graph:name)`` names. A callee may follow."""
         if free := FREE.match(text):
             graph, text = free.groups()
         text = text.partition("[")[0]
@@ -384,7 +384,7 @@ def _application(text: str) -> tuple[str, str, str]:
 
 
 def _types(text: str) -> tuple[list[ValueType], ValueType]:
-    """Of the inputs and of the output."""
+    """Parse the types of the inputs and of the output."""
     if not text:
         return [], NO_TYPE
     end = closing(text, 0)

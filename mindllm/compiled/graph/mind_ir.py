@@ -100,7 +100,7 @@ def _graph(
 
 
 def parameter_names(data: bytes) -> list[str]:
-    """The parameters of a graph, without reading its nodes."""
+    """Read the names of a graph's parameters without its nodes."""
     return [local_name(tensor.name) for tensor in _parse(data).graph.parameter]
 
 
@@ -245,7 +245,7 @@ def _attributes(attributes: Iterable[Any]) -> dict[str, Any]:
 
 
 def _value(attribute: Any) -> Any:
-    """A constant or an attribute as Python knows it; a dtype is its name."""
+    """Convert a constant or an attribute to a Python value. A dtype becomes its name."""
     kind = _kind(attribute)
     if kind in SEQUENCES:
         return tuple(_value(value) for value in attribute.values)
@@ -271,7 +271,7 @@ def _value(attribute: Any) -> Any:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """A constant tensor; it shares the bytes it was read from and cannot be written to."""
+    """Return a constant tensor. It shares the bytes of the file and is read-only."""
     dtype = np.dtype(ml_dtypes.bfloat16) if tensor.data_type == 16 else np.dtype(DTYPES[tensor.data_type])
     return np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims))
 

@@ -90,7 +90,7 @@ def _is_drawn(node: Node) -> bool:
 
 
 def part_of(place: str) -> str:
-    """What is drawn together: a layer by its path, other cells by the first two levels of theirs."""
+    """Return the part of the drawing: a layer by its path, other cells by their first two levels."""
     layer = LAYER.match(place)
     return place[: layer.end()].rstrip(".") if layer else ".".join(place.split(".")[:2]) or "step"
 

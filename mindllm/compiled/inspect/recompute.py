@@ -56,7 +56,7 @@ class KeptTensors:
         return {node.name: originals[self._pair(node)] for node in copies if self._pair(node) in originals}
 
     def _pair(self, node: Node) -> tuple[Any, ...]:
-        """What an operator and its repetition have in common, and no other operator."""
+        """Return a key that only an operator and its repetition share."""
         number = node.primal.get("recompute_id", node.primal.get(UNIQUE, node.name))
         return node.op, number, self.operators.graph_of(node)
 
@@ -68,7 +68,7 @@ class KeptTensors:
         return [(node, self.read(node)) for node in readers if node.op not in WITHOUT_READING]
 
     def read(self, node: Node) -> tuple[Storage, ...]:
-        """The memory a node reads."""
+        """Yield the memory that a node reads."""
         parts: list[str] = []
         for name in node.inputs:
             source = self.operators.named.get(name)
@@ -76,7 +76,7 @@ class KeptTensors:
         return tuple(storage for storage in map(self.storage, parts) if storage)
 
     def storage(self, name: str) -> Storage | None:
-        """The memory behind a name; None for what is none: parameters, constants, tokens of order."""
+        """Return the memory of a name; None for parameters, constants and monads."""
         if name not in self._storages:
             self._storages[name] = self._find(name)
         return self._storages[name]
@@ -101,7 +101,7 @@ class KeptTensors:
         return bytes_of(tensor for storage in storages if (tensor := self.tensor(storage)) is not None)
 
     def tensor(self, storage: Storage) -> TensorType | None:
-        """What lies there."""
+        """Return the tensor in a memory."""
         tensors = list(tensors_of(self.operators.graph.types[storage.owner]))
         return tensors[storage.index] if storage.index < len(tensors) else None
 
@@ -140,7 +140,7 @@ class KeptTensors:
         return Storage(source.name, index) if source is not None else None
 
     def _of_forward_pass(self, storage: Storage) -> bool:
-        """Whether it is an activation, and none of the copies of weights that all micro-batches share."""
+        """Return True for an activation, and False for copies of weights that all micro-batches share."""
         node = self.operators.named.get(storage.owner)
         return (node is None or self.operators.phase(node) == FORWARD) and not self.operators.parameter(storage.owner)
 
@@ -203,7 +203,7 @@ def recomputation(inspected: Inspected) -> Recomputation:
 
 
 def recomputation_parts(found: Recomputation) -> Iterator[Part]:
-    """A table, and the reasons below it."""
+    """Yield a table, and the reasons below it."""
     numbers = ["matched", "flagged", "repeated", "saved", "at best"]
     rows = [
         (
@@ -226,7 +226,7 @@ def recomputation_parts(found: Recomputation) -> Iterator[Part]:
 
 
 def as_json(found: Recomputation) -> dict[str, Any]:
-    """All fields."""
+    """Return all fields."""
     return asdict(found)
 
 
@@ -280,7 +280,7 @@ class _Reader:
         return names_operator(pattern.text, f"{rest}.{name}" if rest else name)
 
     def _exchanges_beside(self, node: Node) -> Iterator[Node]:
-        """The collectives the compiler put behind or before an operator, past conversions."""
+        """Return the collectives next to an operator that the compiler inserted, across conversions."""
         for step in (self.operators.consumers, self.operators.producers):
             following = list(step(node))
             for other in following:
@@ -290,7 +290,7 @@ class _Reader:
                     following += step(other)
 
     def _why(self, nodes: Sequence[Node], repetitions: Collection[str], now: frozenset[Storage]) -> str:
-        """The commonest reason that nothing is saved."""
+        """Return the most frequent reason that nothing is saved."""
         if not nodes:
             return "matches no operator of this rank"
         copies = {self.kept.repetitions[copy].name: self.operators.named[copy] for copy in repetitions}
@@ -302,7 +302,7 @@ class _Reader:
         return max(reasons, key=lambda reason: reasons[reason])
 
     def _kept_behind(self, node: Node, now: frozenset[Storage]) -> str:
-        """A view or conversion of the result that is not recomputed, and so is kept in its place."""
+        """Return a view or conversion of the result that is not recomputed, and so is kept instead of it."""
         for user in self._passed_on_by(node):
             storage = self.kept.storage(user.name)
             if user.op not in PASSED_ON or is_flagged(user) or storage is None:
@@ -317,7 +317,7 @@ class _Reader:
         return ""
 
     def _kept_before(self, copy: Node, now: frozenset[Storage]) -> str:
-        """A conversion of the input that is not recomputed, and so is kept to repeat from."""
+        """Return a conversion of the input that is not recomputed, and so is kept for the repetition."""
         for storage in self.kept.read(copy):
             source = self.operators.named.get(storage.owner)
             tensor = self.kept.tensor(storage)
@@ -368,7 +368,7 @@ def _unused(node: Node, repeated: bool) -> str:
 
 
 def _of_configuration(inspected: Inspected) -> Iterator[Pattern]:
-    """The keys and patterns of a run."""
+    """Return the keys and patterns of a run."""
     from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, make_plan
 
     assert inspected.config

@@ -75,7 +75,7 @@ def summarise(graph: CompiledGraph, depth: int = DEFAULT_DEPTH) -> dict[str, Any
 
 
 def summary_parts(summary: dict[str, Any]) -> Iterator[Part]:
-    """As two tables."""
+    """Yield two tables."""
     phases = [phase for phase in PHASES if any(row["flops"][phase] for row in summary["modules"])]
     rows = [
         (
@@ -105,7 +105,7 @@ def summary_parts(summary: dict[str, Any]) -> Iterator[Part]:
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """What a parameter is, and the name of the weight it belongs to."""
+    """Return the kind of a parameter, and the name of its weight."""
     for prefix, kind in KINDS.items():
         if name.startswith(prefix):
             return kind, name.removeprefix(prefix)
@@ -239,7 +239,7 @@ def compare(first: CompiledGraph, second: CompiledGraph) -> dict[str, Any]:
 
 
 def comparison_parts(found: dict[str, Any], names: tuple[str, str]) -> Iterator[Part]:
-    """As tables."""
+    """Yield the differences as tables."""
     rows = []
     for name, (before, after) in found["totals"].items():
         text = size_text if name in SIZES else count_text

@@ -44,7 +44,7 @@ FUNCTION, GROUP = f"{__name__}:compile_some", "mindllm.compiled.rank.rank_group:
 
 
 def cache_directory() -> Path:
-    """Where compiled graphs are kept: ``$XDG_CACHE_HOME/mindllm/graphs``."""
+    """Return the directory of compiled graphs: ``$XDG_CACHE_HOME/mindllm/graphs``."""
     return user_cache("graphs")
 
 
@@ -163,7 +163,7 @@ class RankCompilation:
         return {rank: graph for rank, graph in sorted(graphs.items()) if graph is not None}
 
     def _load(self, file: Path) -> CompiledGraph | None:
-        """A graph; None, and the file is removed, where a kept one is damaged: it is compiled again."""
+        """Load a graph. A damaged file of the cache is removed, and None returned, so that it is compiled again."""
         try:
             return load(file, self._values)
         except UserError:
@@ -186,7 +186,7 @@ class RankCompilation:
         return self._temporary / str(rank) / GRAPH
 
     def _keep(self, rank: int) -> Path:
-        """The file of a compiled rank; put into the cache at once if there is one, so that no interruption loses it."""
+        """Move the file of a compiled rank into the cache immediately, so that no interruption loses it, and return it."""
         if self._kept is None:
             return self._compiled(rank)
         if not self._is_kept(rank):
@@ -208,7 +208,7 @@ class RankCompilation:
 
 
 def compile_ranks(config: RunConfig, cache: Path | None = None, workers: int | None = None) -> list[CompiledGraph]:
-    """The graphs of all ranks; errors as ``compile_rank``."""
+    """Compile all ranks and return their graphs; errors as ``compile_rank``."""
     with RankCompilation(config, cache, workers) as compilation:
         return compilation.graphs()
 

@@ -46,12 +46,12 @@ class PlannedTensor:
 
 
 def read_plans(directory: Path) -> list[list[PlannedTensor]]:
-    """The plan of every graph whose memory is planned, from the files the memory tracker leaves in ``rank_R/``."""
+    """Read the plan of every graph with planned memory, from the files of the memory tracker in ``rank_R/``."""
     return [list(_tensors(path)) for path in sorted(directory.glob(PLAN))]
 
 
 def fullest_moment(plan: Iterable[PlannedTensor]) -> list[PlannedTensor]:
-    """The tensors that are there when most of the planned memory is in use.
+    """Return the tensors in use when most of the planned memory is in use.
 
     Of those that share a place, as an operator's that writes into its input, only the largest.
     """
@@ -157,7 +157,7 @@ def _planned(directory: Path, rename: Callable[[str], str]) -> Iterator[Block]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows by the names of their columns: ``csv.DictReader`` takes twice as long, for rows of other lengths."""
+    """Yield the rows by column name. ``csv.DictReader`` takes twice as long, for rows of other lengths."""
     with open(path, encoding="utf-8", newline="") as file:
         rows = filter(None, csv.reader(file))
         names = next(rows, [])
@@ -181,7 +181,7 @@ def _block(row: Mapping[str, str], nodes: Mapping[int, str]) -> Block:
 
 
 def category(kind: str, node: str, users: list[str]) -> str:
-    """What a block is there for, from who writes it and who reads it.
+    """Return the purpose of a block, from its writer and its readers.
 
     A parameter is known by its name. Of the rest, outputs of exchanges are communication buffers; what the backward pass hands
     to the optimizer, or to an exchange or accumulator outside of it, is a gradient; what the optimizer computes counts as its

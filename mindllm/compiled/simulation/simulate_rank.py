@@ -213,7 +213,7 @@ def simulate_alone(tree: dict[str, Any], rank: int, directory: str, parsed: str,
 
 
 def simulate(config: RunConfig, rank: int, whole: bool = False) -> None:
-    """One step of ``rank``; what it takes is in the files and lines MindSpore leaves.
+    """Run one step of ``rank``. Its results are in the files and lines that MindSpore writes.
 
     ``whole``: the layers of other stages are compiled as they are.
     """
@@ -281,7 +281,7 @@ def leave_uninitialised(parameters: Iterable[Any]) -> None:
 
 
 def unknown_lines(output: str) -> list[str]:
-    """What MindSpore printed, without lines that are known to be harmless; of those from one place the first."""
+    """Return MindSpore's output without lines known to be harmless, and one line for each place."""
     known, place = re.compile("|".join(KNOWN)), re.compile(r"\[mindspore/\S+\]")
     first: dict[str, str] = {}
     for line in output.splitlines():

@@ -157,7 +157,7 @@ class Simulation:
         return points
 
     def alive(self, time: int) -> list[Block]:
-        """The blocks in use at a time, the largest first."""
+        """Return the blocks in use at a time, the largest first."""
         return sorted((block for block in self.blocks if block.alive(time)), key=lambda block: -block.size)
 
     def peak_by_category(self) -> Mapping[str, int]:
@@ -168,7 +168,7 @@ class Simulation:
         return dict(sums)
 
     def lines(self) -> list[str]:
-        """The five lines a dry run ends with."""
+        """Return the five lines that end a dry run."""
         return [
             f"Device MOC memory size: {self.device_memory // MIB}M",
             f"MindSpore Used memory size: {self.limit // MIB}M",
