@@ -38,10 +38,10 @@ def dtypes(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
     mistakes, count = [], 0
     for rank in ranks:
         operators = (*_computed(rank, asked, states), *_kept(rank, asked, model), *_exchanged(rank, asked, model))
-        for what, found, wanted in operators:
+        for what, found, expected in operators:
             count += 1
-            if found != wanted:
-                mistakes.append(Mistake(rank.graph.rank, f"{what} is in {found}, not in {wanted}"))
+            if found != expected:
+                mistakes.append(Mistake(rank.graph.rank, f"{what} is in {found}, not in {expected}"))
     told = f"{count - len(mistakes)} of {count}" if mistakes else f"all {count} operators and tensors"
     return Finding("dtypes", asked.words, told, together(dict.fromkeys(mistakes)))
 
@@ -62,8 +62,8 @@ def _computed(rank: Operators, asked: Dtypes, states: Collection[tuple[int, ...]
         if found not in FLOATING or rank.phase(node) == UPDATE:
             continue
         place = rank.place(node)
-        if (wanted := _wanted(node, place, asked, states)) is not None:
-            yield f"{node.op} of {without_numbers(place)}", found, wanted
+        if (expected := _wanted(node, place, asked, states)) is not None:
+            yield f"{node.op} of {without_numbers(place)}", found, expected
 
 
 def _wanted(node: Node, place: str, asked: Dtypes, states: Collection[tuple[int, ...]]) -> str | None:

@@ -97,12 +97,12 @@ def _first_layers(value: LayerCounts, held: Counts) -> Counts:
         return tuple(tuple(count * value for count in row) for row in held)
     if isinstance(value[0], tuple):
         return tuple(
-            tuple(count if wanted is True else int(wanted) for wanted, count in zip(row, counts, strict=True))
+            tuple(count if expected is True else int(expected) for expected, count in zip(row, counts, strict=True))
             for row, counts in zip(value, held, strict=True)
         )
     taken = [[0] * len(row) for row in held]
-    for stage, wanted in enumerate(value):
-        left = sum(row[stage] for row in held) if wanted is True else int(wanted)
+    for stage, expected in enumerate(value):
+        left = sum(row[stage] for row in held) if expected is True else int(expected)
         while left > 0 and any(taken[chunk][stage] < row[stage] for chunk, row in enumerate(held)):
             for chunk, row in enumerate(held):  # one layer of each chunk in turn
                 if left > 0 and taken[chunk][stage] < row[stage]:
@@ -196,8 +196,9 @@ def rows_of_head(config: RunConfig) -> int:
 
 
 def gathered_elements(config: RunConfig) -> int:
-    """Elements that a rank has of hidden states when each part of a layer begins, put together from the tensor-parallel ranks in
-    one run of the layer: all rows where sequence parallelism has cut them, else none, for they are whole.
+    """Return the elements of hidden states that a rank gathers from tensor-parallel ranks before each part of a layer.
+
+    With sequence parallelism these are all rows, else none, because rows are whole.
     """
     sizes = config.parallel_config
     is_cut = sizes.use_seq_parallel and sizes.model_parallel > 1
@@ -205,7 +206,7 @@ def gathered_elements(config: RunConfig) -> int:
 
 
 def exchanged_with_experts(config: RunConfig) -> int | None:
-    """Elements that a rank sends its experts, or they send back, in one run of a layer; None where this is not known here.
+    """Return the elements that a rank exchanges with its experts in each direction in one run of a layer; None if unknown here.
 
     Each expert has as many places of a sequence as its capacity, or as the sequence has tokens. Where tokens are sorted, or
     ranks share a sequence, they are not exchanged by place.
@@ -225,7 +226,7 @@ def exchanged_with_experts(config: RunConfig) -> int | None:
 
 
 def runs_of_a_layer(config: RunConfig) -> int:
-    """Runs of each layer in a step: micro-batches or their pieces, times accumulation steps, times copies of the model."""
+    """Run of each layer in a step: micro-batches or their pieces, times accumulation steps, times copies of the model."""
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     return parts * config.parallel_config.seq_split_num * config.micro_batch_interleave_num
 
@@ -257,7 +258,7 @@ def _in_flight_of_dealt_parts(config: RunConfig, scheduler: str, behind: int) ->
     """Return the passes in flight if a part may come in pieces, all of which go forward before the first goes back.
 
     MindSpore spreads the remainder over all rounds: the first one has one more part. ``seqsmartvpp`` starts its backward passes
-    earlier, one pass for each later stage instead of two. With ``seqpipe`` a round has as many parts as fill the stages in pieces.
+    earlier, one pass for each later stage instead of two. With ``seqpipe`` the parts of a round fill the stages in pieces.
     """
     sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
     parts, pieces = sizes.micro_batch_num, sizes.seq_split_num

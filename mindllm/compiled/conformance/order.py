@@ -31,7 +31,7 @@ JOINED = frozenset({"MakeTuple", "Partial", "Switch", "TupleGetItem"})
 
 
 def order(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
-    """Writes of weights and accumulators have an edge to or from each other use; parts and passes are in their order."""
+    """Write of weights and accumulators have an edge to or from each other use; parts and passes are in their order."""
     mistakes = [
         Mistake(rank.graph.rank, text)
         for rank in ranks
@@ -90,7 +90,7 @@ class _Uses:
                     self.users[name].append(node)
 
     def of(self, name: str) -> list[Node]:
-        """Uses of the value with this name."""
+        """Use of the value with this name."""
         waiting, found = [name], {}
         for current in waiting:
             for user in self.users.get(current, ()):
@@ -161,14 +161,14 @@ def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
     passes = [event for event in events if event.kind != WEIGHT]
     done = [(backward.get(event.kind, event.kind), event.chunk, event.micro_batch) for event in passes]
     chunks = config.model.config.pp_interleave_num
-    wanted = [
+    expected = [
         (kind, chunk, part)
         for kind in (FORWARD, BACKWARD)
         for chunk in range(chunks)
         for part in range(sizes.micro_batch_num * sizes.seq_split_num)
     ]
-    if sorted(done) != sorted(wanted):
-        yield f"there are {len(done)} passes, not {len(wanted)}"
+    if sorted(done) != sorted(expected):
+        yield f"there are {len(done)} passes, not {len(expected)}"
     waiting = max(accumulate(1 if event.kind == FORWARD else -1 for event in passes))
     most = parts_in_flight(config, rank.graph.rank // sizes.stage_device_num)
     if waiting != most:

@@ -43,15 +43,17 @@ def messages(rank: Operators) -> Iterator[Node]:
 
 
 def positions_of_rank(config: RunConfig) -> int:
-    """Positions of a sequence, or of a piece of it, whose queries one rank has in attention."""
+    """Return the number of positions of a sequence, or of a piece of it, whose queries one rank has in attention."""
     sizes = config.parallel_config
     whole = config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.size(axes.CONTEXT))
     return whole // sizes.seq_split_num
 
 
 def scored_positions(config: RunConfig) -> int:
-    """Positions of queries that a rank scores in one run of a layer: in a ring once for each block of keys that it has, and in
-    balanced halves, where late queries see all early keys, once for one piece besides.
+    """Return the number of query positions that a rank scores in one run of a layer.
+
+    In a ring they count for each block of keys. With balanced halves, where late queries see all early keys, one piece counts
+    once more.
     """
     positions, sizes = positions_of_rank(config), config.parallel_config
     if not sizes.passes_keys:
@@ -61,7 +63,7 @@ def scored_positions(config: RunConfig) -> int:
 
 
 def pieces_of_rank(config: RunConfig) -> int:
-    """Pieces in which a rank has its positions: one of each half, where halves are balanced."""
+    """Return the number of pieces in which a rank has its positions: one of each half with balanced halves."""
     return 2 if config.parallel_config.context_parallel_balanced else 1
 
 
@@ -69,7 +71,7 @@ def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Opera
     """Compare the layers that a stage updates and runs with the plan. Frozen layers are only run."""
     if plan.stages == 1:
         return None
-    wanted = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
+    expected = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
     trained = _trained_layers(config)
     found: dict[int, set[int]] = {}
     mistakes = []
@@ -77,11 +79,11 @@ def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Opera
         stage, held = mesh.stage_of(rank.graph.rank), _layers_held(rank)
         run = {layer for _, layer, _ in rank.forward_in_layers}
         found.setdefault(stage, run)
-        for what, layers, planned in (("holds", held, wanted[stage] & trained), ("runs", run, wanted[stage])):
+        for what, layers, planned in (("holds", held, expected[stage] & trained), ("runs", run, expected[stage])):
             if layers != planned:
                 text = f"stage {stage} {what} layers {_text(layers)}, the plan has {_text(planned)} there"
                 mistakes.append(Mistake(rank.graph.rank, text))
-    return Finding("layers by stage", _join(wanted), _join(list(found.values())), together(mistakes))
+    return Finding("layers by stage", _join(expected), _join(list(found.values())), together(mistakes))
 
 
 def chunks(plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
@@ -91,10 +93,10 @@ def chunks(plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding |
     mistakes, texts = [], [[""] * plan.stages, [""] * plan.stages]
     for rank in ranks:
         stage = mesh.stage_of(rank.graph.rank)
-        wanted = [_layers_at(plan, chunk, stage) for chunk in range(plan.chunks)]
+        expected = [_layers_at(plan, chunk, stage) for chunk in range(plan.chunks)]
         found = _layers_by_chunk(rank)
-        texts[0][stage], texts[1][stage] = (" then ".join(map(_text, layers)) for layers in (wanted, found))
-        if found != wanted:
+        texts[0][stage], texts[1][stage] = (" then ".join(map(_text, layers)) for layers in (expected, found))
+        if found != expected:
             text = f"stage {stage} runs layers {texts[1][stage]}, the plan has {texts[0][stage]}"
             mistakes.append(Mistake(rank.graph.rank, text))
     asked, has = (" | ".join(words) for words in texts)
@@ -170,9 +172,9 @@ def planned(config: RunConfig) -> Finding | None:
         return None
     problems = [] if len(asked) == len(plan) else [f"{len(plan)} layers are planned, not {len(asked)}"]
     problems += [
-        f"layer {number} is planned {_layer_text(has)}, the YAML has it {_layer_text(wanted)}"
-        for number, (wanted, has) in enumerate(zip(asked, plan, strict=False))
-        if _layer_text(wanted) != _layer_text(has)
+        f"layer {number} is planned {_layer_text(has)}, the YAML has it {_layer_text(expected)}"
+        for number, (expected, has) in enumerate(zip(asked, plan, strict=False))
+        if _layer_text(expected) != _layer_text(has)
     ]
     found = f"{len(problems)} otherwise" if problems else "all of them"
     return Finding("plan of the run", f"{len(asked)} layers", found, tuple(problems))

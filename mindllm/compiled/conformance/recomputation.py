@@ -113,10 +113,10 @@ class _Layer:
             (SLICE_MARK, self._slices, "slice of"),
         ):
             marked = {path for node, path in self.operators if node.attributes.get(mark)}
-            wanted = {path for _, path in self.operators if asked(path)}
-            if missing := sorted(wanted - marked):
+            expected = {path for _, path in self.operators if asked(path)}
+            if missing := sorted(expected - marked):
                 yield f"does not repeat the {verb} {', '.join(missing)}"
-            if more := sorted(marked - wanted):
+            if more := sorted(marked - expected):
                 yield f"repeats the {verb} {', '.join(more)}, which nobody asked for"
 
     def _repeats_communication(self, path: str) -> bool:
@@ -168,12 +168,12 @@ def swaps(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
     for rank in ranks:
         declared, moved = _swaps_by_layer(rank)
         for number, operators in sorted(declared.items()):
-            wanted = _wanted(swapped(config, number), operators)
-            asked |= {number} if wanted else set()
+            expected = _wanted(swapped(config, number), operators)
+            asked |= {number} if expected else set()
             found |= {number} if moved[number] else set()
             mistakes += [
                 Mistake(rank.graph.rank, f"layer {number} {text}")
-                for text in _mistakes(wanted, operators, moved[number])
+                for text in _mistakes(expected, operators, moved[number])
             ]
     if not (asked or found or mistakes):
         return None
@@ -204,14 +204,14 @@ def _wanted(patterns: Mapping[str, int], operators: list[tuple[Node, str]]) -> d
     }
 
 
-def _mistakes(wanted: Mapping[str, int], operators: list[tuple[Node, str]], moved: int) -> Iterator[str]:
+def _mistakes(expected: Mapping[str, int], operators: list[tuple[Node, str]], moved: int) -> Iterator[str]:
     marked = {path: node.attributes.get(PREFETCH) for node, path in operators if node.attributes.get(MARK)}
-    if missing := sorted(set(wanted) - set(marked)):
+    if missing := sorted(set(expected) - set(marked)):
         yield f"keeps {', '.join(missing)} on the device"
-    if more := sorted(set(marked) - set(wanted)):
+    if more := sorted(set(marked) - set(expected)):
         yield f"moves {', '.join(more)}, which nobody asked for"
-    for path in sorted(set(wanted) & set(marked)):
-        if marked[path] != wanted[path]:
-            yield f"has {path} back {marked[path]} operators ahead, not {wanted[path]}"
+    for path in sorted(set(expected) & set(marked)):
+        if marked[path] != expected[path]:
+            yield f"has {path} back {marked[path]} operators ahead, not {expected[path]}"
     if bool(moved) != bool(marked):
         yield f"has {moved} results moved, and {len(marked)} operators marked"

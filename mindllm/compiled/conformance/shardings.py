@@ -37,12 +37,12 @@ def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
             if node.input_strategy is None or rank.phase(node) != FORWARD:
                 continue
             path = ".".join(filter(None, (rank.place(node), node.instance)))
-            wanted = declared.of(path, node.op)
-            if not wanted:
+            expected = declared.of(path, node.op)
+            if not expected:
                 continue
             count += 1
-            if node.input_strategy not in wanted:
-                text = f"{path} is sharded {node.input_strategy}, not {' or '.join(map(str, sorted(wanted)))}"
+            if node.input_strategy not in expected:
+                text = f"{path} is sharded {node.input_strategy}, not {' or '.join(map(str, sorted(expected)))}"
                 mistakes.append(Mistake(rank.graph.rank, text))
     words = [f"{axis}{size}" for axis, size in mesh.axes.items() if size > 1]
     words += ["sequence parallel"] * config.parallel_config.use_seq_parallel
@@ -104,11 +104,11 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
             weight = parameters.get(name)
             if weight is None or weight.layout is None or name.endswith(NOT_SPLIT):  # which is whole everywhere
                 continue
-            wanted, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
-            asked |= {name} if wanted > 1 else set()
+            expected, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
+            asked |= {name} if expected > 1 else set()
             cut |= {name} if found > 1 else set()
-            if found != wanted:
-                mistakes.append(Mistake(rank.graph.rank, f"{name} is in {found} parts over replicas, not {wanted}"))
+            if found != expected:
+                mistakes.append(Mistake(rank.graph.rank, f"{name} is in {found} parts over replicas, not {expected}"))
             mistakes += [
                 Mistake(rank.graph.rank, f"{other.name} has shape {list(other.shape)}, not {list(shape)}")
                 for other, shape in _followers(config, weight, parameters)
@@ -152,11 +152,11 @@ def _followers(
     names = [
         f"{prefix}{weight.name}" for prefix in (*MOMENT_PREFIXES, f"{MUON_MOMENT}.", *(f"{kind}." for kind in CODES))
     ]
-    wanted = {
+    expected = {
         **{name: _moment_shape(weight, projected.get(name)) for name in names},
         f"{ACCUMULATORS}{weight.name}": accumulated,
     }
-    return [(parameters[name], shape) for name, shape in wanted.items() if name in parameters]
+    return [(parameters[name], shape) for name, shape in expected.items() if name in parameters]
 
 
 def _moment_shape(weight: Parameter, projected: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def environment(rank: int, devices: int) -> dict[str, str]:
 
 
 def pretend_device(rank: int, devices: int, asked: Callable[[], int] | None = None) -> None:
-    """Makes this process rank ``rank`` of ``devices`` Ascend devices. Call it before anything else uses MindSpore.
+    """Make this process rank ``rank`` of ``devices`` Ascend devices. Call it before anything else uses MindSpore.
 
     With ``asked`` it becomes the rank that this returns, and only when the compiler wants to know: it has by then done what is
     the same for all ranks. The parallel context must be set without ``global_rank`` for that. Nothing before may need the rank.
@@ -73,7 +73,7 @@ def _require_version() -> None:
 
 
 def _register_target() -> None:
-    """Adds the target "Ascend" to the context, with an initialiser that does nothing (a libc function of one argument)."""
+    """Add the target "Ascend" to the context, with an initialiser that does nothing (a libc function of one argument)."""
     import mindspore
     from mindspore._c_expression import MSContext
 
@@ -159,7 +159,7 @@ def _declare_world(world: _World) -> None:
 
 
 def _answer_compiler(world: _World) -> None:
-    """Lets the compiler itself ask for the size of a group, by which it divides where replicas share optimizer state, and for
+    """Let the compiler itself ask for the size of a group, by which it divides where replicas share optimizer state, and for
     the rank, where the parallel context does not say it.
 
     The object that answers has its functions in a table; it is given a copy of that table with these replaced.
@@ -210,7 +210,7 @@ class FrontEndGraph:
 
 
 def compile_cell(cell: Any, *inputs: Any) -> FrontEndGraph:
-    """Compiles a training cell for the inputs' shapes. The compiler's own errors pass through."""
+    """Compile a training cell for the inputs' shapes. The compiler's own errors pass through."""
     from mindspore.graph.api import _cell_graph_executor as executor
 
     phase, _ = executor.compile(cell, *inputs, phase="train")

@@ -114,7 +114,7 @@ def _cache() -> Path:
 
 
 def _make(directory: Path, compiler: Sequence[str], names: Mapping[str, str], needed: Sequence[str]) -> None:
-    """Builds beside ``directory`` and renames: it is whole or absent, also where several processes make it at once."""
+    """Build beside ``directory`` and renames: it is whole or absent, also where several processes make it at once."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with temporary_directory(f".{directory.name}.", directory.parent) as around:
         temporary = around / "made"

@@ -37,7 +37,7 @@ class Settings:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Settings:
-        """Refuses what is not computed here."""
+        """Refuse what is not computed here."""
         settings = cls(*values)
         if settings.keep_probability != 1.0:
             raise NotImplementedError(f"attention with keep_prob {settings.keep_probability}")
@@ -166,7 +166,7 @@ def _of_shift(of_scores: Array, shift: Array | None) -> Array | None:
 
 
 def _heads_first(settings: Settings, *arrays: Array) -> list[Array]:
-    """Arrays as ``[batch, heads, seq, head_dim]``; the first one is the query, whose width says that of a head."""
+    """Return arrays as ``[batch, heads, seq, head_dim]``. The first is the query, whose width gives that of a head."""
     if settings.layout == BNSD:
         return list(arrays)
     if settings.layout == BSND:

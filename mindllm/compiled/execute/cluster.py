@@ -203,7 +203,7 @@ class Cluster:
         return largest
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Replaces every rank's parts of these whole tensors, weights or optimizer state."""
+        """Replace every rank's parts of these whole tensors, weights or optimizer state."""
         for machine in self.machines:
             put_parts(machine, arrays)
 

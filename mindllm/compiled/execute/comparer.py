@@ -403,7 +403,7 @@ class Comparer:
         return next((operand for operand in known if self.verdict(operand) is not Verdict.RIGHT), None)
 
     def _unlike(self, record: Record) -> Iterator[Record]:
-        """Operands that are not what a single device has in their place."""
+        """Yield operands that differ from those of a single device."""
         for index, operand in enumerate(record.operands):
             if operand is None or not self._known.knows_operand(record.place, index):
                 continue

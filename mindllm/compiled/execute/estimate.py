@@ -40,7 +40,7 @@ def estimate(config: RunConfig, rate: float) -> Estimate:
 
 
 def refuse_too_large(config: RunConfig) -> None:
-    """Claims memory for a run until the process ends.
+    """Claim memory for a run until the process ends.
 
     Raises:
         UserError: this machine cannot hold the run, or not execute it in reasonable time; with the estimate.

@@ -161,7 +161,7 @@ def _unknown(exchange: Exchange, why: str) -> NoExchange:
 
 
 def _all_to_all(values: Sequence[np.ndarray], split: int, concat: int) -> list[np.ndarray]:
-    """Part ``i`` of every rank's value goes to the group's rank ``i``."""
+    """Send part ``i`` of every rank's value to the group's rank ``i``."""
     parts = [np.split(value, len(values), split) for value in values]
     return [np.concatenate([part[index] for part in parts], concat) for index in range(len(values))]
 

@@ -48,7 +48,7 @@ def held(value: Value) -> Value:
 
 
 def rounded(value: Value, dtypes: tuple[str, ...]) -> Value:
-    """Results in the dtypes the graph declares for them, or rounded to these."""
+    """Return results in the dtypes that the graph declares, or rounded to these."""
     if isinstance(value, tuple):
         return tuple(_round(item, dtype) for item, dtype in zip(value, dtypes, strict=False))
     return _round(value, dtypes[0]) if dtypes else value

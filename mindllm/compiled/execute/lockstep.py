@@ -40,7 +40,7 @@ class Lockstep:
         return self.outputs
 
     def _advance(self, rank: int, answer: np.ndarray | None) -> None:
-        """Runs a rank to its next exchange, or to its end."""
+        """Run a rank to its next exchange, or to its end."""
         try:
             self.waiting[rank] = self.runs[rank].send(answer)
         except StopIteration as end:

@@ -87,7 +87,7 @@ class RankInterpreter:
         return {name: parameter.value for name, parameter in self.parameters.items()}
 
     def run(self, *inputs: np.ndarray) -> Run:
-        """Executes one step; the generator's value is what the step returns."""
+        """Execute one step; the generator's value is what the step returns."""
         result = yield from self._call(self.graph.step, inputs)
         return loaded(result)
 

@@ -86,7 +86,7 @@ def _stored(machine: RankInterpreter, name: str) -> np.ndarray:
 
 
 def put_parts(machine: RankInterpreter, whole: Mapping[str, Any]) -> None:
-    """Replaces a rank's parts of these tensors, arrays or tensors of a checkpoint, where it has any."""
+    """Replace a rank's parts of these tensors, arrays or tensors of a checkpoint, where it has any."""
     for name, parameter in machine.graph.parameters.items():
         if name in whole:
             machine.parameters[name].value = _part(machine.rank, parameter, whole)

@@ -171,7 +171,7 @@ def _parts(layouts: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _cuts(devices: Sequence[int], axis: int | Sequence[int]) -> int:
-    """Parts of a dimension that is split over an axis, or several, counted from the right; -1: it is not."""
+    """Return the number of parts of a dimension that is split over one or several axes, counted from the right; -1: not split."""
     axes = (axis,) if isinstance(axis, int) else axis
     return math.prod(devices[-1 - axis] for axis in axes if axis >= 0)
 
@@ -377,7 +377,7 @@ class CompiledGraph:
             yield from function.nodes
 
     def find(self, op: str, where: Callable[[Node], bool] = lambda node: True) -> list[Node]:
-        """Nodes of one kind of operator that satisfy a condition."""
+        """Return the nodes of one kind of operator that satisfy a condition."""
         return [node for node in self.nodes() if node.op == op and where(node)]
 
     def collectives(self) -> list[Node]:

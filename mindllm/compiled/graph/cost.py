@@ -158,11 +158,11 @@ def uncounted(graph: CompiledGraph) -> tuple[str, ...]:
 
 def step_cost(graph: CompiledGraph, nodes: Iterable[Node] | None = None) -> Cost:
     """Return the cost of ``nodes``, or of all, in a step. A node counts as often as its function runs."""
-    wanted = None if nodes is None else {node.name for node in nodes}
+    expected = None if nodes is None else {node.name for node in nodes}
     total = Cost()
     for function in graph.functions:
         for node in function.nodes:
-            if wanted is None or node.name in wanted:
+            if expected is None or node.name in expected:
                 total += cost(graph, node) * graph.executions[function.name]
     return total
 

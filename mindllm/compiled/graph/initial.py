@@ -42,11 +42,11 @@ def initial_values(step: nn.Cell, names: Collection[str], constants: Mapping[str
     Args:
         constants: what is known of some of them, as :func:`leave_undrawn` returns it.
     """
-    wanted = set(names)
+    expected = set(names)
     found = {
         parameter.name: _initial(parameter, constants)
         for parameter in step.get_parameters()
-        if parameter.name in wanted and not _is_weight(parameter)
+        if parameter.name in expected and not _is_weight(parameter)
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -58,8 +58,8 @@ def beginnings(
 
     Codes of quantized weights, which nothing changes, have no entry. ``constants`` are those of :func:`leave_undrawn`.
     """
-    wanted = set(names)
-    weights = [one for one in step.get_parameters() if one.name in wanted and _is_weight(one)]
+    expected = set(names)
+    weights = [one for one in step.get_parameters() if one.name in expected and _is_weight(one)]
     found = {one.name: _beginning(one, constants) for one in weights}
     return {name: value for name, value in found.items() if value is not None}
 

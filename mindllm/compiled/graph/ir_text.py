@@ -167,7 +167,7 @@ SHOWN = 80  # characters of a damaged line
 
 
 def read_ir_text(path: Path, rank: int = 0) -> CompiledGraph:
-    """Reads a text ``.ir``. It does not say which ``rank`` it is of.
+    """Read a text ``.ir``. It does not say which ``rank`` it is of.
 
     Raises:
         UserError: it cannot be read, is something else, or damaged; says where.
@@ -181,7 +181,7 @@ def read_ir_text(path: Path, rank: int = 0) -> CompiledGraph:
 
 
 def parse_ir_text(text: str, rank: int = 0) -> CompiledGraph:
-    """Reads the content of a ``.ir``.
+    """Read the content of a ``.ir``.
 
     Raises:
         UserError: it is something else, or damaged; says in which line.

@@ -58,7 +58,7 @@ def parse_mind_ir(
     initial: Mapping[str, np.ndarray] | None = None,
     pool: Pool | None = None,
 ) -> CompiledGraph:
-    """Reads the graph of ``rank``. Layouts and initial values of parameters and source lines are not part of MindIR.
+    """Read the graph of ``rank``. Layouts and initial values of parameters and source lines are not part of MindIR.
 
     Graphs that are read with one ``pool`` share what they have in common, and do not keep the MindIR.
 
@@ -164,8 +164,9 @@ def _function(graph: Any, reader: _NodeReader) -> Function:
 
 
 def _with_ranks(operators: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Attributes of operators; those in groups that the model made have their ranks. The compiler gives these all ranks of the
-    stage, and gradients of their operators have the name of the group alone.
+    """Return attributes of operators with the ranks of groups that the model created.
+
+    The compiler gives these groups all ranks of the stage, and gradients have the name of the group only.
     """
     groups = {
         one["group"]: one[RANKS_OF_GROUP] for one in operators.values() if RANKS_OF_GROUP in one and "group" in one

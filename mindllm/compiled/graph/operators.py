@@ -87,7 +87,7 @@ class Operators:
         return {name: forward for forward, backward in self.graph.backward_of.items() for name in backward}
 
     def times(self, node: Node) -> int:
-        """Runs per step."""
+        """Run per step."""
         return self.graph.executions[self.function_of[node.name]]
 
     def forward(self, node: Node) -> Node | None:
@@ -170,7 +170,7 @@ class Operators:
 
 
 def is_flagged(node: Node) -> bool:
-    """Return True if an operator is to be recomputed: by its own mark, or by that of a cell around it that does not exclude it."""
+    """Return True if an operator is marked for recomputation, or is in a marked cell that does not exclude it."""
     asked = node.attributes.get("recompute")
     if isinstance(asked, bool):
         return asked or node.marked_for_recompute

@@ -34,7 +34,7 @@ class Event:
 
 
 def micro_batch_schedule(graph: CompiledGraph) -> tuple[Event, ...]:
-    """Calls of the network and exchanges with other stages, in the order the compiler prescribes.
+    """Call of the network and exchanges with other stages, in the order the compiler prescribes.
 
     Empty where no function is reused: one micro-batch, or accumulation without a pipeline.
     """

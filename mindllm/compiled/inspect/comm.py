@@ -157,7 +157,7 @@ def is_of_experts(operators: Operators, node: Node) -> bool:
 
 
 def _around(operators: Operators, node: Node, passed: frozenset[str]) -> list[Node]:
-    """Neighbours on both sides, past operators of some kinds."""
+    """Return the neighbors on both sides, across operators of some kinds."""
     return [
         *_through(operators.consumers, node, passed),
         *_through(operators.producers, node, passed),

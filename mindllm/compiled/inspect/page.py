@@ -26,14 +26,14 @@ LIBRARIES = ("cytoscape.min.js", "cytoscape-dagre.min.js")
 
 
 def write_page(graph: CompiledGraph, title: str, path: Path) -> None:
-    """Writes the page; the file is whole or absent."""
+    """Write the page; the file is whole or absent."""
     text = render_page(graph, title, beside_proof(path.parent))
     with atomic_open(path) as file:
         file.write(text)
 
 
 def render_page(graph: CompiledGraph, title: str, to_proof: bool = False) -> str:
-    """Returns the page as HTML; ``to_proof``: with the way back to the proof of the run beside it."""
+    """Return the page as HTML; ``to_proof``: with the way back to the proof of the run beside it."""
     scripts = "\n".join(f"<script>{(BUNDLED / name).read_text(encoding='utf-8')}</script>" for name in LIBRARIES)
     data = json_markup(page_data(graph))
     markup = {"mark": mark("graph of a rank", to_proof), "libraries": scripts, "data": data}

@@ -243,17 +243,17 @@ class _Reader:
         ]
 
     def effect(self, pattern: Pattern) -> Effect:
-        """Looks for the operators of a pattern, their flags and their repetitions."""
+        """Look for the operators of a pattern, their flags and their repetitions."""
         matched = [item for item in self.candidates if self._matches(pattern, *item)]
         nodes = [node for node, *_ in matched]
         communication = "comm" in pattern.key
-        wanted = [other for node in nodes for other in self._exchanges_beside(node)] if communication else nodes
-        names = {node.name for node in wanted}
+        expected = [other for node in nodes for other in self._exchanges_beside(node)] if communication else nodes
+        names = {node.name for node in expected}
         repetitions = {copy for copy, original in self.kept.repetitions.items() if original.name in names}
         originals = {self.kept.repetitions[copy].name for copy in repetitions}
         now, without = self.kept.kept(), self.kept.kept(repetitions)
         saved = self.kept.size(without) - self.kept.size(now)
-        yielded = sum(bytes_of(node.tensors) for node in wanted if node.op not in VIEWS)
+        yielded = sum(bytes_of(node.tensors) for node in expected if node.op not in VIEWS)
         flagged = [
             node for node in nodes if (node.attributes.get(COMMUNICATION) if communication else is_flagged(node))
         ]
@@ -268,7 +268,7 @@ class _Reader:
             repeated=len(originals),
             saved=saved,
             yielded=yielded,
-            why=self._why(wanted, repetitions, now) if small else "",
+            why=self._why(expected, repetitions, now) if small else "",
         )
 
     def _matches(self, pattern: Pattern, node: Node, layer: int, rest: str) -> bool:

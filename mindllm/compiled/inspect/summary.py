@@ -214,7 +214,7 @@ SIZES = ("bytes moved", "sent to other ranks", "parameters", "kept for the backw
 
 
 def compare(first: CompiledGraph, second: CompiledGraph) -> dict[str, Any]:
-    """Totals of both, and rows of operators that are in one of them only, more often in one, or of other shapes."""
+    """Return totals of both graphs, and rows of operators whose number or shapes differ."""
     one, other = _runs(first), _runs(second)
     rows = [
         {
@@ -265,7 +265,7 @@ def comparison_parts(found: dict[str, Any], names: tuple[str, str]) -> Iterator[
 
 
 def _runs(graph: CompiledGraph) -> Mapping[Key, Counter[str]]:
-    """Runs per step by place (layers together), of each way an operator is run."""
+    """Run per step by place (layers together), of each way an operator is run."""
     operators = Operators(graph)
     found: dict[Key, Counter[str]] = defaultdict(Counter)
     for node in operators.nodes:
@@ -280,7 +280,7 @@ def _runs(graph: CompiledGraph) -> Mapping[Key, Counter[str]]:
 
 
 def _change(before: Counter[str], after: Counter[str]) -> tuple[int, int, str]:
-    """Runs before and after, and what is different; "" for nothing."""
+    """Run before and after, and what is different; "" for nothing."""
     if before == after:
         return before.total(), after.total(), ""
     if not before or not after:

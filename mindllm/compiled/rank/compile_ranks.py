@@ -102,7 +102,7 @@ class RankCompilation:
         return tuple(rank for stage in stages for rank in sorted(sample_of(self.mesh, stage)))
 
     def _claim(self) -> None:
-        """Claims memory for the ranks that are compiled at a time; refuses where there is none for a single one."""
+        """Claim memory for the ranks that are compiled at a time; refuses where there is none for a single one."""
         with ExitStack() as block:
             claim, one = block.enter_context(MemoryClaim()), compile_bytes(self.config)
             require(claim, self.config)
@@ -119,7 +119,7 @@ class RankCompilation:
             remove_temporary(self._temporary)
 
     def graphs(self, progress: Progress = lambda count: None) -> list[CompiledGraph]:
-        """Waits for all ranks, and derives those that are not compiled.
+        """Wait for all ranks, and derives those that are not compiled.
 
         Raises:
             UserError, CompileFailed: as ``compile_rank``, for the first rank that does not compile.
@@ -142,7 +142,7 @@ class RankCompilation:
         return [graphs[rank] for rank in self._all()]
 
     def _compiled_graphs(self, progress: Progress) -> dict[int, CompiledGraph]:
-        """Waits for the ranks that are compiled, and reads each while others are compiled."""
+        """Wait for the ranks that are compiled, and reads each while others are compiled."""
         files: dict[int, Path] = {}
         graphs: dict[int, CompiledGraph | None] = {}
         running = True
@@ -220,7 +220,7 @@ def _key(config: RunConfig) -> str:
 
 
 def _forget_oldest(kept: Path) -> None:
-    """Deletes the directories that were made first until the rest is small enough; never ``kept`` itself."""
+    """Delete the directories that were made first until the rest is small enough; never ``kept`` itself."""
     directories = sorted(
         (path for path in kept.parent.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime
     )

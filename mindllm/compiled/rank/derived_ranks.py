@@ -57,7 +57,7 @@ def sample_of(mesh: Mesh, stage: int) -> tuple[int, ...]:
 
 
 def _steps(mesh: Mesh) -> list[tuple[int, int]]:
-    """Axes with several ranks inside a stage, the outermost first: how far apart neighbours are, and how many there are.
+    """Ax with several ranks inside a stage, the outermost first: how far apart neighbours are, and how many there are.
 
     They are the coarsest that both views of the devices are made of; those of dense parts where one view cuts across the other.
     """

@@ -27,7 +27,7 @@ class Pool:
         return self._values.setdefault((Mapping, repr(value)), value) if _is_plain(value) else value
 
     def attributes(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Attributes whose names and values are shared."""
+        """Return attributes with shared names and values."""
         return {self.same(name): self.plain(value) for name, value in values.items()}
 
     def array(self, array: np.ndarray) -> np.ndarray:

@@ -118,7 +118,7 @@ class Tracked:
 
 
 def read_tracked(directory: Path, rename: Callable[[str], str] = str, order: Path | None = None) -> Tracked:
-    """Reads ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``.
+    """Read ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``.
 
     ``rename`` is applied to the names of operators and parameters; ``order`` is the directory of the latter files, which
     MindSpore puts beside graphs where it saves these.

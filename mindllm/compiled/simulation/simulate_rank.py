@@ -248,8 +248,9 @@ def simulate(config: RunConfig, rank: int, whole: bool = False) -> None:
 
 
 def _part_by_part(config: RunConfig) -> list[tuple[Any, Sequence[Any]]]:
-    """Cells and inputs of a step on one device that accumulates gradients, whose engine has a graph for its parts and one for
-    their end. One part is as good as several. It comes last: when it is first called, optimizer state is not on the device yet.
+    """Return cells and inputs of a step on one device that accumulates gradients: a graph for a part, and one for the end.
+
+    One part represents several. It comes last, because optimizer state is not on the device when it is first called.
     """
     from mindllm.models.attention.largest_logit import largest_logits
     from mindllm.models.weights import shares_of

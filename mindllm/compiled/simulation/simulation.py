@@ -178,7 +178,7 @@ class Simulation:
         ]
 
     def save(self, path: Path | str) -> None:
-        """Writes it as compressed JSON."""
+        """Write it as compressed JSON."""
         tree = {"format": FORMAT, **{field.name: _columns(getattr(self, field.name)) for field in _fields(Simulation)}}
         with atomic_open(path, "wb") as file, gzip.open(file, "wt", encoding="utf-8", compresslevel=5) as text:
             json.dump(tree, text, separators=(",", ":"))
@@ -197,7 +197,7 @@ TABLES = {"blocks": Block, "tasks": Task, "collectives": Collective, "planned": 
 
 
 def load_simulation(path: Path | str) -> Simulation:
-    """Reads what :meth:`Simulation.save` wrote.
+    """Read what :meth:`Simulation.save` wrote.
 
     Raises:
         UserError: the file is not there, damaged, or something else.
@@ -230,7 +230,7 @@ def path_of(node: str) -> str:
 
 
 def _require_types(kind: type, columns: Mapping[str, list[Any]]) -> None:
-    """Raises ValueError for values that are not of the type of their field, found column by column."""
+    """Raise ValueError for values that are not of the type of their field, found column by column."""
     for field in _fields(kind):
         values = columns.get(field.name, [])
         nested = field.type in INNER and set(map(type, values)) <= {list}
