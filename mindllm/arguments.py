@@ -1,25 +1,22 @@
-"""What public functions take, held against the annotations of their signatures before any work begins.
+"""Validation of the arguments of public functions: pydantic and their signatures, before any work begins.
 
-A wrong name, a wrong type and a number out of its range are mistakes of the user (:class:`mindllm.errors.UserError`), with the
-function, the argument, its value and what to write: one problem for each. Imports nothing that takes time.
+Unknown names, invalid types and numbers out of range raise one :class:`mindllm.errors.UserError` with a problem for each
+argument: the function, the argument, its value and the fix. Pydantic is imported at the first call.
 """
 
 from __future__ import annotations
 
-import builtins
 import errno
 import functools
 import inspect
-import math
-import os
 import re
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
-from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
+
+from annotated_types import Ge, Gt, Predicate
 
 from mindllm.errors import ALIKE, Origin, Problem, UserError, nearest, shortened, text_of
 from mindllm.units import DEVICE_SIZE
@@ -30,254 +27,217 @@ Returned = TypeVar("Returned")
 
 @dataclass(frozen=True)
 class Advice:
-    """What to write where a value is none that an argument takes."""
+    """The fix that an error names for an invalid value of the annotated argument."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Range:
-    """Finite numbers from ``least`` on, or above it, as ``words`` say."""
-
-    words: str
-    least: float
-    above: bool = False
-
-    def holds(self, value: float) -> bool:
-        """Whether a number lies in it."""
-        return math.isfinite(value) and (value > self.least if self.above else value >= self.least)
+def is_memory_size(text: str) -> bool:
+    """Return True for a size of device memory such as ``58GB``."""
+    return DEVICE_SIZE.fullmatch(text) is not None
 
 
-@dataclass(frozen=True)
-class Form:
-    """Texts of a form, as ``words`` say."""
-
-    words: str
-    pattern: re.Pattern[str]
-
-    def holds(self, value: str) -> bool:
-        """Whether a text has it."""
-        return self.pattern.fullmatch(value) is not None
-
-
-Count = Annotated[int, Range("from 1 on", 1)]
-Index = Annotated[int, Range("from 0 on", 0)]
-Seconds = Annotated[float, Range("above 0", 0, above=True)]
-Patience = Annotated[float, Range("from 0 on", 0)]
-Memory = Annotated[str, Form("that is a size of a memory", DEVICE_SIZE), Advice("write it as '58GB' or '58000MB'")]
-Overrides = Annotated[Sequence[str] | Mapping[str, Any], Advice("write a dictionary of dotted keys, as {'seed': 1}")]
+Count = Annotated[int, Ge(1)]
+Index = Annotated[int, Ge(0)]
+Seconds = Annotated[float, Gt(0)]
+Patience = Annotated[float, Ge(0)]
+Memory = Annotated[str, Predicate(is_memory_size), Advice("write a size such as '58GB' or '58000MB'")]
+Overrides = Annotated[
+    Sequence[str] | Mapping[str, Any], Advice("write a dictionary of dotted keys, such as {'seed': 1}")
+]
 Prompt = str | Sequence[Mapping[str, str]]
 
-NAMES: dict[Any, tuple[str, str]] = {  # of one such value, and of several
-    str: ("a text", "texts"),
-    bool: ("True or False", "True or False"),
-    int: ("an integer", "integers"),
-    float: ("a number", "numbers"),
-    Path: ("a path", "paths"),
-    os.PathLike: ("a path", "paths"),
-    Mapping: ("a dictionary", "dictionaries"),
-    types.NoneType: ("None", "None"),
+MISSING = "this argument is required"
+EXPECTED = {  # by the type of pydantic's error
+    "string_type": "text",
+    "string_unicode": "text that is valid UTF-8",
+    "bool_type": "True or False",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "path_type": "a path",
+    "mapping_type": "a dictionary",
+    "dict_type": "a dictionary",
+    "list_type": "a list",
+    "sequence_str": "a list",
+    "callable_type": "a function",
+    "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "predicate_failed": "a size with a unit",
 }
-
-
-class _Wrong(Exception):
-    """A value is none that an annotation allows."""
+CLASSES = {"Sequence": "a list", "Path": "a path", "PathLike": "a path", "Mapping": "a dictionary"}
 
 
 def checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Hold the arguments of each call of a public function against its signature.
+    """Validate the arguments of each call of a public function against its signature.
 
-    Integers of numpy become Python's, and what is iterable becomes a tuple where a sequence is wanted. A call with mistakes
-    raises a UserError that names all of them. So does a text of thousands of characters in the place of a path.
+    Integers of numpy become integers of Python, and other iterables become tuples where a sequence is expected. All mistakes
+    of a call are raised as one UserError, and so is a path of thousands of characters.
     """
 
     @functools.wraps(function)
     def call(*values: Parameters.args, **options: Parameters.kwargs) -> Returned:
+        values, options = validated(function, values, options)  # type: ignore[assignment]
         try:
-            return function(**arguments_of(function, values, options))  # type: ignore[call-arg]
+            return function(*values, **options)
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
-            raise UserError(
-                f"mindllm.{function.__name__}: {shortened(str(error.filename))}: {error.strerror}"
-            ) from None
+            name = shortened(str(error.filename))
+            raise UserError(f"mindllm.{function.__name__}: {name}: {error.strerror}") from None
 
     return call
 
 
-def arguments_of(function: Callable[..., Any], values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, as the function takes them.
+def validated(
+    function: Callable[..., Any], values: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call as the function takes them.
 
     Raises:
-        UserError: some are wrong.
+        UserError: some are invalid.
     """
-    known = _parameters(function)
-    names = [name for name, one in known.items() if one.kind is not one.VAR_KEYWORD]
-    nameless = [name for name in names if known[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    given = {**dict(zip(nameless, values, strict=False)), **options}
-    problems = [*_misplaced(nameless, names, values, options)]
-    for name in [name for name in given if name not in names]:
-        if len(names) == len(known) or get_close_matches(name, names, cutoff=ALIKE):  # else it is a key of a section
-            message = f"unknown argument (value {shortened(text_of(given[name], repr))}){nearest(name, names)}"
-            problems.append((name, message, given[name]))
-    for name in names:
-        optional = known[name].default is not inspect.Parameter.empty
-        if name not in given and not optional:
-            problems.append((name, f"this argument is required{_meaning(function, name)}", None))
-        elif name in given:
-            value, kind = given[name], _kinds(function)[name]
-            try:
-                given[name] = _fitting(value, kind)
-            except _Wrong:
-                can_go = value is None and optional
-                advice = "; leave it out" if can_go else _advice(value, kind)
-                advice = advice or (_meaning(function, name) if kind is not bool else "")
-                problems.append(
-                    (name, f"must be {_words(kind)} (value {shortened(text_of(value, repr))}){advice}", value)
-                )
+    from pydantic import ValidationError
+
+    problems = dict[str, Problem]()
+    try:
+        arguments, keywords = _validator(function)(*map(_plain, values), **{k: _plain(v) for k, v in options.items()})
+    except ValidationError as error:
+        problems = {problem.key: problem for problem in _problems(function, error, values, options)}
+    names = [name for name, kind in inspect.signature(function).parameters.items() if kind.kind is not kind.VAR_KEYWORD]
+    for name in options.keys() - {*names}:
+        # an unknown option of a function with **options is a key of a section, unless it is a misspelt argument
+        if name in problems or get_close_matches(name, names, cutoff=ALIKE):
+            message = f"unknown argument (value {shortened(text_of(options[name], repr))}){nearest(name, names)}"
+            problems[name] = _problem(function, name, message, options[name])
     if problems:
-        origin = Origin(option=f"mindllm.{function.__name__}")
-        raise UserError.of(*(Problem(origin, (name,), message, value) for name, message, value in problems))
-    return given
-
-
-def _misplaced(
-    nameless: Sequence[str], names: Sequence[str], values: Sequence[Any], options: Mapping[str, Any]
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield arguments that are given without their name, or twice."""
-    named = ", ".join(name for name in names if name not in nameless)
-    for number, value in enumerate(values[len(nameless) :], len(nameless) + 1):
-        yield (
-            f"argument {number}",
-            f"has no name (value {shortened(text_of(value, repr))}); it goes by one of the names {named}",
-            value,
-        )
-    for name in nameless[: len(values)]:
-        if name in options:
-            yield (
-                name,
-                f"is given twice (value {shortened(text_of(options[name], repr))}); leave one out",
-                options[name],
-            )
+        raise UserError.of(*problems.values())
+    return arguments, keywords
 
 
 @functools.cache
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
+def _validator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the same signature that validates its arguments and returns them."""
+    from pydantic import ConfigDict, validate_call
 
+    def collect(*values: Any, **options: Any) -> Any:
+        return values, options
 
-class _Names(dict[str, Any]):
-    """Names in annotations. What is imported for type checkers alone becomes a class that is known by its name."""
-
-    def __missing__(self, name: str) -> Any:
-        return type(name, (), {"__module__": __name__})
+    collect.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    collect.__annotations__ = dict(_hints(function))
+    collect.__name__ = function.__name__
+    return validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(collect)
 
 
 @functools.cache
-def _kinds(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The annotations of a function as types."""
-    known = _Names(vars(builtins) | globals() | function.__globals__)
-    return get_type_hints(function, localns=known, include_extras=True)
+def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the annotations of the arguments.
 
-
-def _fitting(value: Any, kind: Any) -> Any:
-    """The value as a function takes it.
-
-    Raises:
-        _Wrong: it is of another type, out of range, or without the form.
+    ``argument_types`` of the module returns the types that it imports for type checkers only.
     """
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        taken = _fitting(value, inner[0])
-        if not all(note.holds(taken) for note in inner[1:] if isinstance(note, Range | Form)):
-            raise _Wrong
-        return taken
-    if origin in (Union, types.UnionType):
-        return _fitting_one(value, inner)
-    if origin is Sequence:
-        return _sequence(value, inner[0])
-    if not _is(value, kind) or (origin is Mapping and not all(isinstance(key, str) for key in value)):
-        raise _Wrong
-    return int(value) if kind is int else value
+    from pydantic import InstanceOf
+
+    def arguments() -> None: ...
+
+    arguments.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    lazy_types = function.__globals__.get("argument_types", dict)()
+    names: dict[str, Any] = {name: InstanceOf[kind] for name, kind in lazy_types.items()}  # type: ignore[misc,valid-type]
+    names["Progress"] = Callable[..., None]  # pydantic cannot test instances of a protocol
+    return get_type_hints(arguments, function.__globals__, names, include_extras=True)
 
 
-def _fitting_one(value: Any, kinds: Sequence[Any]) -> Any:
-    for kind in kinds:
-        try:
-            return _fitting(value, kind)
-        except _Wrong:
-            continue
-    raise _Wrong
+def _plain(value: Any) -> Any:
+    """Return numbers of numpy as those of Python, and iterables as tuples of them."""
+    # a model iterates over its fields, and a text over its characters
+    is_other = isinstance(value, str | bytes | Mapping) or hasattr(type(value), "model_fields")
+    return tuple(map(_plain_number, value)) if isinstance(value, Iterable) and not is_other else _plain_number(value)
 
 
-def _sequence(value: Any, inner: Any) -> Any:
-    """A list or tuple of the right things as it is, what else is iterable as a tuple of them."""
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        raise _Wrong
-    given = [*value]
-    items = [_fitting(item, inner) for item in given]
-    as_given = isinstance(value, list | tuple) and all(one is other for one, other in zip(items, given, strict=True))
-    return value if as_given else tuple(items)
+def _plain_number(value: Any) -> Any:
+    if type(value).__name__ == "bool_":
+        return bool(value)
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
-def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a plain type; True and False are no numbers."""
-    kind = get_origin(kind) or kind
-    if kind is Any:
-        return True
-    if kind is bool:
-        return type(value).__name__ in ("bool", "bool_")  # numpy's, too
-    if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if kind is Path:
-        return isinstance(value, os.PathLike)
-    if getattr(kind, "_is_protocol", False) and kind is not os.PathLike:
-        return callable(value)
-    if kind.__module__ == __name__:  # see _Names
-        return any(base.__name__ == kind.__name__ for base in type(value).__mro__)
-    return isinstance(value, kind)
+def _problems(
+    function: Callable[..., Any], error: Any, values: Sequence[Any], options: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Yield a problem for each argument that pydantic refuses."""
+    parameters = inspect.signature(function).parameters
+    positional = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    details: dict[str, list[Any]] = {}
+    for detail in error.errors(include_url=False):
+        place: Any = detail["loc"][0] if detail["loc"] else ""
+        beyond = isinstance(place, int) and place >= len(positional)
+        name = f"argument {place + 1}" if beyond else positional[place] if isinstance(place, int) else str(place)
+        details.setdefault(name, []).append(detail)
+    for name, refusals in details.items():
+        kinds = {detail["type"] for detail in refusals}
+        value = options.get(name, values[positional.index(name)] if name in positional[: len(values)] else None)
+        shown = f"(value {shortened(text_of(value, repr))})"
+        if name not in parameters:
+            value = refusals[0]["input"]
+            keywords = ", ".join(known for known in parameters if known not in positional)
+            message = f"must be passed by name (value {shortened(text_of(value, repr))}); names: {keywords}"
+        elif "multiple_argument_values" in kinds:
+            value, message = (
+                options[name],
+                f"is passed twice (value {shortened(text_of(options[name], repr))}); remove one",
+            )
+        elif kinds & {"missing_argument", "missing_positional_only_argument", "missing_keyword_only_argument"}:
+            value, message = None, f"{MISSING}{_meaning(function, name)}"
+        else:
+            # of a union, the alternative that was entered says more than the others
+            items = [detail for detail in refusals if len(detail["loc"]) > 1 and isinstance(detail["loc"][-1], int)]
+            expected = dict.fromkeys(map(_expected, items or refusals))
+            subject = "each item must be" if items else "must be"
+            message = f"{subject} {' or '.join(expected)} {shown}{_fix(function, name, value)}"
+        yield _problem(function, name, message, value)
 
 
-def _words(kind: Any, several: bool = False) -> str:
-    """What an annotation allows, in words."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        notes = [note.words for note in inner[1:] if isinstance(note, Range | Form)]
-        return " ".join([_words(inner[0], several), *notes])
-    if origin in (Union, types.UnionType):
-        *others, last = dict.fromkeys(_words(one, several) for one in inner)
-        return f"{', '.join(others)} or {last}" if others else last
-    if origin is Sequence:
-        return f"{'lists' if several else 'a list'} of {_words(inner[0], several=True)}"
-    if getattr(kind, "_is_protocol", False):
-        return "functions" if several else "a function"
-    plain = origin or kind
-    return NAMES.get(plain, (f"a {plain.__name__}", plain.__name__))[several]
+def _problem(function: Callable[..., Any], name: str, message: str, value: Any) -> Problem:
+    return Problem(Origin(option=f"mindllm.{function.__name__}"), (name,), message, value)
 
 
-def _advice(value: Any, kind: Any) -> str:
-    """What to write instead: what the annotation says, else the value in a form that fits; empty where there is none."""
-    if note := next(_notes(kind), None):
+def _expected(detail: Any) -> str:
+    context = detail.get("ctx", {})
+    if "[key]" in detail["loc"]:
+        return "a dictionary with text as keys"
+    if detail["type"] == "is_instance_of":
+        return CLASSES.get(context["class"], f"a {context['class']}")
+    form = EXPECTED.get(detail["type"])
+    return detail["msg"].lower() if form is None else form.format(**context)
+
+
+def _fix(function: Callable[..., Any], name: str, value: Any) -> str:
+    """Return the fix: the advice of the annotation, the value in a valid form, or the meaning of the argument."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    hint = _hints(function)[name]
+    if value is None and inspect.signature(function).parameters[name].default is not inspect.Parameter.empty:
+        return "; leave it out"
+    if note := next(_notes(hint), None):
         return f"; {note.text}"
+    adapter = TypeAdapter[Any](hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     for form in _forms(value):
         try:
-            return f"; write {_fitting(form, kind)!r}"
-        except _Wrong:
+            return f"; write {adapter.validate_python(form)!r}"
+        except ValidationError:
             continue
-    return ""
+    return _meaning(function, name)
 
 
-def _notes(kind: Any) -> Iterator[Advice]:
-    """Yield what annotations say is to be written."""
-    if get_origin(kind) is Annotated:
-        yield from (note for note in get_args(kind)[1:] if isinstance(note, Advice))
-    elif get_origin(kind) in (Union, types.UnionType):
-        for one in get_args(kind):
-            yield from _notes(one)
+def _notes(hint: Any) -> Iterator[Advice]:
+    """Yield the advice of an annotation and of the alternatives in it."""
+    for part in (*get_args(hint), *getattr(hint, "__metadata__", ())):
+        if isinstance(part, Advice):
+            yield part
+        elif get_args(part):
+            yield from _notes(part)
 
 
 def _forms(value: Any) -> Iterator[Any]:
-    """Yield what may have been meant by a value: a list of it, the number that a text holds, an integer, True or False."""
+    """Yield other forms of a value: a list of it, the number in a text, an integer, True or False."""
     yield [value]
     if isinstance(value, str):
         for kind in (int, float):
@@ -287,12 +247,12 @@ def _forms(value: Any) -> Iterator[Any]:
                 continue
     elif isinstance(value, Real) and value in (0, 1):
         yield bool(value)
-    elif isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer():
         yield int(value)
 
 
 def _meaning(function: Callable[..., Any], name: str) -> str:
-    """What the docstring says an argument is; empty where there is none, as under ``python -OO``."""
-    found = re.search(rf"^ +{name}: (.*(?:\n {{8}} *\S.*)*)", inspect.getdoc(function) or "", re.MULTILINE)
-    text = " ".join(found.group(1).split()) if found else ""
-    return f"; its meaning: {text.removesuffix('.').replace('``', chr(39))}" if text else ""
+    """Return what the docstring says about an argument; empty without docstrings (``python -OO``)."""
+    entry = re.search(rf"^ +{name}: (.*(?:\n {{8}} *\S.*)*)", inspect.getdoc(function) or "", re.MULTILINE)
+    text = " ".join(entry.group(1).split()) if entry else ""
+    return f"; {name}: {text.removesuffix('.').replace('``', chr(39))}" if text else ""

@@ -1,4 +1,4 @@
-"""Libraries that only some commands need, and the extra of the package that brings each (``pip install 'mindllm[planner]'``)."""
+"""Optional libraries of some commands, and the extra of the package that installs each (``pip install 'mindllm[planner]'``)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ EXTRAS = {
 }
 
 
-def advice(error: ModuleNotFoundError) -> str:
-    """What to install where one of them is missing; empty for any other module."""
+def install_hint(error: ModuleNotFoundError) -> str:
+    """Return how to install an optional library that is missing; empty for any other module."""
     module = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(module)
-    return f"this needs the library {module}, which is not installed: pip install 'mindllm[{extra}]'" if extra else ""
+    return f"the library {module} is not installed; run pip install 'mindllm[{extra}]'" if extra else ""

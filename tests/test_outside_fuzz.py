@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mindllm.cli.calibrate import read_measured
+from mindllm.cli.time import read_measured
 from mindllm.compiled.inspect.source import read_graph
 from mindllm.config import override_config, render_config
 from mindllm.config.reading.load import read_document

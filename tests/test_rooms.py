@@ -13,7 +13,7 @@ from mindllm.cli.registry import VERBS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mindllm"
-DOORS = {"main", "api", "api_execution", "api_programs", "__init__", "__main__"}  # beside the rooms, and above them
+DOORS = {"main", "api", "__init__", "__main__"}  # beside the rooms, and above them
 MAY_PRINT = {"cli", "terminal", "main.py", "command.py"}  # the commands, what they print with, and what ends them
 PRINTERS = ("mindllm.terminal.console", "mindllm.terminal.render")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindllm.command import IMPOSSIBLE, INTERRUPTED
+from mindllm.command import INTERRUPTED, PATH_ERRORS
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.entrance import Entrance
 from mindllm.launch.lines import SignedLine
@@ -275,7 +275,7 @@ def code_of(error: BaseException) -> int:
     """Return the exit code that a command ends with because of an error."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    if isinstance(error, OSError) and error.errno in IMPOSSIBLE:
+    if isinstance(error, OSError) and error.errno in PATH_ERRORS:
         return UserError.exit_code
     return error.exit_code if isinstance(error, UserError | CheckFailed | RunFailed) else RunFailed.exit_code
 

@@ -1,15 +1,14 @@
-"""``mindllm accept``: what mindllm claims, beside a few small runs."""
+"""``mindllm accept``: test mindllm on this cluster with small runs."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.nodes import add_node_options, on_this_node, scheduled
-from mindllm.cli.ranks import say
+from mindllm.cli.common import add_device_option
+from mindllm.cli.nodes import add_node_options, log_line, on_this_node, scheduled
 from mindllm.command import INTERRUPTED, CommandParser, output_directory, positive, run_command
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.clusters.schedulers import forget_task
@@ -17,7 +16,6 @@ from mindllm.launch.start import Launch, refuse_impossible
 from mindllm.terminal.console import error_console, output
 from mindllm.terminal.render import drawn, show
 from mindllm.terminal.text import styled
-from mindllm.timing.shipped import DEFAULT, shipped_devices
 
 if TYPE_CHECKING:
     from mindllm.accept.accept import Wanted
@@ -25,16 +23,16 @@ if TYPE_CHECKING:
     from mindllm.accept.judge import Line
     from mindllm.accept.nodes import Nodes
 
-TIMEOUT = 600  # seconds in which nodes find each other
+TIMEOUT = 600  # seconds in which nodes connect
 CLAIMS = "single, dp, tp, pp, ep, optimizer, recompute, resume"
 EXAMPLES = """examples:
   %(prog)s --devices 8 --output accept
   %(prog)s --claims dp,tp --keep
   srun --nodes=2 --ntasks-per-node=1 %(prog)s --output /shared/accept
-  %(prog)s --devices 16 --local_workers 8 --master_addr 192.168.1.10 --node_rank 1 --output /shared/accept
+  %(prog)s --devices 16 --local-workers 8 --master-addr 192.168.1.10 --node-rank 1 --output /shared/accept
 
-Several nodes: start the same command on each. Node 0 leaves page and archive; the others take part and end with its exit code.
-Exit codes: 0 good, 1 a run failed or no claim was run, 2 wrong input, 3 a claim is refuted.
+On several nodes, start the same command on each. Node 0 writes page and archive; the others end with its exit code.
+Exit codes: 0 success, 1 a run failed or no claim was tested, 2 invalid input, 3 a claim is refuted.
 """
 
 
@@ -42,85 +40,75 @@ def make_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm accept",
-        description="Holds what mindllm claims against a few small runs: on Ascend devices where there are some, otherwise as "
-        "processes of this CPU. Leaves one page, and one archive without names, paths or addresses. Installs nothing.",
+        description="Tests the claims of mindllm with small runs, on Ascend devices or else as processes of this CPU. Writes a "
+        "page, and an archive without names, paths and addresses. Installs nothing.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "--devices",
-        type=positive,
-        metavar="N",
-        help="devices of all nodes, or ranks on CPUs (default: all that are here, or 2; of tasks of Slurm and of pods: of all)",
+    add = parser.add_argument
+    devices = (
+        "devices of all nodes, or CPU ranks (default: all devices of this machine, or of the Slurm job or pods; else 2)"
     )
-    add_node_options(parser, TIMEOUT, "the two after it are used")
-    parser.add_argument(
-        "--output",
-        type=output_directory,
-        default="accept",
-        metavar="DIR",
-        help="directory for page and archive; several nodes share it (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--device",
-        default=DEFAULT,
-        metavar="FILE",
-        help=f"what steps and links are predicted for: a YAML, or one of {', '.join(shipped_devices())} (default: %(default)s)",
-    )
-    parser.add_argument("--claims", default="", metavar="LIST", help=f"some of {CLAIMS} (default: all)")
-    parser.add_argument("--keep", action="store_true", help="keep the runs; those that failed are kept anyway")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    add("--devices", type=positive, metavar="N", help=devices)
+    add_node_options(parser, TIMEOUT, "the next two ports")
+    directory = "directory for page and archive, shared by all nodes (default: %(default)s)"
+    add("--output", type=output_directory, default="accept", metavar="DIR", help=directory)
+    add_device_option(parser, "device description for predicted steps and links")
+    add("--claims", default="", metavar="LIST", help=f"claims to test: {CLAIMS} (default: all)")
+    add("--keep", action="store_true", help="keep the files of all runs; those of failed runs are always kept")
+    add("--json", action="store_true", help="print one JSON object instead of the table")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the claims, write page and archive, and return the exit code; on nodes other than the first take part."""
+    """Test the claims, write page and archive, and return the exit code; on other nodes than the first, follow it."""
     options = make_parser().parse_args(arguments)
 
     from mindllm.accept.follow import follow
     from mindllm.accept.nodes import Nodes
     from mindllm.preflight.node import visible_devices
 
-    here = visible_devices()
-    place = _place(options, here)
+    local_devices = visible_devices()
+    place = _place(options, local_devices)
     if place.node_rank:
-        code = follow(place, here, say)
-        say(f"node {place.node_rank}: node 0 has ended with exit code {code}; page and archive are in {options.output}")
+        code = follow(place, local_devices, log_line)
+        log_line(f"node {place.node_rank}: node 0 ended with exit code {code}; page and archive: {options.output}")
         return code
-    with Nodes(place, here, say) as nodes:
+    with Nodes(place, local_devices, log_line) as nodes:
         nodes.gather()
-        nodes.code = _accept(_wanted(options, nodes), nodes, options.json)
+        nodes.code = _accept(_request(options, nodes), nodes, options.json)
     return nodes.code
 
 
-def _accept(wanted: Wanted, nodes: Nodes, as_json: bool) -> int:
-    """Run the claims on all nodes, write page and archive, and return the exit code."""
+def _accept(request: Wanted, nodes: Nodes, as_json: bool) -> int:
+    """Test the claims on all nodes, write page and archive, and return the exit code."""
     from mindllm.accept.accept import accept
     from mindllm.accept.acceptance import ON_A_CPU
     from mindllm.accept.archive import write_acceptance
 
-    if not wanted.here:
+    if not request.here:
         error_console.print(ON_A_CPU)
+
+    def write(result: Acceptance) -> None:
+        write_acceptance(result, request.output)
+
+    def explain(claim: str, text: str) -> None:  # details of a failure, which the archive omits
+        error_console.print(f"{claim}: {text}")
+
     with drawn() as progress:
-        found = accept(
-            wanted,
-            lambda line: None if as_json else _print(line),
-            _explain,
-            lambda known: _write(known, wanted.output),
-            progress,
-            nodes,
-        )
-    page, archive = write_acceptance(found, wanted.output)
-    show(found, as_json)
+        on_line = (lambda line: None) if as_json else _print_line
+        result = accept(request, on_line, explain, write, progress, nodes)
+    page, archive = write_acceptance(result, request.output)
+    show(result, as_json)
     if not as_json:
-        output.print(f"{page}: for people; {archive}: without names, paths or addresses, to hand on")
-    return INTERRUPTED if found.interrupted else code_of(found)
+        output.print(f"report: {page}; to share, without names, paths and addresses: {archive}")
+    return INTERRUPTED if result.interrupted else exit_code_of(result)
 
 
-def _place(options: argparse.Namespace, here: int) -> Launch:
-    """Return which node this is of how many, and how they find each other.
+def _place(options: argparse.Namespace, local_devices: int) -> Launch:
+    """Return the node of this process and how the nodes connect.
 
     Raises:
-        UserError: numbers do not fit each other, or a scheduler has not started one task for each node.
+        UserError: numbers are inconsistent, or the scheduler did not start one task per node.
     """
     from mindllm.accept.accept import ON_CPU_DEVICES
     from mindllm.accept.measured import alone
@@ -129,56 +117,43 @@ def _place(options: argparse.Namespace, here: int) -> Launch:
     forget_task()
     tasks = task.tasks if task else 1
     if task and tasks > 1 and task.shares_machines:
-        raise UserError(
-            f"{task.scheduler} has started several tasks on a machine; start one on each: --ntasks-per-node=1"
-        )
+        raise UserError(f"{task.scheduler} started several tasks per machine; start one on each: --ntasks-per-node=1")
     if not options.devices and (options.node_rank is not None or options.master_addr or options.local_workers):
-        raise UserError("--devices: how many do all nodes have together? give --devices N, the same on each")
-    devices = options.devices or here * tasks or max(ON_CPU_DEVICES, tasks)
-    whole = replace(alone(Path(options.output).absolute(), here > 0), workers=devices)
-    place = on_this_node(whole, options, task)
+        raise UserError("--devices is missing; pass the number of devices of all nodes, the same on each node")
+    devices = options.devices or local_devices * tasks or max(ON_CPU_DEVICES, tasks)
+    job = replace(alone(options.output.absolute(), local_devices > 0), workers=devices)
+    place = on_this_node(job, options, task)
     refuse_impossible(place)
     return place
 
 
-def _wanted(options: argparse.Namespace, nodes: Nodes) -> Wanted:
+def _request(options: argparse.Namespace, nodes: Nodes) -> Wanted:
     from mindllm.accept.accept import Wanted
     from mindllm.accept.claims import chosen
     from mindllm.timing.device import read_device
 
     names = [name.strip() for name in options.claims.split(",") if name.strip()]
     devices, device = nodes.place.workers, read_device(options.device)
-    return Wanted(chosen(names), devices, device, Path(options.output), options.keep, nodes.devices_here, nodes.count)
+    return Wanted(chosen(names), devices, device, options.output, options.keep, nodes.devices_here, nodes.count)
 
 
-def code_of(found: Acceptance) -> int:
-    """Return the exit code: 3 where a claim is refuted, 1 where a run failed or none says anything."""
+def exit_code_of(result: Acceptance) -> int:
+    """Return the exit code: 3 if a claim is refuted, 1 if a run failed or no claim was tested."""
     from mindllm.accept.judge import Verdict
 
-    verdicts = {found.verdict(claim) for claim in found.claims}
+    verdicts = {result.verdict(claim) for claim in result.claims}
     if Verdict.REFUTED in verdicts:
         return CheckFailed.exit_code
-    silent = verdicts <= {Verdict.NOT_RUN}
-    return RunFailed.exit_code if Verdict.FAILED in verdicts or silent else 0
+    untested = verdicts <= {Verdict.NOT_RUN}
+    return RunFailed.exit_code if Verdict.FAILED in verdicts or untested else 0
 
 
-def _write(found: Acceptance, directory: Path) -> None:
-    from mindllm.accept.archive import write_acceptance
-
-    write_acceptance(found, directory)
-
-
-def _print(line: Line) -> None:
+def _print_line(line: Line) -> None:
     from mindllm.accept.acceptance import COLOURS, cells
 
     name, figure, predicted, measured = cells(line)
     verdict = (f"{line.verdict.value:<11}", COLOURS[line.verdict])
     output.print(styled(verdict, f"{name} {figure}: predicted {predicted}, measured {measured}; {line.why}"))
-
-
-def _explain(claim: str, text: str) -> None:
-    """Print all that is said of a failure, which is not for the archive."""
-    error_console.print(f"{claim}: {text}")
 
 
 if __name__ == "__main__":

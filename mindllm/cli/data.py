@@ -1,4 +1,4 @@
-"""``mindllm data``: turn text into an indexed corpus."""
+"""``mindllm data``: tokenize text into a corpus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.command import IMPOSSIBLE, CommandParser, output_file, positive, run_command
+from mindllm.command import PATH_ERRORS, CommandParser, output_file, positive, run_command
 from mindllm.errors import RunFailed, UserError
 from mindllm.jobs.cores import cores
 from mindllm.terminal.console import output, print_json
@@ -16,9 +16,8 @@ from mindllm.terminal.render import SHARE, drawn
 
 if TYPE_CHECKING:
     from mindllm.data.preprocess.build import Summary
-    from mindllm.data.preprocess.sources import Source
 
-EXAMPLE = """example:
+EXAMPLE = """examples:
   %(prog)s --python-stdlib --train-tokenizer 4096 \\
       --tokenizer data/tokenizer.json --output-prefix data/stdlib
   %(prog)s src/ --include '*.py' --exclude tests \\
@@ -28,110 +27,67 @@ EXAMPLE = """example:
   %(prog)s --info data/src
 """
 HANDLERS = ("GeneralPretrainHandler", "AlpacaPretrainHandler", "StackOverflowPythonPretrainHandler")
-"""Of mindllm.data.preprocess.sources."""
+"""Those of mindllm.data.preprocess.sources."""
 
 
 def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
+    """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm data",
-        description="Turns text and records into an indexed corpus (Megatron's .bin and .idx). A document is a record of a "
-        "jsonl, json, csv, tsv or parquet file, or any other file as a whole; .gz, .bz2, .xz and .zst are decompressed. Memory "
-        "does not grow with the files. Text is UTF-8: invalid bytes of a text file are replaced by U+FFFD and the files "
-        "counted, a record with some is refused. The corpus appears when it is complete; after an interruption the same command "
-        "goes on where it was.",
+        description="Tokenizes text into an indexed corpus (Megatron's .bin and .idx). A document is a record of a jsonl, json, "
+        "csv, tsv or parquet file, or a whole file of any other kind; .gz, .bz2, .xz and .zst are decompressed. Memory use is "
+        "independent of file sizes. Text is UTF-8: invalid bytes of a text file are replaced by U+FFFD, and invalid records "
+        "are refused. The corpus appears when it is complete; after an interruption, the same command continues.",
         epilog=EXAMPLE,
     )
-    add_input_options(parser.add_argument_group("input"))
-    add_output_options(parser.add_argument_group("output"))
+    _add_input_options(parser.add_argument_group("input"))
+    _add_output_options(parser.add_argument_group("output"))
     return parser
 
 
-def add_input_options(group: argparse._ArgumentGroup) -> None:
-    """Adds what is read."""
-    group.add_argument(
-        "inputs", nargs="*", type=Path, metavar="PATH", help="text files, and directories with all below them"
-    )
-    group.add_argument(
-        "--python-stdlib", action="store_true", help="the running Python's standard library, without its tests"
-    )
-    group.add_argument(
-        "--include", action="append", default=[], metavar="PATTERN", help="in directories: only these files"
-    )
-    group.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="in directories: not these files and directories",
-    )
-    group.add_argument(
-        "--format",
-        choices=("auto", "text"),
-        default="auto",
-        help="auto: records where the name says so (default); text: every file is one document",
-    )
-    group.add_argument(
-        "--json-keys",
-        nargs="+",
-        default=["text"],
-        metavar="KEY",
-        help="keys or columns of a record that are its text, joined by line breaks (default text)",
-    )
-    group.add_argument(
-        "--handler-name",
-        choices=HANDLERS,
-        default="GeneralPretrainHandler",
-        help="how a record becomes text: its keys (default), or a form of rows that has a name",
-    )
-    group.add_argument("--keep-order", action="store_true", help="files in the order of their names, not shuffled")
-    group.add_argument(
-        "--shuffle-seed",
-        type=_not_negative,
-        default=0,
-        metavar="SEED",
-        help="of the order of files (default 0); records keep theirs",
-    )
-    group.add_argument("--info", type=Path, metavar="PREFIX", help="describe an existing corpus instead of making one")
+def _add_input_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("inputs", nargs="*", type=Path, metavar="PATH", help="text files, and directories (recursively)")
+    add("--python-stdlib", action="store_true", help="the standard library of this Python, without tests")
+    add("--include", action="append", default=[], metavar="PATTERN", help="in directories, read only these files")
+    exclude = "in directories, skip these files and directories"
+    add("--exclude", action="append", default=[], metavar="PATTERN", help=exclude)
+    form = "auto: detect records by the file name (default); text: read every file as one document"
+    add("--format", choices=("auto", "text"), default="auto", help=form)
+    keys = "text keys or columns of a record, joined by line breaks (default: text)"
+    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help=keys)
+    handler = "conversion of records to text (default: join the text keys)"
+    add("--handler-name", choices=HANDLERS, default="GeneralPretrainHandler", help=handler)
+    add("--keep-order", action="store_true", help="read files in the order of their names instead of shuffling")
+    seed = "seed of the file order (default: 0); records stay in order"
+    add("--shuffle-seed", type=_seed, default=0, metavar="SEED", help=seed)
+    add("--info", type=Path, metavar="PREFIX", help="describe an existing corpus")
 
 
-def add_output_options(group: argparse._ArgumentGroup) -> None:
-    """Adds what is made of it, and how."""
-    group.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json or a sentencepiece .model")
-    group.add_argument(
-        "--train-tokenizer",
-        type=positive,
-        metavar="VOCAB_SIZE",
-        help="first train FILE, if it is missing: a byte-level BPE (.json) or a sentencepiece BPE (.model)",
-    )
-    group.add_argument(
-        "--allowed-special-tokens",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="special tokens that the text may contain, such as '<|fim_prefix|>'; all other names are encoded as words",
-    )
-    group.add_argument("--output-prefix", type=output_file, metavar="PREFIX", help="of the files that are made")
-    group.add_argument(
-        "--append-eod",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="end each document with the end-of-text token",
-    )
-    group.add_argument("--workers", type=positive, default=cores(), metavar="N", help="processes (default: all cores)")
-    group.add_argument("--overwrite", action="store_true", help="replace a corpus made from other files or options")
-    group.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+def _add_output_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json or a sentencepiece .model")
+    train = "train FILE first if it does not exist: byte-level BPE (.json) or sentencepiece BPE (.model)"
+    add("--train-tokenizer", type=positive, metavar="VOCAB_SIZE", help=train)
+    special = "special tokens allowed in the text, such as '<|fim_prefix|>'; all others are encoded as text"
+    add("--allowed-special-tokens", nargs="+", default=[], metavar="NAME", help=special)
+    add("--output-prefix", type=output_file, metavar="PREFIX", help="prefix of the files to write")
+    eod = "end each document with the end-of-text token"
+    add("--append-eod", action=argparse.BooleanOptionalAction, default=True, help=eod)
+    add("--workers", type=positive, default=cores(), metavar="N", help="processes (default: all cores)")
+    add("--overwrite", action="store_true", help="replace a corpus of other files or options")
+    add("--json", action="store_true", help="print the summary as one JSON object")
 
 
-def _not_negative(text: str) -> int:
+def _seed(text: str) -> int:
     value = int(text)
     if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 2^32 - 1")
+        raise argparse.ArgumentTypeError(f"must be from 0 to 2^32 - 1 (value {text})")
     return value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes or describes a corpus; returns the exit code."""
+    """Build or describe a corpus; return the exit code."""
     options = make_parser().parse_args(arguments)
 
     from mindllm.data.corpus import Corpus
@@ -141,12 +97,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         corpus = Corpus(options.info)
         print_json(description_of(corpus)) if options.json else output.print(description_table(corpus))
         return 0
-    _check(options)
+    if not options.inputs and not options.python_stdlib:
+        raise UserError("input is missing; name files or directories, or use --python-stdlib")
+    for name in ("tokenizer", "output_prefix"):
+        if getattr(options, name) is None:
+            raise UserError(f"--{name.replace('_', '-')} is missing")
     try:
         with drawn(*SHARE) as progress:
-            summary = _make(options, progress)
+            summary = _build(options, progress)
     except OSError as error:
-        kind = UserError if error.errno in IMPOSSIBLE else RunFailed
+        kind = UserError if error.errno in PATH_ERRORS else RunFailed
         raise kind(f"{error.filename or options.output_prefix}: {error.strerror or error}") from error
     if options.json:
         print_json(summary_of(summary))
@@ -156,11 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make(options: argparse.Namespace, progress: Progress) -> Summary:
+def _build(options: argparse.Namespace, progress: Progress) -> Summary:
+    """Find the sources, train the tokenizer if it does not exist, and build the corpus."""
     from mindllm.data.preprocess.build import build, prepare_tokenizer
-    from mindllm.data.preprocess.sources import DocumentReader, shuffled
+    from mindllm.data.preprocess.sources import DocumentReader, find_sources, python_standard_library, shuffled
 
-    sources = _find(options)
+    sources = find_sources(options.inputs, options.include, options.exclude) if options.inputs else []
+    if options.python_stdlib:
+        sources += python_standard_library()
     documents = None if options.format == "text" else DocumentReader(tuple(options.json_keys), options.handler_name)
     tokenizer = prepare_tokenizer(options.tokenizer, options.train_tokenizer, sources, documents, progress)
     if options.allowed_special_tokens:
@@ -175,23 +138,6 @@ def _make(options: argparse.Namespace, progress: Progress) -> Summary:
         overwrite=options.overwrite,
         progress=progress,
     )
-
-
-def _check(options: argparse.Namespace) -> None:
-    if not options.inputs and not options.python_stdlib:
-        raise UserError("nothing to read: name files or directories, or use --python-stdlib")
-    for name in ("tokenizer", "output_prefix"):
-        if getattr(options, name) is None:
-            raise UserError(f"--{name.replace('_', '-')} is missing")
-
-
-def _find(options: argparse.Namespace) -> list[Source]:
-    from mindllm.data.preprocess.sources import find_sources, python_standard_library
-
-    sources = find_sources(options.inputs, options.include, options.exclude) if options.inputs else []
-    if options.python_stdlib:
-        sources += python_standard_library()
-    return sources
 
 
 if __name__ == "__main__":

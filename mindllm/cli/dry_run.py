@@ -1,4 +1,4 @@
-"""``mindllm dry-run``: memory of every stage, by MindSpore's dry run."""
+"""``mindllm dry-run``: memory of each stage by MindSpore's dry run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mindllm.axes import NAMED_AXES
-from mindllm.command import CommandParser, output_directory, patience, positive, run_command
+from mindllm.cli.common import add_json_option
+from mindllm.command import CommandParser, non_negative, output_directory, patience, positive, run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.jobs.memory import add_memory_option
 from mindllm.jobs.ray_cluster import add_executor_option
@@ -17,94 +18,88 @@ from mindllm.terminal.render import drawn, show
 if TYPE_CHECKING:
     from mindllm.config import RunConfig
 
-ADVICE_SECONDS = 20
-EXAMPLE = """example:
+EXAMPLE = """examples:
   %(prog)s configs/llama2/pretrain_llama2_13b.yaml
-  %(prog)s run.yaml --stages 0 7 --max_device_memory 54GB --recompute_config.recompute=[8,8]
+  %(prog)s run.yaml --stages 0 7 --max-device-memory 54GB --recompute_config.recompute=[8,8]
+
+Exit codes: 0 all stages fit, 3 a stage does not fit, 2 invalid input.
 """
 
 
 def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
+    """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm dry-run",
         takes_keys=True,
-        description="MindSpore's own dry run of the first rank of every pipeline stage, without a device: what fills its "
-        "memory, and whether that fits. Further options change keys of the configuration, as with run_llm.py. "
-        "Exit code 0: all stages fit, 3: one does not, 2: wrong input.",
+        description="Simulates the first rank of every pipeline stage by MindSpore's dry run, without a device, and shows its "
+        "memory and whether it fits.",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "--config", required=True, metavar="YAML", help="the run; also without --config, as the first word"
-    )
-    parser.add_argument("--stages", type=int, nargs="+", metavar="N", help="only these stages (default: all)")
-    parser.add_argument("--full", action="store_true", help="simulate whole stages instead of extrapolating small ones")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the configuration's)")
-    parser.add_argument(
-        "--output",
-        type=output_directory,
-        default="output_dryrun",
-        metavar="DIR",
-        help="directory for logs and page (output_dryrun)",
-    )
-    parser.add_argument("--workers", type=positive, metavar="N", help="simulations at once (default: one per core)")
-    parser.add_argument(
-        "--advice",
-        type=patience,
-        default=ADVICE_SECONDS,
-        metavar="SECONDS",
-        help="where a stage does not fit, try changes that would help, and begin none after so long (default: %(default)s)",
-    )
+    add = parser.add_argument
+    parser.add_run()
+    add("--stages", type=non_negative, nargs="+", metavar="N", help="simulate only these stages (default: all)")
+    add("--full", action="store_true", help="simulate whole stages instead of extrapolating from small ones")
+    add("--max-device-memory", metavar="SIZE", help="memory limit, such as 58GB (default: set by the run)")
+    directory = "directory for logs and page (default: %(default)s)"
+    add("--output", type=output_directory, default="output_dryrun", metavar="DIR", help=directory)
+    add("--workers", type=positive, metavar="N", help="concurrent simulations (default: one per core)")
+    advice = "if a stage does not fit, stop searching for memory fixes after SECONDS (default: %(default)s)"
+    add("--advice", type=patience, default=20.0, metavar="SECONDS", help=advice)
     add_memory_option(parser)
     add_executor_option(parser)
-    parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
-    parser.add_argument("--stage_num", type=int, metavar="N", help="pipeline stages the configuration must have")
+    add("--rank-size", type=int, metavar="N", help="fail unless the run has N devices")
+    add("--stage-num", type=int, metavar="N", help="fail unless the run has N pipeline stages")
+    add_json_option(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what every stage needs; returns 0 when all fit."""
+    """Print the memory of every stage; return 0 if all fit."""
     options, overrides = make_parser().parse_known_args(arguments)
 
+    from mindllm import api
     from mindllm.compiled.simulation.simulate_rank import check_simulated
-    from mindllm.config import load_config
-    from mindllm.dry_run.run import advise, simulate
-    from mindllm.dry_run.simulations import simulations_here
+    from mindllm.dry_run import simulations
+    from mindllm.dry_run.page import PAGE
+    from mindllm.dry_run.run import advise
 
     if options.max_device_memory:
         overrides += [f"--context.max_device_memory={options.max_device_memory}"]
-    config = load_config(options.config, overrides)
+    config = api.load_config(options.run, overrides)
     check_simulated(config)
-    _check_cluster(config, options)
+    _check_sizes(config, options)
     with drawn(transient=False) as progress:
-        simulations = simulations_here(options.workers, progress)
-        found = simulate(config, simulations, options.stages, options.full, with_lines=True)
-    page = found.write(options.output)
-    show(found, options.json)
+        result = api.dry_run(
+            config,
+            stages=options.stages,
+            full=options.full,
+            workers=options.workers,
+            advice=0.0,
+            output=options.output,
+            progress=progress,
+        )
+    show(result, options.json)
     if not options.json:
-        output.print(f"{page}: what fills the memory; {options.output}/rank_*.log")
-    if not found.fits:
+        output.print(f"memory contents: {options.output / PAGE}; logs: {options.output}/rank_*.log")
+    if not result.fits:  # the table is shown before the search for fixes, which takes time
         with drawn(transient=False) as progress:
-            simulations.progress = progress
-            raise CheckFailed(advise(found, simulations, options.advice))
+            raise CheckFailed(advise(result, simulations.simulations_here(options.workers, progress), options.advice))
     return 0
 
 
-def _check_cluster(config: RunConfig, options: argparse.Namespace) -> None:
-    """Refuses numbers of devices and stages that are not those of the configuration."""
+def _check_sizes(config: RunConfig, options: argparse.Namespace) -> None:
+    """Raise UserError if the run has other numbers of devices or stages than the options require."""
     sizes = config.parallel_config
     if options.rank_size not in (None, sizes.device_num):
         product = " x ".join(str(sizes.size(axis)) for axis in NAMED_AXES)
         raise UserError(
-            f"RANK_SIZE is {options.rank_size}, but {options.config} has {sizes.device_num} devices (data x context x model x "
-            f"pipeline parallel: {product}); "
-            f"write {sizes.device_num}, or change parallel_config"
+            f"RANK_SIZE is {options.rank_size}, but {options.run} has {sizes.device_num} devices (data x context x model x "
+            f"pipeline parallel: {product}); use {sizes.device_num}, or change parallel_config"
         )
     if options.stage_num not in (None, sizes.pipeline_stage):
         raise UserError(
-            f"STAGES is {options.stage_num}, but {options.config} has parallel_config.pipeline_stage "
-            f"{sizes.pipeline_stage}; write {sizes.pipeline_stage}, or change it"
+            f"STAGES is {options.stage_num}, but {options.run} has parallel_config.pipeline_stage "
+            f"{sizes.pipeline_stage}; use {sizes.pipeline_stage}, or change the key"
         )
 
 

@@ -1,4 +1,4 @@
-"""``mindllm fetch``: download a model directory from a hub."""
+"""``mindllm fetch``: download a model from a hub."""
 
 from __future__ import annotations
 
@@ -16,56 +16,41 @@ EXAMPLE = """examples:
   %(prog)s --from modelscope Qwen/Qwen2.5-0.5B-Instruct
   %(prog)s https://huggingface.co/Qwen/Qwen2.5-0.5B-Instruct
 
-HF_ENDPOINT or MODELSCOPE_ENDPOINT names another hub or a mirror, HF_TOKEN or MODELSCOPE_API_TOKEN a login, HTTPS_PROXY a proxy.
-What was interrupted goes on where it was.
+Environment: HF_ENDPOINT or MODELSCOPE_ENDPOINT for another hub or a mirror, HF_TOKEN or MODELSCOPE_API_TOKEN for a
+login, HTTPS_PROXY for a proxy. An interrupted download continues.
 """
 
 
 def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
+    """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm fetch",
-        description="Downloads a model directory from Hugging Face's hub or ModelScope: safetensors, architecture, tokenizer, "
-        "model card; no pickles and no Python code unless asked for. Each file is checked against the hub's checksum. The "
-        "directory is whole or absent.",
+        description="Downloads a model from Hugging Face's hub or ModelScope: safetensors, architecture, tokenizer and model "
+        "card, without pickles and Python code unless requested. Files are verified by the checksums of the hub. The "
+        "directory is complete or absent.",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="ORGANISATION/MODEL, or the address of its page; or a shipped model, as mindllm models lists them",
-    )
-    parser.add_argument(
-        "--output",
-        type=output_directory,
-        metavar="DIR",
-        help="directory to write, absent or empty (default models/MODEL)",
-    )
-    parser.add_argument(
-        "--from",
-        dest="hub",
-        choices=("huggingface", "modelscope"),
-        help="the hub (default: that of the address, else huggingface)",
-    )
-    parser.add_argument("--revision", metavar="R", help="branch, tag or commit (default main; master on ModelScope)")
-    parser.add_argument(
-        "--include",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="files to take as weights instead of safetensors; repeatable",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument
+    name = "ORGANIZATION/MODEL, the address of its page, or a shipped model (see mindllm models)"
+    add("name", metavar="NAME", help=name)
+    directory = "directory to write: absent or empty (default: models/MODEL)"
+    add("--output", type=output_directory, metavar="DIR", help=directory)
+    hubs = ("huggingface", "modelscope")
+    add("--from", dest="hub", choices=hubs, help="the hub (default: that of the address, else huggingface)")
+    add("--revision", metavar="R", help="branch, tag or commit (default: main; ModelScope: master)")
+    include = "weight files to download instead of safetensors; repeatable"
+    add("--include", action="append", default=[], metavar="PATTERN", help=include)
+    add("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def default_directory(repository: str) -> Path:
-    """Where a model is written."""
+    """Return the directory that a model is written to."""
     return Path("models") / repository.rpartition("/")[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Downloads; returns the exit code."""
+    """Download a model; return the exit code."""
     options = make_parser().parse_args(arguments)
 
     from mindllm.fetch.directory import fetch
@@ -77,16 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hub = {"huggingface": HuggingFace, "modelscope": ModelScope}[options.hub or address.hub]()
     repository = hub.repository(address.repository)
     listing = hub.list_files(repository, options.revision or address.revision or None, options.include)
-    license_name = listing.license or "not in its model card"
-    error_console.print(
-        f"{repository}: {len(listing.files)} files, {listing.size / 1e9:.2f} GB; license: {license_name}"
-    )
+    license_name = listing.license or "missing in the model card"
+    size = f"{listing.size / 1e9:.2f} GB"
+    error_console.print(f"{repository}: {len(listing.files)} files, {size}; license: {license_name}")
     if listing.unchecked:
         count, first = len(listing.unchecked), listing.unchecked[0]
-        error_console.print(f"{hub.title} gives no checksum of {count} files ({first}, ...): only sizes are verified")
-    directory = options.output or default_directory(repository)
+        error_console.print(
+            f"{hub.title} has no checksums for {count} files ({first}, ...); only their sizes are verified"
+        )
     with drawn(*BYTES) as progress:
-        written = fetch(hub, listing, directory, progress)
+        written = fetch(hub, listing, options.output or default_directory(repository), progress)
     if options.json:
         origin = {"hub": options.hub or address.hub, "repository": repository, "licence": listing.license}
         revision = {"revision": listing.revision, "commit": listing.commit}

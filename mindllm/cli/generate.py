@@ -1,168 +1,299 @@
-"""``mindllm chat`` and ``mindllm generate``: their options, and how they come to a run.
+"""``mindllm generate`` and ``mindllm chat``: use a model, or the run of a YAML.
 
-That is from a model alone, by a YAML that is written beside it; or by the YAML of a run.
+For a model, the settings are chosen and written as a YAML that repeats the command.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindllm.cli.run_options import KEYS, TINY, with_mode
+from mindllm.cli.run import LAST, TINY, add_print_config, print_config, run, run_epilog, with_mode
 from mindllm.command import CommandParser, output_directory, output_file
 from mindllm.errors import UserError
-from mindllm.shorthands import SHORTHANDS
+from mindllm.process.interrupts import interruptible, receive_interrupts
+from mindllm.terminal.console import error_console, write
 
 if TYPE_CHECKING:
     from mindllm.config import RunConfig
+    from mindllm.generate.chat import Chat
+    from mindllm.generate.choosing.growing import Continuation
+    from mindllm.generate.generator import Generator
+    from mindllm.generate.predict import Prompts, Writer
+    from mindllm.generate.requests import Request
     from mindllm.recipes.model_source import ModelSource
-    from mindllm.recipes.recipe import Recipe
 
 CHAT, GENERATE = "chat", "generate"
 DESCRIPTIONS = {
-    CHAT: "Talks to a model in the terminal.",
-    GENERATE: "Answers prompts with a model, or continues them where the model has no chat template.",
+    CHAT: "Chats with a model in the terminal.",
+    GENERATE: "Answers prompts with a model; continues them if the model has no chat template.",
 }
 EXAMPLES = {
     CHAT: f"""
   %(prog)s models/SmolLM2-135M-Instruct
-  %(prog)s output/lora                          # the newest checkpoint of a run, an adapter with its base
-  %(prog)s --config {TINY} --load_checkpoint output/llama2_tiny/checkpoint/llm-400
+  %(prog)s output/lora                # the newest checkpoint of a run; an adapter with its base
+  %(prog)s {TINY} --load_checkpoint {LAST}
 """,
-    GENERATE: """
+    GENERATE: f"""
   %(prog)s models/SmolLM2-135M-Instruct --prompt "What is a list in Python?"
   %(prog)s models/SmolLM2-135M-Instruct --input prompts.jsonl --output answers.jsonl
-  %(prog)s models/base --prompt "def main():" --max_new_tokens 64 --temperature 0.7 --do_sample
+  %(prog)s models/base --prompt "def main():" --max-new-tokens 64 --temperature 0.7 --do-sample
+  %(prog)s {TINY} --load_checkpoint {LAST} --prompt "def main():"
 """,
 }
-MODEL = "Hugging Face directory, checkpoint, output of a run, or adapter of PEFT"
+MODEL = "Hugging Face directory, GGUF file, checkpoint, output directory of a run, or PEFT adapter"
 OUTPUT = Path("output")
 MODES = {CHAT: "chat", GENERATE: "predict"}
+NEW, QUIT = ("clear", "new"), ("q", "quit", "exit")
+HELP = "Write a message. clear or new: new conversation; q, quit or exit: leave; Ctrl-C: stop an answer."
 
 
 def make_parser(verb: str) -> CommandParser:
     """Return the parser of ``chat`` or ``generate``."""
     prog = f"mindllm {verb}"
-    shorthands = "\n".join(f"  --{short} = --{full}" for short, full in SHORTHANDS.items())
-    asked = {CHAT: "", GENERATE: ' --prompt "…" | --input FILE [--output FILE]'}[verb]
+    prompts = "" if verb == CHAT else " --prompt TEXT | --input FILE"
     parser = CommandParser(
         prog=prog,
         takes_keys=True,
-        usage=f"{prog} MODEL{asked} [--section.key=value ...]\n       {prog} --config FILE [--section.key=value ...]",
+        usage=f"{prog} MODEL|RUN{prompts} [options]",
         description=DESCRIPTIONS[verb],
-        epilog=f"shorthands:\n{shorthands}\n\nexamples:{EXAMPLES[verb]}{KEYS}",
+        epilog=run_epilog(EXAMPLES[verb]),
     )
     add = parser.add_argument
-    add("model", nargs="?", type=Path, metavar="MODEL", help=MODEL)
-    add("--config", metavar="FILE", help="YAML of a run, in place of MODEL: also one that this command has written")
-    add("--base", type=Path, metavar="DIR", help="weights of an adapter whose own file does not find them")
-    add("--print_config", action="store_true", help="print the resolved YAML and exit")
+    add("model", nargs="?", type=Path, metavar="MODEL|RUN", help=f"{MODEL}; or the YAML of a run")
+    add("--base", type=Path, metavar="DIR", help="base weights of an adapter, if its own configuration is outdated")
+    add_print_config(parser)
     if verb == CHAT:
-        add("--output", type=output_directory, metavar="DIR", help="directory for the YAML (default output/NAME)")
+        add("--output", type=output_directory, metavar="DIR", help="directory for the YAML (default: output/NAME)")
         return parser
-    add("--prompt", action="append", metavar="TEXT", help="a prompt; may be given several times")
-    add("--input", type=Path, metavar="FILE", help="prompts: a line of text each, or a .jsonl file")
-    add("--output", type=output_file, metavar="FILE", help="JSON Lines file for the answers (default: on the terminal)")
-    add("--raw", action="store_true", help="continue the text as it is: no chat template")
+    add("--prompt", action="append", metavar="TEXT", help="a prompt; repeatable")
+    add("--input", type=Path, metavar="FILE", help="file of prompts: one per line, or .jsonl")
+    add("--output", type=output_file, metavar="FILE", help="JSON Lines file for the answers (default: print them)")
+    add("--raw", action="store_true", help="continue the text without a chat template")
     return parser
 
 
+def main(arguments: Sequence[str] | None, verb: str) -> int:
+    """Generate or chat; return the exit code."""
+    receive_interrupts()
+    options, config = read_use(arguments, verb)
+    return print_config(config) if options.print_config else run(config)
+
+
 def read_use(arguments: Sequence[str] | None, verb: str) -> tuple[Namespace, RunConfig]:
-    """Return the options of the command line and the run that they mean; its YAML is written.
+    """Return the options of the command line and their run; for a model, write its YAML.
 
     Raises:
-        UserError: no model, or none that is one; or no prompt.
+        UserError: model or prompt are missing or invalid.
     """
-    given = list(sys.argv[2:] if arguments is None else arguments)
-    options, overrides = make_parser(verb).parse_known_args(given)
-    _refuse_words(overrides, verb)
-    overrides = with_mode([*overrides, *_asked(options, verb)], MODES[verb])
-    if bool(options.model) == bool(options.config):
-        raise UserError(f"mindllm {verb}: name a model, as in mindllm {verb} DIR, or --config FILE: one of them")
-    if options.config:
+    words = list(sys.argv[2:] if arguments is None else arguments)
+    options, overrides = make_parser(verb).parse_known_args(words)
+    if unknown := [word for word in overrides if not word.startswith("-")]:
+        hint = "pass a prompt with --prompt TEXT" if verb == GENERATE else "type the message after the prompt appears"
+        raise UserError(f"mindllm {verb}: {' '.join(unknown)}: unexpected argument; {hint}")
+    if options.model is None:
+        raise UserError(f"mindllm {verb}: a model is missing; example: mindllm {verb} models/DIR")
+    is_run = options.model.suffix in (".yaml", ".yml")
+    if verb == GENERATE:
+        overrides = [*overrides, *_prompt_keys(options, is_run)]
+    overrides = with_mode(overrides, MODES[verb])
+    if is_run:
         from mindllm.config import load_config
 
-        return options, load_config(options.config, overrides)
-    return options, _of_model(options, overrides, verb, given)
+        return options, load_config(options.model, overrides)
+    return options, _configure_model(options, overrides, verb, shlex.join(["mindllm", verb, *words]))
 
 
-def _refuse_words(rest: Sequence[str], verb: str) -> None:
-    """Refuse a word that is no option's value: most often a prompt."""
-    if words := [word for word in rest if not word.startswith("-")]:
-        advice = "give a prompt by --prompt TEXT" if verb == GENERATE else "say it once the model asks for it"
-        raise UserError(f"mindllm {verb}: {' '.join(words)}: not an option; {advice}")
+def _prompt_keys(options: Namespace, is_run: bool) -> list[str]:
+    """Return the options of ``generate`` that are keys of the run."""
+    if options.prompt and options.input:
+        raise UserError("mindllm generate: --prompt and --input exclude each other; remove one")
+    if not is_run and not options.prompt and not options.input:
+        raise UserError('mindllm generate: a prompt is missing; pass --prompt "…" or --input FILE')
+    keys = []
+    if options.input:
+        if not options.input.is_file():
+            raise UserError(f"--input {options.input}: no such file; pass the text of a prompt with --prompt")
+        keys.append(f"--input_data={options.input.resolve()}")
+    elif options.prompt:
+        # as a list in YAML, so that a prompt is not read as a number, a file or a list
+        keys.append(f"--input_data={json.dumps(options.prompt, ensure_ascii=False)}")
+    if options.output:
+        keys.append(f"--save_file={options.output.resolve()}")
+    return keys + ["--generation.apply_chat_template=false"] * bool(options.raw and is_run)
 
 
-def _of_model(options: Namespace, overrides: list[str], verb: str, given: Sequence[str]) -> RunConfig:
+def _configure_model(options: Namespace, overrides: list[str], verb: str, command: str) -> RunConfig:
+    """Return the run of a model with chosen settings, and write its YAML."""
     from mindllm.recipes.model_source import find_model
-    from mindllm.terminal.console import error_console
+    from mindllm.recipes.using import chat_recipe, generate_recipe
 
     model = find_model(options.model, options.base)
     for note in model.notes():
         error_console.print(note)
-    place = _yaml_of(options, model, verb)
-    made = _recipe(model, options, verb, shlex.join(["mindllm", verb, *given]), place.parent).made(overrides)
+    path = _yaml_path(options, model, verb)
+    if verb == CHAT:
+        recipe = chat_recipe(model, command, path.parent)
+    else:
+        recipe = generate_recipe(model, command, path.parent, as_chat=False if options.raw else None)
+    made = recipe.made(overrides)
     if not options.print_config:
         try:
-            made.write(place)
-            again = shlex.join(["mindllm", verb, "--config", str(place)])
-            error_console.print(f"every choice, and why: {place} (again: {again})")
-        except UserError as error:  # nobody asked for the file: an answer does not need it
+            made.write(path)
+            again = shlex.join(["mindllm", verb, str(path)])
+            error_console.print(f"settings and reasons: {path} (repeat: {again})")
+        except UserError as error:  # without --output, an answer does not depend on the file
             if options.output is not None:
                 raise
-            error_console.print(f"every choice stays unwritten: {error}")
+            error_console.print(f"settings are not saved: {error}")
     return made.config
 
 
-def _recipe(model: ModelSource, options: Namespace, verb: str, command: str, output: Path) -> Recipe:
-    from mindllm.recipes.using import chat_recipe, generate_recipe
-
-    if verb == CHAT:
-        return chat_recipe(model, command, output)
-    if not options.prompt and not options.input:
-        raise UserError('mindllm generate: nothing is asked; give --prompt "…" or --input FILE')
-    return generate_recipe(model, command, output, as_chat=False if options.raw else None)
-
-
-def _asked(options: Namespace, verb: str) -> list[str]:
-    """What options of this command are keys of the run."""
-    if verb == CHAT:
-        return []
-    if options.prompt and options.input:
-        raise UserError("mindllm generate: --prompt and --input are both given; keep one")
-    asked = []
-    if options.input:
-        asked.append(f"--input_data={_file(options.input)}")
-    elif options.prompt:
-        asked.append(f"--input_data={_as_yaml(options.prompt)}")
-    if options.output:
-        asked.append(f"--save_file={options.output.resolve()}")
-    return asked + ["--generation.apply_chat_template=false"] * bool(options.raw and options.config)
-
-
-def _file(path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"--input {path}: no such file; a prompt itself is given by --prompt")
-    return path.resolve()
-
-
-def _as_yaml(prompts: list[str]) -> str:
-    """Prompts as a list in YAML, so that none is read as a number, a file or a list itself."""
-    import json
-
-    return json.dumps(prompts, ensure_ascii=False)
-
-
-def _yaml_of(options: Namespace, model: ModelSource, verb: str) -> Path:
-    """Where the YAML of the run is written: beside what it writes, else below ``output/``, in no directory of another run."""
+def _yaml_path(options: Namespace, model: ModelSource, verb: str) -> Path:
+    """Return the path of the YAML: next to the output, else below ``output/``, outside directories of other runs."""
     if options.output is None:
         from mindllm.train.job.output_directory import describe_results
 
-        place = OUTPUT / model.name
-        of_another = not model.path.resolve().is_relative_to(place.resolve()) and bool(describe_results(place))
-        return (OUTPUT / f"{model.name}-{verb}" if of_another else place) / f"{verb}.yaml"
+        directory = OUTPUT / model.name
+        of_other_run = not model.path.resolve().is_relative_to(directory.resolve()) and bool(
+            describe_results(directory)
+        )
+        return (OUTPUT / f"{model.name}-{verb}" if of_other_run else directory) / f"{verb}.yaml"
     return options.output / f"{verb}.yaml" if verb == CHAT else options.output.with_suffix(".yaml")
+
+
+def predict(config: RunConfig) -> None:
+    """Continue the prompts of ``input_data``: stream a single one, process several in batches.
+
+    Raises:
+        UserError: weights, tokenizer or prompts are missing or invalid.
+    """
+    from mindllm.generate.load import finding_weights, load_generator
+    from mindllm.generate.predict import read_prompts
+
+    with finding_weights(config) as weights:
+        prompts = read_prompts(config)
+        with error_console.status("building the model"):
+            generator = load_generator(config, prompts.tokenizer, weights.result())
+    error_console.print(config.generation.describe())
+    try:
+        with interruptible():
+            (_stream if prompts.is_streamed else _run_batches)(generator, prompts)
+    finally:
+        error_console.print(generator.speed.describe())
+
+
+def _stream(generator: Generator, prompts: Prompts) -> None:
+
+    config, tokens = prompts.config, prompts.tokens[0]
+    with error_console.status("compiling"):
+        generator.prepare(1, len(tokens), config.generation)
+    try:
+        if not config.generation.apply_chat_template:
+            write(prompts.requests[0].prompt)
+        for piece in generator.stream(tokens, config.generation, config.seed):
+            write(piece)
+    finally:
+        write("\n")
+
+
+def _run_batches(generator: Generator, prompts: Prompts) -> None:
+    from mindllm.generate.predict import continued
+    from mindllm.terminal.render import drawn
+
+    with _writer(prompts.config) as write_answers, drawn() as progress:
+        for request, continuations in continued(generator, prompts, progress):
+            write_answers(request, continuations)
+
+
+@contextmanager
+def _writer(config: RunConfig) -> Iterator[Writer]:
+    """Yield the function that writes the answers of a request: JSON Lines for ``save_file`` and for JSON Lines input."""
+    from mindllm.generate.predict import json_line, saved
+    from mindllm.generate.requests import is_json_lines
+
+    def write_text(request: Request, continuations: Sequence[Continuation]) -> None:
+        start = f"> {request.prompt}\n" if config.generation.apply_chat_template else request.prompt
+        write("".join(f"{start}{continuation.text}\n\n" for continuation in continuations))
+
+    if config.save_file:
+        with saved(config) as write_saved:
+            yield write_saved
+        error_console.print(f"results: {Path(config.save_file)}")
+    elif is_json_lines(config):
+        yield lambda request, continuations: write(json_line(request, continuations))
+    else:
+        yield write_text
+
+
+def chat(config: RunConfig) -> None:
+    """Answer lines of standard input on standard output until it ends or the user quits.
+
+    Raises:
+        UserError: weights or tokenizer are missing or invalid.
+    """
+    from mindllm.data import run_tokenizer
+    from mindllm.generate.chat import Chat
+    from mindllm.generate.load import finding_weights, load_generator
+    from mindllm.generate.prompts import conversation_encoder
+
+    with finding_weights(config) as weights:
+        tokenizer = run_tokenizer(config)
+        encoder = conversation_encoder(config, tokenizer)
+        with error_console.status("building the model"):
+            generator = load_generator(config, tokenizer, weights.result())
+    error_console.print(config.generation.describe())
+    conversation = Chat(config, generator, encoder)
+    with interruptible():
+        with error_console.status("compiling"):
+            conversation.prepare()
+        error_console.print(HELP)
+        for line in _input_lines():
+            word = line.strip().lower()
+            if word in QUIT:
+                break
+            if word in NEW:
+                conversation.clear()
+                error_console.print("new conversation")
+            elif word:
+                _write_answer(conversation, line)
+    error_console.print(generator.speed.describe())
+
+
+def _input_lines() -> Iterator[str]:
+    from mindllm.outside import half_surrogate
+
+    if sys.stdin.isatty():
+        import readline  # noqa: F401  (line editing and history for input)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # report a line that is not UTF-8, and continue
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if half_surrogate(line):
+            error_console.print("the line is not valid UTF-8; write it again")
+        else:
+            yield line
+
+
+def _write_answer(conversation: Chat, text: str) -> None:
+
+    answer = conversation.answer(text)
+    try:
+        for piece in answer:
+            write(piece)
+    except UserError as error:
+        error_console.print(str(error))
+        return
+    except KeyboardInterrupt:
+        answer.close()  # type: ignore[attr-defined]
+    write("\n")

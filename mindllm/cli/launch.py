@@ -1,4 +1,4 @@
-"""``mindllm launch``, and ``python -m mindllm.launch``, which ``scripts/msrun_launcher.sh`` calls: a run as several processes."""
+"""``mindllm launch``, and ``python -m mindllm.launch`` of ``scripts/msrun_launcher.sh``: start a run as several processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.cli.nodes import add_node_options, on_this_node, scheduled
-from mindllm.cli.ranks import Shown, has_ascend_devices, say
+from mindllm.cli.nodes import RankOutput, add_node_options, has_ascend_devices, log_line, on_this_node, scheduled
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.errors import UserError
 from mindllm.launch.clusters.job_command import launch_words, name_of, nodes_of
@@ -24,17 +23,18 @@ from mindllm.launch.start import PATIENCE_SECONDS, Launch, launch, refuse_imposs
 if TYPE_CHECKING:
     from mindllm.config import RunConfig
 
-DESCRIPTION = "Runs a training script as several processes of this machine that train one model together."
-EXAMPLES = """example:
+DESCRIPTION = "Starts a training script as several processes that train one model together."
+EXAMPLES = """examples:
   %(prog)s --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
       --use_parallel true --parallel_config.data_parallel=2 --batch_size 8"
 
-Every rank writes {log_dir}/worker_{rank}.log; what rank 0 writes is printed, too. When a rank fails, the others are ended and
-the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same step. The exit code is that of the command.
+Each rank writes {log_dir}/worker_{rank}.log; the output of rank 0 is also printed. If a rank fails, the others are ended
+and the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same step. The exit code is that of the
+command.
 """
-TIMEOUT = 7200  # seconds in which nodes find each other
-TIME, NOTICE = "24:00:00", 300  # of a job for Slurm: its limit, and seconds before it for a checkpoint
-TAKEN_BY = {
+TIMEOUT = 7200  # seconds in which nodes connect
+TIME, NOTICE = "24:00:00", 300  # defaults of a Slurm job: its time limit, and seconds for a last checkpoint
+TARGETS = {  # kinds of job files that have each option
     "time": ("slurm",),
     "tasks": ("slurm",),
     "sbatch": ("slurm",),
@@ -49,138 +49,96 @@ MAX_WARNINGS = 5  # about placeholders
 
 
 def make_parser() -> CommandParser:
-    """Return the parser of the command line."""
+    """Return the parser of ``mindllm launch``."""
     parser = module_parser("mindllm launch", "train")
     parser.set_defaults(msrun=has_ascend_devices())
     return parser
 
 
 def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm.py") -> CommandParser:
-    """Return the parser of the command line; ``script`` is what its example starts."""
+    """Return the parser of the command line; ``script`` is the command of its example."""
     parser = CommandParser(prog=prog, description=DESCRIPTION, epilog=EXAMPLES.replace("run_llm.py", script))
-    parser.add_argument("command", help="the script, or a verb such as train, with its arguments, in quotes")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="number of processes, of all nodes (default: the devices of the run)"
-    )
+    add = parser.add_argument
+    add("command", help="script, or verb such as train, with its arguments in quotes")
+    add("--workers", type=int, metavar="N", help="processes on all nodes (default: devices of the run)")
     add_node_options(parser, timeout=TIMEOUT)
-    parser.add_argument("--log_dir", type=output_directory, default="output/msrun_log", help="default: %(default)s")
-    parser.add_argument(
-        "--shared_dir",
-        type=output_directory,
-        metavar="DIR",
-        help="directory of all nodes, for a file by which they know each other (default: the run's output_dir; of another "
-        "program than run_llm.py the log directory)",
+    logs = "directory for logs (default: %(default)s)"
+    add("--log-dir", type=output_directory, default="output/msrun_log", metavar="DIR", help=logs)
+    shared = (
+        "directory shared by all nodes, to find each other (default: output_dir of the run; other programs: --log-dir)"
     )
-    parser.add_argument(
-        "--restart",
-        type=int,
-        default=0,
-        metavar="N",
-        help="a job that fails is started again, N times at most, from its last good checkpoint (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--book",
-        type=Path,
-        metavar="FILE",
-        help="the plan book of the run, which mindllm configure --spares writes: a start or restart that finds fewer nodes "
-        "takes its layout for those, from the same checkpoint",
-    )
-    parser.add_argument(
-        "--patience",
-        type=float,
-        metavar="SECONDS",
-        help="for which a restart waits for lost nodes before it takes a smaller layout of --book "
-        f"(default: {PATIENCE_SECONDS:g})",
-    )
-    parser.add_argument(
-        "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"
-    )
-    _add_writing(parser)
-    parser.add_argument("--check", action="store_true", help="only check what is given, and start nothing")
+    add("--shared-dir", type=output_directory, metavar="DIR", help=shared)
+    restart = "restart a failed job up to N times from its last valid checkpoint (default: %(default)s)"
+    add("--restart", type=int, default=0, metavar="N", help=restart)
+    book = "plan book of mindllm configure --spares: with fewer nodes, a start or restart uses the layout for them"
+    add("--book", type=Path, metavar="FILE", help=book)
+    patience = f"time to wait for lost nodes before a smaller layout is used (default: {PATIENCE_SECONDS:g})"
+    add("--patience", type=float, metavar="SECONDS", help=patience)
+    add("--msrun", action="store_true", help="start the ranks with MindSpore's msrun (default on Ascend devices)")
+    _add_job_options(parser)
+    add("--check", action="store_true", help="validate the options without starting anything")
     return parser
 
 
-def _add_writing(parser: CommandParser) -> None:
-    """Add what is said of a job that is written for a cluster, and started by its scheduler."""
-    group = parser.add_argument_group("a job of a cluster, written to standard output and not started")
-    group.add_argument(
-        "--slurm", action="store_true", help="write the file for sbatch; --local_workers are the devices of a node (8)"
+def _add_job_options(parser: CommandParser) -> None:
+    """Add the options of a job file for the scheduler of a cluster."""
+    add = parser.add_argument_group("job file, written to standard output instead of starting the run").add_argument
+    add(
+        "--slurm",
+        action="store_true",
+        help="write a script for sbatch; --local-workers: devices of a node (default: 8)",
     )
-    group.add_argument(
-        "--kubernetes",
-        choices=KINDS,
-        help="write the manifest of a Job of Volcano, or of an AscendJob of MindCluster's Ascend operator",
+    kubernetes = "write the manifest of a Volcano Job, or of an AscendJob of MindCluster's Ascend operator"
+    add("--kubernetes", choices=KINDS, help=kubernetes)
+    add("--image", metavar="IMAGE", help="image of the pods, with CANN, MindSpore and mindllm")
+    claim = (
+        "PersistentVolumeClaim for data, configuration and output_dir, and its mount point; repeatable, the first is the "
+        "working directory"
     )
-    group.add_argument("--image", metavar="IMAGE", help="of the pods, with CANN, MindSpore and mindllm")
-    group.add_argument(
-        "--claim",
-        action="append",
-        metavar="CLAIM:/DIRECTORY",
-        help="a PersistentVolumeClaim for data, configuration and output_dir, and where it is mounted; may be repeated, the "
-        "first is the working directory",
+    add("--claim", action="append", metavar="CLAIM:/DIRECTORY", help=claim)
+    add("--time", metavar="LIMIT", help=f"time limit in the format of sbatch (default: {TIME})")
+    notice = (
+        "seconds before the time limit at which a checkpoint is saved and the job is queued again; pods: grace period "
+        f"(default: {NOTICE})"
     )
-    group.add_argument("--time", metavar="LIMIT", help="time limit, as sbatch has it (default: 24:00:00)")
-    group.add_argument(
-        "--notice",
-        type=int,
-        metavar="SECONDS",
-        help="seconds before the time is over at which a checkpoint is saved and the job queued again; of pods those that they "
-        "have to end (default: 300)",
-    )
-    group.add_argument(
-        "--tasks",
-        choices=("node", "device"),
-        help="one task for each node, which starts its ranks (default), or one for each device",
-    )
-    group.add_argument(
-        "--sbatch", action="append", metavar="OPTION", help="a further option of sbatch; may be repeated"
-    )
-    group.add_argument(
-        "--python",
-        metavar="PATH",
-        help="interpreter on the nodes (default: python, that of the environment that is active there; --setup can activate one)",
-    )
-    group.add_argument(
-        "--setup", action="append", metavar="LINE", help="a line of shell before the run; may be repeated"
-    )
+    add("--notice", type=int, metavar="SECONDS", help=notice)
+    tasks = "one task per node, which starts its ranks (default), or one per device"
+    add("--tasks", choices=("node", "device"), help=tasks)
+    add("--sbatch", action="append", metavar="OPTION", help="additional option of sbatch; repeatable")
+    python = "interpreter on the nodes (default: python of the active environment; --setup can activate one)"
+    add("--python", metavar="PATH", help=python)
+    add("--setup", action="append", metavar="LINE", help="shell line before the run; repeatable")
 
 
 def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = None) -> int:
-    """Start several processes as one job and wait for it; return the exit code, which is that of the command."""
+    """Start several processes as one job and wait for it; return the exit code of the command."""
     options, rest = (parser or make_parser()).parse_known_args(arguments)
     if rest:
-        # Behind an unknown option stands its value, which was taken for the command.
+        # argparse takes the value of an unknown option for the command
         is_command = " " in options.command or options.command in MODES or Path(options.command).suffix
         quoted = f'"{options.command if is_command else "train --config FILE"} {rest[0]} ..."'
-        raise UserError(
-            f"{rest[0]}: unknown option of launch; put the script and all its options in one pair of quotes: {quoted}"
-        )
-    _refuse_idle_options(options)
+        raise UserError(f"{rest[0]}: unknown option of launch; quote the script with its options: {quoted}")
+    _refuse_unused_options(options)
     if options.slurm or options.kubernetes:
         text = write_slurm(options) if options.slurm else write_manifest(options)
         mounts = [directory for _, directory in map(claim_of, options.claim or ())]
         for warning in job_warnings(command_of(options.command), mounts):
-            say(f"warning: {warning}")
+            log_line(f"warning: {warning}")
         sys.stdout.write(text)
         return 0
-    wanted = _wanted(options)
-    refuse_impossible(wanted)
-    if wanted.book is not None:
-        refuse_other_layouts(wanted.book, wanted.command)
+    command = tuple(command_of(options.command))
+    job = on_this_node(_job(options, command, _worker_count(options, command)), options, scheduled(options))
+    refuse_impossible(job)
+    if job.book is not None:
+        refuse_other_layouts(job.book, command)
     if options.check:
         return 0
-    if wanted.has_other_nodes and not options.shared_dir:
-        wanted = replace(wanted, shared_dir=shared_directory(wanted.command, wanted.log_dir))
-    return launch(wanted, say, Shown())
+    if job.has_other_nodes and not options.shared_dir:
+        job = replace(job, shared_dir=shared_directory(command, job.log_dir))
+    return launch(job, log_line, RankOutput())
 
 
-def _wanted(options: Namespace) -> Launch:
-    """What is started here: as the options say, or, where they say nothing of nodes, the scheduler that started this process."""
-    command = tuple(command_of(options.command))
-    return on_this_node(_launch(options, command, _workers(options, command)), options, scheduled(options))
-
-
-def _launch(options: Namespace, command: tuple[str, ...], workers: int) -> Launch:
+def _job(options: Namespace, command: tuple[str, ...], workers: int) -> Launch:
     return Launch(
         command,
         workers,
@@ -196,35 +154,30 @@ def _launch(options: Namespace, command: tuple[str, ...], workers: int) -> Launc
     )
 
 
-def _refuse_idle_options(options: Namespace) -> None:
-    """Raise UserError for what is said of a book or of a written job where there is none."""
+def _refuse_unused_options(options: Namespace) -> None:
+    """Raise UserError for options of a plan book or a job file without one."""
     if options.patience is not None and not options.book:
-        raise UserError(
-            "--patience: is said of nodes that a book has layouts without; give --book FILE too, or leave it out"
-        )
+        raise UserError("--patience requires --book")
     if options.slurm and options.kubernetes:
-        raise UserError("--slurm and --kubernetes: one job is written at a time; keep one")
-    for name, takes in TAKEN_BY.items():
-        if getattr(options, name) is not None and not any(getattr(options, kind) for kind in takes):
-            kinds = " or ".join(f"--{kind}" for kind in takes)
-            raise UserError(
-                f"--{name}: is said of a job that is written for a cluster; give {kinds} too, or leave it out"
-            )
+        raise UserError("--slurm and --kubernetes exclude each other; remove one")
+    for name, targets in TARGETS.items():
+        if getattr(options, name) is not None and not any(getattr(options, target) for target in targets):
+            raise UserError(f"--{name} requires {' or '.join(f'--{target}' for target in targets)}")
 
 
 def write_slurm(options: Namespace) -> str:
-    """Return the file for ``sbatch``."""
-    nodes, local, words, name = _written(options, options.restart)
+    """Return the script for ``sbatch``."""
+    nodes, local, words, name = _job_words(options, options.restart)
     notice, tasks = _notice(options), local if options.tasks == "device" else 1
-    time, setup, further = options.time or TIME, options.setup or (), options.sbatch or ()
-    return SlurmScript(name, words, nodes, tasks, time, notice, setup, further).text()
+    time, setup, additional = options.time or TIME, options.setup or (), options.sbatch or ()
+    return SlurmScript(name, words, nodes, tasks, time, notice, setup, additional).text()
 
 
 def write_manifest(options: Namespace) -> str:
-    """Return the manifest for ``kubectl apply``: failed pods are started again by what runs there, not by our launcher."""
+    """Return the manifest for ``kubectl apply``; the operator restarts failed pods, not the launcher."""
     if not options.image:
-        raise UserError("--kubernetes: which image do the pods have? give --image IMAGE")
-    nodes, local, words, name = _written(options, 0)
+        raise UserError("--kubernetes requires --image")
+    nodes, local, words, name = _job_words(options, 0)
     claims = [claim_of(claim) for claim in options.claim or ()]
     job = KubernetesJob(
         name, words, nodes, local, options.image, claims, options.restart, _notice(options), options.setup or ()
@@ -232,20 +185,20 @@ def write_manifest(options: Namespace) -> str:
     return job.text(options.kubernetes)
 
 
-def _written(options: Namespace, restart: int) -> tuple[int, int, list[str], str]:
-    """Return nodes, ranks of each, what is run there and the name of a job that is written."""
+def _job_words(options: Namespace, restart: int) -> tuple[int, int, list[str], str]:
+    """Return the nodes of a job file, the ranks of each, the command of a node and the name of the job."""
     command = tuple(command_of(options.command))
-    nodes, local = nodes_of(_workers(options, command), options.local_workers)
+    nodes, local = nodes_of(_worker_count(options, command), options.local_workers)
     defaults = make_parser().parse_args([options.command])
-    wanted = replace(_launch(options, command, nodes * local), restart=restart)
-    words = launch_words(wanted, options.command, _launch(defaults, command, 1), options.python or "python")
+    job = replace(_job(options, command, nodes * local), restart=restart)
+    words = launch_words(job, options.command, _job(defaults, command, 1), options.python or "python")
     return nodes, local, words, name_of(command)
 
 
 def job_warnings(command: Sequence[str], mounts: Sequence[str] = ()) -> list[str]:
-    """Return what will stop a run of ours on the nodes of a cluster: paths of this machine, placeholders, a missing proof.
+    """Return what would stop a run on the nodes of a cluster: local paths, placeholders, a missing proof.
 
-    ``mounts`` are the directories that pods share.
+    ``mounts`` are the shared directories of pods.
     """
     config, named = _config(command), config_word(command)
     if config is None or config.source is None or named is None:
@@ -256,7 +209,7 @@ def job_warnings(command: Sequence[str], mounts: Sequence[str] = ()) -> list[str
 
     files = [("--config", named[2]), *_bases(config.source)]
     warnings = [
-        f"{where} {path} is an absolute path of this machine; write a relative path, or have the file at this path on every node"
+        f"{where} {path} is an absolute path; use a relative path, or provide the file at this path on every node"
         for where, path in files
         if Path(path).is_absolute() and not any(Path(path).is_relative_to(mount) for mount in mounts)
     ]
@@ -271,7 +224,7 @@ def job_warnings(command: Sequence[str], mounts: Sequence[str] = ()) -> list[str
 
 
 def _bases(source: Path) -> Iterator[tuple[str, str]]:
-    """Yield each base of a YAML, as it is written, and where it is written."""
+    """Yield each base of a YAML with the place that names it."""
     from mindllm.config.reading.load import bases_of, read_file
 
     for file in (source, *bases_of(source)):
@@ -280,7 +233,7 @@ def _bases(source: Path) -> Iterator[tuple[str, str]]:
 
 
 def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted keys and the values of all texts in a configuration."""
+    """Yield the dotted key and the value of each text in a configuration."""
     if isinstance(tree, str):
         yield key, tree
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
@@ -291,49 +244,48 @@ def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
 def _notice(options: Namespace) -> int:
     notice = NOTICE if options.notice is None else int(options.notice)
     if notice < 1:
-        raise UserError(f"--notice {notice}: seconds for a checkpoint must be at least 1")
+        raise UserError(f"--notice must be at least 1 second (value {notice})")
     return notice
 
 
-def _workers(options: Namespace, command: Sequence[str]) -> int:
-    """How many processes are asked for, or devices the run describes; raises UserError where the command is no run of ours."""
+def _worker_count(options: Namespace, command: Sequence[str]) -> int:
+    """Return the number of processes: ``--workers``, or the devices of the plan book or of the run."""
     if options.workers is not None:
         return int(options.workers)
     if options.book:
         return max(read_book(options.book).layouts)
     config = _config(command)
     if config is None:
-        raise UserError(f"{command[0]}: how many processes? give --workers N, as for any program but a run of mindllm")
+        raise UserError(f"{command[0]}: --workers is missing; only runs of mindllm have a default")
     return config.parallel_config.device_num
 
 
 def refuse_other_layouts(book: LayoutBook, command: Sequence[str]) -> None:
-    """Raise UserError where a layout of the book cannot be loaded with the command's options, or is not what the book says."""
+    """Raise UserError if a layout with the options of the command is invalid, or differs from the plan book."""
     for devices in book.layouts:
-        words = book.command(command, devices)
-        config = _config(words)
+        config = _config(book.command(command, devices))
         if config is None:
             return
-        found = {"devices": config.parallel_config.device_num, "sequences a step": config.global_batch_size}
-        for told, count in {"devices": devices, "sequences a step": book.global_batch}.items():
-            if found[told] != count:
+        actual = {"devices": config.parallel_config.device_num, "sequences per step": config.global_batch_size}
+        for name, count in {"devices": devices, "sequences per step": book.global_batch}.items():
+            if actual[name] != count:
                 raise UserError(
-                    f"--book {book.path}: {book.layouts[devices]} has {found[told]} {told} where the book says {count}; "
-                    "options of the command hold for every layout: leave out those that set its parallelism or batch"
+                    f"--book {book.path}: {book.layouts[devices]} has {actual[name]} {name}, but the book {count}; options of "
+                    "the command apply to every layout: remove those that set parallelism or batch"
                 )
 
 
 def shared_directory(command: Sequence[str], log_dir: Path) -> Path:
-    """The directory that all nodes of a job share: ``output_dir`` of our runs, and of another program where its logs go."""
+    """Return the directory shared by the nodes of a job: ``output_dir`` of a run, the log directory of another program."""
     config = _config(command)
     return log_dir if config is None else Path(config.output_dir)
 
 
 def _config(command: Sequence[str]) -> RunConfig | None:
-    """The configuration of a run of ours; None of another program. It takes a second to read, and one node needs none."""
+    """Return the configuration of a run of mindllm; None for another program. Loading takes a second."""
     if Path(command[0]).name != "run_llm.py":
         return None
-    from mindllm.cli.run_options import read_config
+    from mindllm.cli.run import read_config
 
     return read_config(command[1:])[1]
 

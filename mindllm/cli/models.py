@@ -1,4 +1,4 @@
-"""``mindllm models``: models with YAMLs here, and what directories hold."""
+"""``mindllm models``: list shipped and local models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindllm.command import MAX_SUGGESTIONS, CommandParser, run_command
-from mindllm.errors import UserError, nearest
+from mindllm.command import CommandParser, run_command
+from mindllm.errors import MOST_SUGGESTIONS, UserError, nearest
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import Column, Table
 from mindllm.units import short_count
@@ -17,29 +17,28 @@ if TYPE_CHECKING:
     from mindllm.config.reading.shipped import ShippedModel
 
 EXAMPLE = """examples:
-  %(prog)s                       every model with a YAML in configs/
-  %(prog)s qwen3                 those whose family or name has it
-  %(prog)s models/ output/run    what these directories hold
+  %(prog)s                       all models with a YAML in configs/
+  %(prog)s qwen3                 those with qwen3 in family or name
+  %(prog)s models/ output/run    models in these directories
 """
 
 
 def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
+    """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm models",
-        description="Lists the models that come with a YAML, by family and size: parameters, sequence length, devices, where a "
-        "page of docs/ has results of theirs. Of directories, and GGUF files, it lists the models in them.",
+        description="Lists the shipped models by family and size: parameters, sequence length, devices, and pages of docs/ with "
+        "their results. For directories and GGUF files, lists the models in them.",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME|DIR", help="part of a family's or model's name; or a directory"
-    )
+    names = "part of a family or model name; or a directory"
+    parser.add_argument("names", nargs="*", metavar="NAME|DIR", help=names)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what there is; returns the exit code."""
+    """Print the models; return the exit code."""
     options = make_parser().parse_args(arguments)
 
     from mindllm.config.reading.shipped import shipped_models
@@ -47,68 +46,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directories = [Path(name) for name in options.names if "/" in name or Path(name).exists()]
     words = [name for name in options.names if Path(name) not in directories]
     shipped = _matching(shipped_models(), words) if words or not directories else []
-    local = [entry for directory in directories for entry in _models_in(directory)]
+    local = list[dict[str, Any]]()
+    if directories:
+        from mindllm.weight_files import list_models
+
+        local = [entry for directory in directories for entry in list_models(directory)]
     if options.json:
         print_json({"models": [model.to_dict() for model in shipped], "directories": local})
         return 0
     if shipped:
         output.print(_shipped_table(shipped))
         output.print(
-            "devices: of the YAMLs; docs: pages with a row about one of them. Every YAML is loaded and counted in the tests."
+            "devices: those of the YAMLs; docs: pages with results. Tests load every YAML and count its parameters."
         )
     if local:
         output.print(_local_table(local))
     return 0
 
 
-def _models_in(directory: Path) -> list[dict[str, Any]]:
-    from mindllm.weight_files import list_models
-
-    return list_models(directory)
-
-
 def _matching(models: list[ShippedModel], words: Sequence[str]) -> list[ShippedModel]:
-    found = {
+    """Return the models with one of the words in family or name.
+
+    Raises:
+        UserError: no model has a word.
+    """
+    matches = {
         word: [model for model in models if word.lower() in f"{model.family}/{model.name}".lower()] for word in words
     }
-    for word, matching in found.items():
+    for word, matching in matches.items():
         if not matching:
             names = {name for model in models for name in (model.family, model.name)}
-            close = difflib.get_close_matches(word, sorted(names), n=MAX_SUGGESTIONS)
+            close = difflib.get_close_matches(word, sorted(names), n=MOST_SUGGESTIONS)
             hint = f"; similar: {', '.join(close)}" if close else nearest(word, {model.family for model in models})
-            raise UserError(f"{word}: no such model or directory{hint}")
-    return [model for model in models if not words or any(model in matching for matching in found.values())]
+            raise UserError(f"{word}: unknown model or directory{hint}")
+    return [model for model in models if not words or any(model in matching for matching in matches.values())]
 
 
 def _shipped_table(models: Sequence[ShippedModel]) -> Table:
-    columns = [
-        Column("family", True),
-        Column("model", True),
-        Column("parameters"),
-        Column("sequence"),
-        Column("type", True),
-    ]
-    table = Table("", [*columns, Column("devices"), Column("YAMLs in configs/", True), Column("docs", True)], keys=2)
+    columns = [Column("family", True), Column("model", True), Column("parameters"), Column("sequence")]
+    columns += [Column("type", True), Column("devices"), Column("YAMLs in configs/", True), Column("docs", True)]
+    table = Table("", columns, keys=2)
     for model in models:
         lengths = dict.fromkeys(f"{run.seq_length}" for run in model.runs)
         devices = dict.fromkeys(f"{run.devices}" for run in sorted(model.runs, key=lambda run: run.devices))
         files = " ".join(run.file.rpartition("/")[2] for run in model.runs)
         known = [run.docs for run in model.runs if run.docs is not None]
-        pages = ", ".join(dict.fromkeys(page for docs in known for page in docs)) or ("none" if known else "not here")
+        pages = ", ".join(dict.fromkeys(page for docs in known for page in docs)) or ("none" if known else "unknown")
         figures = (short_count(model.parameters), ", ".join(lengths), model.dtype, ", ".join(devices))
         table.add_row(model.family, model.name, *figures, files, pages)
     return table
 
 
 def _local_table(entries: Sequence[dict[str, Any]]) -> Table:
-    columns = [
-        Column("path", True),
-        Column("kind", True),
-        Column("family", True),
-        Column("parameters"),
-        Column("context"),
-    ]
-    table = Table("", [*columns, Column("type", True), Column("GB"), Column("", True)])
+    columns = [Column("path", True), Column("kind", True), Column("family", True), Column("parameters")]
+    columns += [Column("context"), Column("type", True), Column("GB"), Column("", True)]
+    table = Table("", columns)
     for entry in entries:
         count, context = entry.get("parameters"), entry.get("context")
         table.add_row(
@@ -119,6 +111,7 @@ def _local_table(entries: Sequence[dict[str, Any]]) -> Table:
 
 
 def _remark(entry: dict[str, Any]) -> str:
+    """Return the remark of a local model: an error, the base of an adapter, the step, or a missing tokenizer."""
     if "error" in entry:
         return entry["error"]
     if entry["kind"] == "adapter":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from mindllm.cli.common import add_json_option
 from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS
 from mindllm.errors import CheckFailed, UserError
@@ -17,13 +18,13 @@ from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn, show
 
 EXAMPLE = f"""examples:
-  %(prog)s -- python run_mindformer.py --config theirs.yaml
+  %(prog)s -- python run_mindformer.py --config pretrain.yaml
   %(prog)s --devices 16 --ranks 0,8 -- python train.py
   eval "$(%(prog)s --devices 16 --env)"
 
-The program runs as it is, in its own environment (MindSpore {PROGRAM_VERSIONS[0]} to {PROGRAM_VERSIONS[-1]}); it ends after a
-simulated training step.
-Exit code 0: all ranks fit, 3: a rank does not fit, 2: wrong input, or a program that does not train.
+The program runs unchanged, in its own environment (MindSpore {PROGRAM_VERSIONS[0]} to {PROGRAM_VERSIONS[-1]}),
+until a training step is simulated.
+Exit codes: 0 all ranks fit, 3 a rank does not fit, 2 invalid input, or a program that does not train.
 """
 
 
@@ -31,38 +32,25 @@ def make_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm offline",
-        description="Run any MindSpore program in MindSpore's dry run, on a machine without a device. Show what fills the memory "
-        "of its ranks, and whether they fit into the program's own limit (max_device_memory).",
+        description="Runs any MindSpore program in MindSpore's dry run, on a machine without devices: memory of its ranks, and "
+        "whether it fits the limit of the program (max_device_memory).",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "--devices",
-        type=positive,
-        metavar="N",
-        help="ranks of the cluster (default: those of the parallel_config in the YAML that the program is given with "
-        "--config; else RANK_SIZE, or 1)",
-    )
-    parser.add_argument(
-        "--ranks",
-        default=STAGES,
-        metavar="R",
-        help="stages: the first rank of each (default); all, and the program on one device; or as 0,8,16",
-    )
-    parser.add_argument("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default 1)")
-    parser.add_argument("--workers", type=positive, metavar="N", help="ranks at once (default: what memory allows)")
+    add = parser.add_argument
+    devices = "ranks of the cluster (default: from parallel_config of the program's --config, else RANK_SIZE or 1)"
+    add("--devices", type=positive, metavar="N", help=devices)
+    ranks = "stages: first rank of each stage (default); all: all ranks, and the program on one device; or 0,8,16"
+    add("--ranks", default=STAGES, metavar="R", help=ranks)
+    add("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default: 1)")
+    add("--workers", type=positive, metavar="N", help="concurrent ranks (default: set by memory)")
     add_memory_option(parser)
-    parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the program's own)")
-    parser.add_argument(
-        "--keep",
-        type=output_directory,
-        default="output_offline",
-        metavar="DIR",
-        help="for simulations, graphs, logs and the page (default output_offline)",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--env", action="store_true", help="print the environment of such a run, for a shell's eval")
-    parser.add_argument("--python", metavar="PATH", help="the program's Python (default: what its command runs)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
+    add("--max-device-memory", metavar="SIZE", help="memory limit, such as 58GB (default: set by the program)")
+    keep = "directory for simulations, graphs, logs and page (default: %(default)s)"
+    add("--keep", type=output_directory, default="output_offline", metavar="DIR", help=keep)
+    add_json_option(parser)
+    add("--env", action="store_true", help="print the environment of such a run, for eval of a shell")
+    add("--python", metavar="PATH", help="Python of the program (default: that of its command)")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="program and its arguments")
     return parser
 
 
@@ -101,10 +89,8 @@ def _print_next_steps(options: argparse.Namespace, not_alone: str | None, first:
         output.print(f"the program did not run on one device: {not_alone}")
     elif not_alone is not None:
         single = options.keep / SINGLE
-        output.print(
-            f"{single}: the program on one device; mindllm check --program {options.keep} compares all ranks with it"
-        )
-    output.print(f"{options.keep / PAGE}: what fills the memory; mindllm inspect comm {first}")
+        output.print(f"program on one device: {single}; compare: mindllm check --program {options.keep}")
+    output.print(f"memory contents: {options.keep / PAGE}; graphs: mindllm inspect comm {first}")
 
 
 def _print_environment(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -125,7 +111,7 @@ def _bytes(size: str) -> int:
     with suppress(ValueError):
         if limit := bytes_of(size):
             return limit
-    raise UserError(f"--max_device_memory: invalid memory size '{size}' (example: 58GB)")
+    raise UserError(f"--max-device-memory: invalid memory size '{size}' (example: 58GB)")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""``mindllm profile``: where a recorded step differs from the predicted."""
+"""``mindllm profile``: compare a recorded step with the prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindllm.cli.common import add_device_option, add_json_option
 from mindllm.command import CommandParser, output_file, positive, run_command
 from mindllm.terminal.render import show
-from mindllm.timing.shipped import DEFAULT, shipped_devices
 
-EXAMPLES = """example:
+EXAMPLES = """examples:
   %(prog)s run.yaml output/profile
   %(prog)s run.yaml output/profile --device my_device.yaml --page profile.html
   %(prog)s run.yaml output/profile/rank_0 --steps 4 --calibrate my_device.yaml
@@ -21,54 +21,39 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         prog="mindllm profile",
         takes_keys=True,
-        description="Where a recorded step differs from the predicted one: kernels by shape, exchanges, bubbles, gaps of the "
-        "host, ranks, data; and what each is worth. Reads what MindSpore's profiler leaves (step_trace_time.csv, "
-        "kernel_details.csv, communication.json, communication_matrix.json, trace_view.json). Further options change "
-        "keys of the configuration, as with run_llm.py.",
+        description="Compares a recorded step with the predicted one: kernels by shape, communication, bubbles, host gaps, "
+        "ranks and data, with the time that each costs. Reads the output of MindSpore's profiler (step_trace_time.csv, "
+        "kernel_details.csv, communication.json, communication_matrix.json, trace_view.json).",
         epilog=EXAMPLES,
     )
-    parser.add_argument("run", metavar="YAML", help="the run that was recorded, or a Hugging Face directory")
-    parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="the recording of a rank, or above those of several; or a trace"
-    )
-    parser.add_argument(
-        "--device",
-        default=DEFAULT,
-        metavar="FILE",
-        help=f"a YAML, or one of {', '.join(shipped_devices())} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=positive,
-        metavar="N",
-        help="steps of a recording whose files do not tell them apart (default: as profile_start_step and profile_stop_step say)",
-    )
-    parser.add_argument("--page", type=output_file, metavar="FILE", help="the same as a page (HTML)")
-    parser.add_argument(
-        "--calibrate", type=output_file, metavar="FILE", help="the device as it was recorded, for --device"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
+    add = parser.add_argument
+    parser.add_run("recorded run: a YAML or a Hugging Face directory")
+    add("directory", type=Path, metavar="DIR", help="profile of a rank, directory of several ranks, or a trace")
+    add_device_option(parser)
+    steps = "recorded steps, if the files do not separate them (default: profile_start_step to profile_stop_step)"
+    add("--steps", type=positive, metavar="N", help=steps)
+    add("--page", type=output_file, metavar="FILE", help="write the comparison as a page (HTML)")
+    add("--calibrate", type=output_file, metavar="FILE", help="write the measured device as a YAML, for --device")
+    add_json_option(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Say where a recorded step differs from the predicted one."""
+    """Compare a recorded step with the predicted one; return the exit code."""
     options, overrides = make_parser().parse_known_args(arguments)
 
-    from mindllm.config import load_config
+    from mindllm.api import load_config, read_device
     from mindllm.profiles.calibrated import write_device
     from mindllm.profiles.page import write_page
     from mindllm.profiles.run import explain_profile
-    from mindllm.timing.device import read_device
 
-    found = explain_profile(
-        load_config(options.run, overrides), options.directory, read_device(options.device), options.steps
-    )
+    config = load_config(options.run, overrides)
+    comparison = explain_profile(config, options.directory, read_device(options.device), options.steps)
     if options.page:
-        write_page(found, options.page, f"{options.run}: {options.directory}")
+        write_page(comparison, options.page, f"{options.run}: {options.directory}")
     if options.calibrate:
-        write_device(found, options.calibrate)
-    show(found, options.json)
+        write_device(comparison, options.calibrate)
+    show(comparison, options.json)
     return 0
 
 

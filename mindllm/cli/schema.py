@@ -1,4 +1,4 @@
-"""``mindllm schema``: what an editor checks a run's YAML by."""
+"""``mindllm schema``: print the JSON Schema of a YAML."""
 
 from __future__ import annotations
 
@@ -14,31 +14,26 @@ EXAMPLE = """examples:
   %(prog)s > run.schema.json
   %(prog)s --mindformers -o mindformers.schema.json
 
-and as the first line of a YAML, for VS Code and PyCharm:
+For VS Code and PyCharm, the first line of a YAML names the schema:
   # yaml-language-server: $schema=run.schema.json
 """
 
 
 def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
+    """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm schema",
-        description="Prints the JSON Schema (draft 7) of a run's YAML, by which editors complete, explain and check its keys.",
+        description="Prints the JSON Schema (draft 7) of a run's YAML, with which editors complete, explain and check keys.",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "--mindformers",
-        action="store_true",
-        help="that of a YAML of MindFormers: what becomes of each key, and which are refused",
-    )
-    parser.add_argument(
-        "-o", "--output", type=output_file, metavar="FILE", help="file to write; without it, it is printed"
-    )
+    mindformers = "print the schema of a YAML of MindFormers: the effect of each key, and unsupported keys"
+    parser.add_argument("--mindformers", action="store_true", help=mindformers)
+    parser.add_argument("-o", "--output", type=output_file, metavar="FILE", help="file to write (default: print it)")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints or writes the schema; returns the exit code."""
+    """Print or write the schema; return the exit code."""
     options = make_parser().parse_args(arguments)
 
     from mindllm.config.editor import run_schema

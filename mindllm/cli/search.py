@@ -1,125 +1,108 @@
-"""``mindllm search``: find the fastest strategy that fits the devices."""
+"""``mindllm search``: find the fastest parallel strategy that fits."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from mindllm.architecture.experts import DISPATCHES
 from mindllm.architecture.layer_counts import SEARCHED
-from mindllm.command import CommandParser, duration, output_directory, output_file, run_command
+from mindllm.cli.common import add_device_option, add_json_option
+from mindllm.command import CommandParser, output_directory, output_file, positive, positive_number, run_command
 from mindllm.jobs.memory import add_memory_option
 from mindllm.jobs.ray_cluster import add_executor_option
 from mindllm.terminal.console import error_console, output
 from mindllm.terminal.render import drawn, show
-from mindllm.timing.shipped import DEFAULT, shipped_devices
 
-EXAMPLES = """example:
+EXAMPLES = """examples:
   %(prog)s configs/llama2/pretrain_llama2_70b_64p.yaml --devices 64
-  %(prog)s run.yaml --devices 64 --global_batch 512 --dry_run 3 --apply tuned.yaml
+  %(prog)s run.yaml --devices 64 --global-batch 512 --dry-run 3 --apply tuned.yaml
+
+Exit codes: 0 a strategy fits, 3 none fits, 2 invalid input.
 """
 
 
 def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
+    """Return the parser of the command line."""
     parser = CommandParser(
         prog="mindllm search",
         takes_keys=True,
-        description="The strategies of a run on a number of devices, the fastest first: predicted, the best planned, and the "
-        "best of those held to a dry run, beside the YAML as it is. What does not fit is never called best. An interrupted "
-        "search goes on where it was. Further options change keys of the configuration. Exit code 0: found, 3: nothing fits, "
-        "2: wrong input.",
+        description="Ranks the parallel strategies of a run on a number of devices, fastest first, next to the strategy of the "
+        "YAML. All are predicted; the best are planned, and checked by a dry run with --dry-run. Strategies that do not fit "
+        "are never recommended. An interrupted search continues.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "--config", required=True, metavar="YAML", help="the run; also without --config, as the first word"
-    )
-    parser.add_argument("--devices", type=_positive, metavar="N", help="how many (default: the configuration's)")
-    parser.add_argument("--global_batch", type=_positive, metavar="B", help="sequences of a step (default: likewise)")
-    names = ", ".join(shipped_devices())
-    parser.add_argument(
-        "--device", default=DEFAULT, metavar="FILE", help=f"a YAML or one of {names} (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--best", type=_positive, default=5, metavar="K", help="planned and shown (default: %(default)s)"
-    )
-    parser.add_argument("--seconds", type=duration, default=5.0, help="for each plan (default: %(default)s)")
-    parser.add_argument(
-        "--dry_run",
-        type=_positive,
+    add = parser.add_argument
+    parser.add_run()
+    add("--devices", type=positive, metavar="N", help="number of devices (default: set by the run)")
+    add("--global-batch", type=positive, metavar="B", help="sequences per step (default: set by the run)")
+    add_device_option(parser)
+    add("--best", type=positive, default=5, metavar="K", help="plan and show the K best (default: %(default)s)")
+    seconds = "time limit of each plan (default: %(default)s)"
+    add("--seconds", type=positive_number, default=5.0, metavar="SECONDS", help=seconds)
+    add(
+        "--dry-run",
+        type=positive,
         metavar="K",
-        help="of the best ones, simulated by MindSpore's dry run, and planned again where they do not fit",
+        help="check the K best by MindSpore's dry run, and plan again until they fit",
     )
-    parser.add_argument(
-        "--schedules", nargs="+", choices=SEARCHED, default=(), metavar="S",
-        help=f"orders of micro-batches: {', '.join(SEARCHED)}, those from seqpipe on also with sequences in pieces (default: the "
-        "first, and what the configuration has)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dispatch", nargs="+", choices=DISPATCHES, default=(), metavar="D",
-        help=f"how tokens reach their experts: {', '.join(DISPATCHES)} (default: what computes the same as the configuration)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--csv", type=output_file, metavar="FILE", help="write all strategies as CSV, the fastest first"
+    schedules = (
+        f"micro-batch schedules: {', '.join(SEARCHED)}; from seqpipe on also with sequences in pieces (default: the first, "
+        "and that of the run)"
     )
-    parser.add_argument("--apply", type=output_file, metavar="YAML", help="writes the best as a run")
+    add("--schedules", nargs="+", choices=SEARCHED, default=(), metavar="S", help=schedules)
+    dispatch = f"expert dispatch: {', '.join(DISPATCHES)} (default: those that compute the same as the run)"
+    add("--dispatch", nargs="+", choices=DISPATCHES, default=(), metavar="D", help=dispatch)
+    add("--csv", type=output_file, metavar="FILE", help="write all strategies as CSV, fastest first")
+    add("--apply", type=output_file, metavar="FILE", help="write the best strategy as the YAML of a run")
     add_memory_option(parser)
     add_executor_option(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
-    parser.add_argument(
-        "--output",
-        type=output_directory,
-        default="output_tune",
-        metavar="DIR",
-        help="directory for page and progress (output_tune)",
-    )
+    directory = "directory for the page and saved progress (default: %(default)s)"
+    add("--output", type=output_directory, default="output_tune", metavar="DIR", help=directory)
+    add_json_option(parser)
     return parser
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
-    return value
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Searches, shows and writes; returns 0 when a strategy fits."""
+    """Search, show and write strategies; return 0 if one fits."""
     options, overrides = make_parser().parse_known_args(arguments)
 
-    from mindllm.config import load_config
-    from mindllm.strategies.constraints import Constraints
-    from mindllm.strategies.outcome import PAGE, Wanted, find_strategies
-    from mindllm.timing.device import read_device
+    from mindllm import api
+    from mindllm.strategies.outcome import PAGE
 
-    config, device = load_config(options.config, overrides), read_device(options.device)
-    directory = Path(options.output)
-    directory.mkdir(parents=True, exist_ok=True)
-    wanted = Wanted(
-        options.devices, options.global_batch, options.best, options.seconds, options.dry_run,
-        Constraints(dispatch=tuple(options.dispatch)), tuple(options.schedules),
-    )  # fmt: skip
+    config = api.load_config(options.run, overrides)
     with drawn() as progress:
-        found = find_strategies(config, device, wanted, directory, progress)
-    found.write_page(directory / PAGE)
-    if options.csv:
-        found.write_csv(options.csv)
-    show(found, options.json)
-    if not options.json:
-        output.print(f"{directory / PAGE}: memory and speed of all")
-        if options.csv:
-            output.print(f"{options.csv}: all {len(found.entries)} strategies")
-    if options.apply:
-        from mindllm.recipes.spare_files import forget_spares, say_forgotten
-
-        found.write(options.apply)
-        checked = (
-            "validated by the dry run" if found.recommended.simulated else "not validated by a dry run (--dry_run N)"
+        strategies = api.search(
+            config,
+            devices=options.devices,
+            global_batch=options.global_batch,
+            device=options.device,
+            best=options.best,
+            seconds=options.seconds,
+            dry_run=options.dry_run,
+            schedules=options.schedules,
+            dispatch=options.dispatch,
+            output=options.output,
+            progress=progress,
         )
-        error_console.print(f"wrote {options.apply}: {found.recommended_name}; {checked}")
-        if said := say_forgotten(options.apply, forget_spares(options.apply)):
-            error_console.print(said)
+    page = options.output / PAGE
+    strategies.write_page(page)
+    if options.csv:
+        strategies.write_csv(options.csv)
+    show(strategies, options.json)
+    if not options.json:
+        output.print(f"memory and speed of all strategies: {page}")
+        if options.csv:
+            output.print(f"wrote {options.csv} ({len(strategies.entries)} strategies)")
+    if options.apply:
+        from mindllm.recipes.recipe import removal_note, remove_spares
+
+        strategies.write(options.apply)
+        checked = "validated by the dry run"
+        if not strategies.recommended.simulated:
+            checked = "not validated by a dry run (--dry-run N)"
+        error_console.print(f"wrote {options.apply}: {strategies.recommended_name}; {checked}")
+        if note := removal_note(options.apply, remove_spares(options.apply)):
+            error_console.print(note)
     return 0
 
 

@@ -40,7 +40,7 @@ LOCK = "lock"
 CLAIM_BYTES = 256
 CLAIM_NAME = re.compile(r"[1-9]\d*\.[a-z0-9_]{8}")  # process and a random part
 GUARD_SECONDS = 2.0
-ADVICE = f"end other programs, ask for less, or allow a larger share (--memory_share, ${VARIABLE})"
+ADVICE = f"end other programs, ask for less, or allow a larger share (--memory-share, ${VARIABLE})"
 UNLIMITED = 1 << 60  # control groups of version 1 say "no limit" by a number that no machine has
 LIMITS = {"": ("memory.max", "memory.current", "inactive_file"),
           "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")}  # fmt: skip
@@ -50,13 +50,13 @@ _claims: list[MemoryClaim] = []  # of this process, the outermost first
 
 
 def add_memory_option(parser: argparse.ArgumentParser) -> None:
-    """The option ``--memory_share`` of every tool that may take much memory."""
+    """Add the option ``--memory-share``."""
     parser.add_argument(
-        "--memory_share",
+        "--memory-share",
         type=share,
         action=_UseShare,
         metavar="S",
-        help=f"take at most this share of the memory that is free when the tool begins (default: {SHARE}, or ${VARIABLE})",
+        help=f"largest share of free memory to use (default: {SHARE}, or ${VARIABLE})",
     )
 
 

@@ -33,13 +33,13 @@ HOW = "start one with ray start --head, and name it in $RAY_ADDRESS"
 
 
 def add_executor_option(parser: argparse.ArgumentParser) -> None:
-    """The option of every tool whose work can be spread."""
+    """Add the option ``--executor``."""
     parser.add_argument(
         "--executor",
         choices=EXECUTORS,
         action=_UseExecutor,
-        help=f"where simulations, ranks and strategies are worked on: {LOCAL} processes, or the {RAY} cluster of $RAY_ADDRESS "
-        f"(default: {LOCAL}, or ${VARIABLE}; pip install 'mindllm[ray]')",
+        help=f"where to run simulations, ranks and strategies: {LOCAL} processes, or the {RAY} cluster of $RAY_ADDRESS "
+        f"(default: {LOCAL}, or ${VARIABLE}; requires pip install 'mindllm[ray]')",
     )
 
 

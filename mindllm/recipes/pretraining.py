@@ -17,7 +17,7 @@ from mindllm.recipes.corpus import PreparedText
 from mindllm.recipes.device import CPU, device_here, devices_here
 from mindllm.recipes.network import Network
 from mindllm.recipes.rates import PRETRAIN, Case, figure
-from mindllm.recipes.recipe import Choice, Recipe, asked_keys
+from mindllm.recipes.recipe import Choice, Recipe, override_keys
 
 LOADER = "train_dataset.data_loader.config"
 SHORTEST, STEP = 64, 64  # tokens of a sample, and what it is a multiple of
@@ -44,7 +44,7 @@ class Pretraining:
     @cached_property
     def asked(self) -> Mapping[str, Any]:
         """The keys that a person gives."""
-        return asked_keys(self.network.base, self.overrides)
+        return override_keys(self.network.base, self.overrides)
 
     def given(self, key: str) -> Any:
         """What a person gives for a dotted key, or None."""

@@ -1,13 +1,15 @@
-"""A run as choices over a base: every key that was chosen for a person stands in the YAML with the reason for it."""
+"""A run as choices over a base YAML: each chosen key is written with the reason for its value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import glob
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindllm.config import RunConfig, load_config
+from mindllm.config import RunConfig, load_config, render_config
 from mindllm.config.reading.document import Document, KeyPath, at, merge
 from mindllm.config.reading.load import BASE, plain, read_document, rename, with_comments
 from mindllm.config.reading.overrides import Overrides, override_document
@@ -15,14 +17,16 @@ from mindllm.config.reading.shipped import shipped_or_own
 from mindllm.config.reading.yaml_tree import one_line, write_commented, write_yaml
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.launch.layouts import HEAD
+from mindllm.outside import open_file
 from mindllm.terminal.tables import Table, texts
 
-WRITTEN_BY = "# Written by: "  # how the YAML of a command begins
+WRITTEN_BY = "# Written by: "  # first words of the YAML of a command
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The value of a dotted key, and why it is that: shown as ``key: value  # reason``."""
+    """The value of a dotted key and its reason, written as ``key: value  # reason``."""
 
     key: str
     value: Any
@@ -34,10 +38,10 @@ class Choice:
         return tuple(self.key.split("."))
 
 
-def asked_keys(base: str, overrides: Overrides) -> Mapping[str, Any]:
-    """Return what a person asked for besides, as the tree of a YAML over ``base``; what is wrong in it is told by loading.
+def override_keys(base: str, overrides: Overrides) -> Mapping[str, Any]:
+    """Return the overrides as the tree of a YAML over ``base``, without validation.
 
-    Choices are made around it: a batch that is asked for decides how often gradients are added up.
+    Other choices depend on them: the batch size decides the number of accumulation steps.
     """
     changes = override_document(overrides, read_document(shipped_or_own(Path(base))), RunConfig)
     rename(changes)
@@ -46,22 +50,22 @@ def asked_keys(base: str, overrides: Overrides) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The choices of a run, over the YAML ``base`` below ``configs/``; ``command`` is what the person typed."""
+    """The choices of a run over the YAML ``base`` below ``configs/``; ``command`` is the command line."""
 
     command: str
     base: str
     choices: tuple[Choice, ...]
 
     def with_choices(self, choices: Iterable[Choice]) -> Recipe:
-        """Return this recipe with more choices; one of a key that is there replaces it."""
+        """Return this recipe with more choices, which replace those of the same key."""
         known = {choice.key: choice for choice in (*self.choices, *choices)}
         return replace(self, choices=tuple(known.values()))
 
     def made(self, overrides: Overrides = ()) -> MadeRun:
-        """Return the run with what the person asked for besides, which goes before every choice.
+        """Return the run with overrides, which replace choices.
 
         Raises:
-            UserError: the run is wrong, by an option or by a choice; named as in a YAML.
+            UserError: the run is invalid.
         """
         tree = self.tree()
         config = load_config(tree, overrides)
@@ -69,13 +73,13 @@ class Recipe:
         over_base = merge(read_document(shipped_or_own(Path(self.base))), document)
         changes = override_document(overrides, over_base, RunConfig)
         rename(changes)
-        asked = merge(document, changes).data
-        kept = [choice for choice in self.choices if at(asked, choice.path) == plain(choice.value)]
-        config = with_comments(config, {choice.path: choice.reason for choice in kept})
-        return MadeRun(config, self.command, asked, tuple(kept))
+        keys = merge(document, changes).data
+        choices = [choice for choice in self.choices if at(keys, choice.path) == plain(choice.value)]
+        config = with_comments(config, {choice.path: choice.reason for choice in choices})
+        return MadeRun(config, self.command, keys, tuple(choices))
 
     def tree(self) -> dict[str, Any]:
-        """Return the choices as a YAML has them."""
+        """Return the choices as the tree of a YAML."""
         tree: dict[str, Any] = {BASE: self.base}
         for choice in self.choices:
             section, keys = tree, choice.key.split(".")
@@ -87,7 +91,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class MadeRun:
-    """A run that was made of choices: its configuration, and the YAML that repeats it."""
+    """A run made of choices: its configuration, and the YAML that repeats it."""
 
     config: RunConfig
     command: str
@@ -95,38 +99,84 @@ class MadeRun:
     choices: tuple[Choice, ...]
 
     def yaml(self) -> str:
-        """Return the YAML: a base and what differs, each choice with its reason behind it."""
+        """Return the YAML: the base and the differences, each choice with its reason."""
         reasons = {choice.path: choice.reason for choice in self.choices}
-        first = f"{WRITTEN_BY}{one_line(self.command)}\n# The same command writes it anew: copy it to keep changes.\n"
+        first = f"{WRITTEN_BY}{one_line(self.command)}\n# The same command overwrites it: copy it to keep changes.\n"
         return first + write_commented(self.tree, reasons)
 
     def write(self, path: Path) -> None:
-        """Write :meth:`yaml` to ``path``, whole or not at all.
+        """Write :meth:`yaml` to ``path`` atomically.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the file is not writable.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_open(path) as file:
                 file.write(self.yaml())
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{path}: is not writable: {error.strerror}") from None
 
     def without(self, keys: Iterable[str]) -> MadeRun:
-        """Return it with a YAML that leaves out these keys of the top level."""
-        left_out = set(keys)
-        return replace(self, tree={key: value for key, value in self.tree.items() if key not in left_out})
+        """Return this run with a YAML without these top-level keys."""
+        return replace(self, tree={key: value for key, value in self.tree.items() if key not in set(keys)})
 
     def table(self) -> Table:
         """Return the choices as a table: key, value, reason."""
         rows = [(choice.key, _shown(choice.value), choice.reason) for choice in self.choices]
-        return Table("chosen", texts("key", "value", "why"), rows)
+        return Table("settings", texts("key", "value", "reason"), rows)
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a cell of the table: YAML on one line."""
+    """Return a value as YAML on one line."""
     items = plain(value)
     if isinstance(items, list):
         return f"[{', '.join(map(_shown, items))}]"
     return write_yaml({"value": items}).removeprefix("value:").strip()
+
+
+SPARE, BOOK = ".spare_", ".book"
+
+
+def spare_path(path: Path, number: int) -> Path:
+    """Return the YAML of the layout with so many nodes fewer, next to the YAML of a run."""
+    return path.with_name(f"{path.stem}{SPARE}{number}{path.suffix}")
+
+
+def book_path(path: Path) -> Path:
+    """Return the plan book of the run at ``path``."""
+    return path.with_name(f"{path.stem}{BOOK}.yaml")
+
+
+def remove_spares(path: Path, written: RunConfig | None = None) -> tuple[Path, ...]:
+    """Remove the plan book and spare layouts that an earlier command wrote next to ``path``, and return them.
+
+    A restart would take the layout of the earlier run. Files stay if ``path`` already holds the run ``written``, and so do files
+    that no command has written.
+    """
+    if written is not None and _holds(path, written):
+        return ()
+    return tuple(_remove_spares(path))
+
+
+def removal_note(path: Path, removed: Collection[Path]) -> str:
+    """Return a line about the files that :func:`remove_spares` removed; empty if there are none."""
+    names = ", ".join(file.name for file in removed)
+    return f"removed files of another run next to {path}: {names}" if names else ""
+
+
+def _remove_spares(path: Path) -> Iterator[Path]:
+    spares = sorted(path.parent.glob(f"{glob.escape(path.stem)}{SPARE}[0-9]*{path.suffix}"))
+    for file_path, start in ((book_path(path), HEAD), *((spare, WRITTEN_BY) for spare in spares)):
+        with suppress(OSError), open_file(file_path) as file:  # an unreadable file was not written by a command
+            if file.read(len(start)) == start.encode():
+                file_path.unlink()
+                yield file_path
+
+
+def _holds(path: Path, config: RunConfig) -> bool:
+    """Return True if a YAML already holds a run."""
+    try:
+        return render_config(load_config(path)) == render_config(config)
+    except UserError:
+        return False

@@ -22,7 +22,7 @@ from mindllm.recipes.common import (
 from mindllm.recipes.device import CPU, device_choices, device_here, devices_here
 from mindllm.recipes.model_source import ModelSource
 from mindllm.recipes.rates import ADAPTERS, PAIRS, PET, PREFERENCES, UNPAIRED, Case, figure
-from mindllm.recipes.recipe import Choice, Recipe, asked_keys
+from mindllm.recipes.recipe import Choice, Recipe, override_keys
 from mindllm.recipes.survey import CONVERSATIONS, Survey
 from mindllm.recipes.survey import PAIRS as PAIRS_LOADER
 
@@ -35,7 +35,7 @@ PROBED_STEPS = 1000  # of a run that is only asked for its memory
 
 def chat_keys(overrides: Overrides) -> dict[str, Any]:
     """Return the keys that a person gives for how conversations are written."""
-    asked = at(asked_keys(BASE, overrides), (*DATA.split("."), "config"))
+    asked = at(override_keys(BASE, overrides), (*DATA.split("."), "config"))
     keys = ("chat_template", "chat_template_kwargs", "allowed_special_tokens")
     return {key: asked[key] for key in keys if key in asked} if isinstance(asked, dict) else {}
 
@@ -91,7 +91,7 @@ class Tuning:
     @cached_property
     def asked(self) -> Mapping[str, Any]:
         """The keys that a person gives."""
-        return asked_keys(BASE, self.overrides)
+        return override_keys(BASE, self.overrides)
 
     def given(self, key: str) -> Any:
         """What a person gives for a dotted key, or None."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig, is_hugging_face, load_config
 from mindllm.config.reading.overrides import Overrides
-from mindllm.errors import RunFailed, UserError
+from mindllm.errors import UserError
 from mindllm.reduced_runs.model import ACCUMULATION_STEPS
 from mindllm.results import Result
 from mindllm.terminal.progress import Progress, unwatched
@@ -141,9 +141,7 @@ class Verification(Result):
         yield from outcome_parts(self.outcome, self.name)
 
 
-def verify_run(
-    config: RunConfig, options: Options, name: str = "run", progress: Progress = unwatched, one_of_many: bool = False
-) -> Verification:
+def verify_run(config: RunConfig, options: Options, name: str = "run", progress: Progress = unwatched) -> Verification:
     """Compile all ranks of a run with a small model, execute them together, and compare them with a single device.
 
     Args:
@@ -151,7 +149,6 @@ def verify_run(
         options: of the check.
         name: of the run in the result.
         progress: receives ranks that are compiled, and later phases.
-        one_of_many: return an outcome instead of an error if the run cannot be checked.
 
     Raises:
         UserError: the run uses a single device, or does not compile.
@@ -161,12 +158,7 @@ def verify_run(
     silence_mindspore()
     from mindllm.verify.check import check
 
-    try:
-        return Verification(name, check(config, options, progress))
-    except (UserError, RunFailed) as error:
-        if not one_of_many:
-            raise
-        return Verification(name, not_executed(config, error))
+    return Verification(name, check(config, options, progress))
 
 
 def not_executed(config: RunConfig, error: Exception) -> Outcome:

@@ -307,7 +307,7 @@ def test_options_of_a_node_come_before_a_scheduler_and_need_the_devices_of_all(m
     place = placed(monkeypatch, here=8, variables=SLURM, devices=16, **own)
     assert (place.workers, place.local_workers, place.node_rank, place.master_addr) == (16, 8, 0, "10.0.0.2")
     assert nodes_module.control_port(place) == 9002
-    with pytest.raises(UserError, match="--devices: how many do all nodes have together"):
+    with pytest.raises(UserError, match="--devices is missing"):
         placed(monkeypatch, here=8, **own)
     with pytest.raises(UserError, match="nodes are counted from 0"):
         placed(monkeypatch, here=8, devices=16, **{**own, "node_rank": 2})

@@ -61,7 +61,7 @@ def test_a_size_of_memory_has_a_unit(size):
     with pytest.raises(mindllm.UserError) as refused:
         mindllm.plan(SMALL, max_memory=size, seconds=1)
     assert (refused.value.key, refused.value.value) == ("max_memory", size)
-    assert refused.value.advice == "write it as '58GB' or '58000MB'"
+    assert refused.value.advice == "write a size such as '58GB' or '58000MB'"
 
 
 def test_one_task_is_its_name_and_a_prompt_is_needed(monkeypatch):
@@ -128,7 +128,7 @@ def test_a_verification_is_that_of_the_command(capsys, tmp_path, monkeypatch):
     found = mindllm.verify(str(path), steps=3, progress=lambda what, done=0, total=None: told.append(what))
     assert through_json(found) == said(main, capsys, "--config", path, "--steps", "3")
     assert (found.ok, found.problems, told) == (False, ("step 1: loss",), ["executing"])
-    with pytest.raises(mindllm.UserError, match="must be an integer from 1 on"):
+    with pytest.raises(mindllm.UserError, match="steps: must be at least 1"):
         mindllm.verify(str(path), steps=0)
     with pytest.raises(mindllm.UserError) as refused:
         mindllm.verify(cluster_run(use_parallel=False))

@@ -11,7 +11,7 @@ from mindllm.cli.registry import VERBS
 ROOT = Path(__file__).parents[2]
 TOOLS = [f"toolkit.{path.stem}" for path in (ROOT / "toolkit").glob("[!_]*.py")]
 HEAVY = ("mindspore", "scipy", "matplotlib", "lm_eval", "datasets", "torch")
-VERB_MODULES = sorted({verb.module for verb in VERBS.values() if not verb.run_mode})
+VERB_MODULES = sorted({verb.module for verb in VERBS.values() if not verb.file})
 OTHERS = [
     "mindllm.cli.run",
     "mindllm.launch.__main__",
@@ -37,18 +37,22 @@ for tool in {[*VERB_MODULES, *TOOLS, *OTHERS]}:
 @pytest.mark.parametrize(
     ("verb", "arguments", "said"),
     [
-        ("search", (), "--config"),
-        ("search", (*CONFIG, "--seconds", "nan"), "--seconds: nan is not a number of seconds above 0"),
+        ("search", (), "write the run first: mindllm search run.yaml"),
+        ("search", (*CONFIG, "--seconds", "nan"), "--seconds: must be a number above 0 (value nan)"),
         ("search", (*CONFIG, "--no_such_key=3"), "no_such_key: unknown key"),
-        ("preflight", (*CONFIG, "--port", "99999"), "--port: 99999 is not a port"),
-        ("preflight", (*CONFIG, "--port", "65535"), "--port 65535: the port after it"),
-        ("preflight", ("--workers", "0"), "--workers: 0 is not a number from 1 on"),
-        ("view", (*CONFIG, "--samples", "0"), "--samples: 0 is not a number from 1 on"),
-        ("data", ("--workers", "many"), "--workers: many is not a number from 1 on"),
-        ("evaluate", ("--model", "a", "--tasks", "b", "--limit", "²"), "--limit: ² is not a number from 1 on"),
-        ("weights", ("quantize", "a", "b", "--group", "0"), "--group: 0 is not a number from 1 on"),
+        ("preflight", (*CONFIG, "--port", "99999"), "--port: must be a port from 1 to 65535 (value 99999)"),
+        ("preflight", (*CONFIG, "--port", "65535"), "--port 65535: the next port is also used"),
+        ("preflight", ("--workers", "0"), "--workers: must be an integer of at least 1 (value 0)"),
+        ("view", (*CONFIG, "--samples", "0"), "--samples: must be an integer of at least 1 (value 0)"),
+        ("data", ("--workers", "many"), "--workers: must be an integer of at least 1 (value many)"),
+        (
+            "evaluate",
+            ("--model", "a", "--tasks", "b", "--limit", "²"),
+            "--limit: must be an integer of at least 1 (value ²)",
+        ),
+        ("weights", ("quantize", "a", "b", "--group", "0"), "--group: must be an integer of at least 1 (value 0)"),
         ("weights", ("nonsense",), "invalid choice: 'nonsense'"),
-        ("inspect", ("summary",), "nothing is given; name a graph"),
+        ("inspect", ("summary",), "required: GRAPH|RUN"),
         ("inspect", ("summary", *CONFIG, "--no_such_key", "3"), "no_such_key: unknown key"),
     ],
 )
@@ -77,8 +81,8 @@ def test_a_value_with_spaces_belongs_to_its_key(verb, key, capsys):
 
 
 def test_words_that_options_take_are_not_keys():
-    from mindllm.cli.finetune import make_parser as make_learning_parser
     from mindllm.cli.generate import make_parser
+    from mindllm.cli.train import make_parser as make_learning_parser
 
     options, keys = make_parser("generate").parse_known_args(["M", "--prompt", "--x=1 y", "--seed", "3", "--k={a: b}"])
     assert (options.prompt, keys) == (["--x=1 y"], ["--seed=3", "--k={a: b}"])

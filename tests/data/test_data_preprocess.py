@@ -156,7 +156,7 @@ def test_bytes_that_are_no_utf8_are_replaced_and_told(tmp_path, tokenizer_path):
         (["TREE", "--tokenizer", "none.json", "--output-prefix", "c"], "none.json: no such tokenizer"),
         (["TREE", "--tokenizer", "TOKENIZER"], "--output-prefix is missing"),
         (["TREE", "--output-prefix", "c"], "--tokenizer is missing"),
-        (["--tokenizer", "TOKENIZER", "--output-prefix", "c"], "nothing to read"),
+        (["--tokenizer", "TOKENIZER", "--output-prefix", "c"], "input is missing"),
         (["TREE", "--include", "*.rs", "--tokenizer", "TOKENIZER", "--output-prefix", "c"], "'*.rs' matches no file"),
         (["TREE/empty.py", "--tokenizer", "TOKENIZER", "--output-prefix", "c"], "there is no text"),
         (["TREE", "--tokenizer", "new.txt", "--train-tokenizer", "280", "--output-prefix", "c"], "trained as .json"),
@@ -165,8 +165,8 @@ def test_bytes_that_are_no_utf8_are_replaced_and_told(tmp_path, tokenizer_path):
         (["TREE", "--tokenizer", "new.json", "--train-tokenizer", "9999", "--output-prefix", "c"], "give only"),
         (["TREE", "--tokenizer", "TOKENIZER", "--output-prefix", "TOKENIZER/c"], "tokenizer.json"),
         (["--info", "nothing"], "nothing.idx: no such file"),
-        (["--workers", "0"], "0 is not a number from 1 on"),
-        (["--unknown"], "--unknown: no such option"),
+        (["--workers", "0"], "must be an integer of at least 1 (value 0)"),
+        (["--unknown"], "--unknown: unknown option"),
     ],
 )
 def test_mistakes_end_with_2_and_leave_nothing(tree, tokenizer_path, arguments, says):

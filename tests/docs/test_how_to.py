@@ -19,7 +19,7 @@ from markdown_pages import FENCE, ROOT, blocks
 from page_commands import Ran, Step, follow, in_a_shell, missing, steps
 from test_pages import OURS, is_key
 
-from mindllm.cli.registry import VERBS
+from mindllm.cli.registry import ALIASES, VERBS
 from mindllm.cli.time import CALIBRATE, calibrate_parser
 
 PARTS = [(page, part) for page, table in HOW_TO.items() for part in table.names()]
@@ -73,6 +73,7 @@ def calls_of(command: str) -> Iterator[list[str]]:
             yield [*verb, *words[words.index(name) + 1 :]]
     for word in words:
         first, *rest = shlex.split(word.removeprefix("$(").removesuffix(")"))
+        first = ALIASES.get(first, first)
         if rest and (first in VERBS or first in NAMES):
             yield [first, *rest] if first in VERBS else [*NAMES[first], *rest]
         elif rest and first == "python":
@@ -120,6 +121,7 @@ def test_what_cannot_run_here_is_read_by_the_parser_of_its_command(page, part, p
         if part not in command:
             continue
         for verb, *options in calls_of(command):
+            verb = ALIASES.get(verb, verb)
             _, rest = VERBS[verb].parser().parse_known_args(options)
             assert VERBS[verb].takes_keys or not rest, command
             assert [word for word in rest if word.startswith("--") and not is_key(word)] == [], command

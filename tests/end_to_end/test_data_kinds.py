@@ -109,14 +109,14 @@ def test_the_viewer_shows_what_is_trained(conversations, capsys):
     view(["--config", str(conversations)])
     text = capsys.readouterr().out
     assert "### Response:" in text
-    assert "places 0 to" in text
+    assert "positions 0 to" in text
     view(["--config", str(conversations), "--ids"])
     assert "·" in capsys.readouterr().out
     view(["--config", str(conversations), "--count", "--json"])
     assert json.loads(capsys.readouterr().out)["rows"] == 36
     alone = ["--config", str(conversations), f"{LOADER}.config.packing=false"]
     view(alone)
-    assert capsys.readouterr().out.count("places of padding") == 1
+    assert capsys.readouterr().out.count("positions of padding") == 1
     view([*alone, "--json"])
     sample = json.loads(capsys.readouterr().out)
     assert 0 < sample["padding"] < sample["places"]

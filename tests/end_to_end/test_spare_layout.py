@@ -84,4 +84,4 @@ def test_a_book_that_options_of_the_command_contradict_is_refused(config_file, t
     launcher = node(0, book, tmp_path / "out", tmp_path / "log", port)
     printed, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == 2, printed
-    assert f"{layouts[4]} has 4 sequences a step where the book says 8" in printed
+    assert f"{layouts[4]} has 4 sequences per step, but the book 8" in printed

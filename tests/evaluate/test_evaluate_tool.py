@@ -71,9 +71,9 @@ class SmallList:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--limit=0", "0 is not a number from 1 on"),
+        ("--limit=0", "must be an integer of at least 1 (value 0)"),
         ("--gen_kwargs=x", "write name=value"),
-        ("--tasks=,", "names no task"),
+        ("--tasks=,", "the list of tasks is empty"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(option, message, tmp_path, capsys):

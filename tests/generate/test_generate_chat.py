@@ -8,8 +8,7 @@ from typing import ClassVar
 import pytest
 from tiny import options, tiny_config, tiny_model
 
-from mindllm.cli import chat as module
-from mindllm.cli.chat import chat
+from mindllm.cli import generate as module
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.errors import UserError
@@ -99,17 +98,17 @@ def test_the_answer_is_shortened_to_the_room_and_none_is_an_error(generator):
 def test_the_terminal(generator, monkeypatch, capsys):
     found = Future()
     found.set_result(None)
-    monkeypatch.setattr(module, "run_tokenizer", lambda config: Characters())
-    monkeypatch.setattr(module, "finding_weights", lambda config: contextlib.nullcontext(found))
-    monkeypatch.setattr(module, "load_generator", lambda config, tokenizer, weights: generator)
+    monkeypatch.setattr("mindllm.data.run_tokenizer", lambda config: Characters())
+    monkeypatch.setattr("mindllm.generate.load.finding_weights", lambda config: contextlib.nullcontext(found))
+    monkeypatch.setattr("mindllm.generate.load.load_generator", lambda config, tokenizer, weights: generator)
     monkeypatch.setattr(
         "sys.stdin", io.StringIO("Hello\n\nAgain\nclear\nHello\n" + "x" * 300 + "\n EXIT \nnever read\n")
     )
-    chat(configured(generator))
+    module.chat(configured(generator))
     written = capsys.readouterr()
     first, second, third = written.out.splitlines()
     assert first == third != second
-    assert "a new conversation" in written.err
+    assert "new conversation" in written.err
     assert "longer than the 256 tokens" in written.err
     assert "decode: " in written.err
 

@@ -129,7 +129,7 @@ def test_the_option_holds_for_this_process_and_its_children(monkeypatch):
     monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
     with MemoryClaim() as claim:
         assert claim.budget == 5 * GIB
-    parser.parse_args(["--memory_share", "0.3"])
+    parser.parse_args(["--memory-share", "0.3"])
     with MemoryClaim() as claim:
         assert claim.budget == 3 * GIB
     assert os.environ[subject.VARIABLE] == "0.3"

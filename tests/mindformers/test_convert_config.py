@@ -51,7 +51,7 @@ def test_the_account_names_every_key_and_ours_is_short(theirs, tmp_path, capsys,
 def test_what_is_read_is_not_written_over(theirs):
     source = theirs(LEGACY)
     before = source.read_bytes()
-    with pytest.raises(UserError, match=r"is the file that is read, and would be lost; write another name"):
+    with pytest.raises(UserError, match=r"would overwrite the input; use another name"):
         main([str(source), "-o", str(source.parent / "." / source.name)])
     assert source.read_bytes() == before
 
@@ -102,7 +102,7 @@ def test_a_yaml_of_ours_is_no_input(tmp_path):
         main([str(path)])
     for text in ("seed: 1\n", "base: configs/base/pretrain.yaml\nseed: 1\n"):
         path.write_text(text)
-        with pytest.raises(UserError, match=r"is a YAML of mindllm already, .*: --to mindformers-2$"):
+        with pytest.raises(UserError, match=r"is already a YAML of mindllm; .* use --to mindformers-2$"):
             main([str(path)])
 
 

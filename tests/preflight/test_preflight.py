@@ -38,7 +38,7 @@ def run(*arguments):
 def test_a_run_on_cpu_needs_no_device(tmp_path, port):
     result = run(TINY, "--directory", tmp_path, "--port", port)
     assert result.returncode == 0, result.stdout
-    assert "none needed: context.device_target is CPU" in result.stdout
+    assert "not needed: context.device_target is CPU" in result.stdout
     assert not list(tmp_path.iterdir())
 
 

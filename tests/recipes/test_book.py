@@ -43,7 +43,7 @@ def test_a_book_names_a_layout_for_each_node_fewer(tmp_path, capsys):
         assert (config.parallel_config.device_num, config.global_batch_size) == (int(devices), 48)
     shown = capsys.readouterr().out
     assert "run.spare_2.yaml: dp" in shown
-    assert "a book of 3 layouts" in shown
+    assert "a plan book of 3 layouts" in shown
 
 
 def test_spares_of_an_earlier_command_do_not_stay(tmp_path):
@@ -69,7 +69,7 @@ def test_another_run_at_the_same_place_ends_the_book(tmp_path, capsys):
     assert (tmp_path / "run.book.yaml").exists()
     (tmp_path / "run.spare_2.yaml").write_text("base: run.yaml  # of a person\n")
     main([*plain, "8"])
-    gone = f"removed beside {tmp_path}/run.yaml, as of another run: run.book.yaml, run.spare_1.yaml"
+    gone = f"removed files of another run next to {tmp_path}/run.yaml: run.book.yaml, run.spare_1.yaml"
     assert gone in capsys.readouterr().err.replace("\n", " ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.spare_2.yaml", "run.yaml"]
 
@@ -97,7 +97,7 @@ def test_a_run_that_another_command_writes_there_ends_the_book_too(tmp_path, cap
     assert command([one.format(**places) for one in options]) == 0
     assert not (tmp_path / "run.book.yaml").exists()
     assert not (tmp_path / "run.spare_1.yaml").exists()
-    gone = f"removed beside {tmp_path}/run.yaml, as of another run: run.book.yaml, run.spare_1.yaml"
+    gone = f"removed files of another run next to {tmp_path}/run.yaml: run.book.yaml, run.spare_1.yaml"
     assert gone in capsys.readouterr().err.replace("\n", " ")
 
 
@@ -137,16 +137,16 @@ def test_a_batch_that_fewer_devices_do_not_divide_is_said_and_left_out(tmp_path,
     assert not (tmp_path / "run.spare_1.yaml").exists()
     _, missing = json.loads(capsys.readouterr().out)["layouts"]
     assert (missing["devices"], missing["written"]) == (24, None)
-    assert "24 replicas do not divide 32 sequences; --global-batch 96 serves both" in missing["reason"]
+    assert "24 replicas do not divide 32 sequences; --global-batch 96 fits both" in missing["reason"]
 
 
 @pytest.mark.parametrize(
     ("devices", "spares", "says"),
     [
-        (12, 1, "12 devices are no whole nodes of 8; take a multiple of 8"),
-        (4, 1, "4 devices are no whole nodes of 8"),
-        (8, 1, "no node is left without 1; take at least 16 devices"),
-        (16, 2, "no node is left without 2; take at least 24 devices"),
+        (12, 1, "12 devices do not fill whole nodes of 8; use a multiple of 8"),
+        (4, 1, "4 devices do not fill whole nodes of 8"),
+        (8, 1, "1 nodes of 8 devices leave none; use at least 16 devices"),
+        (16, 2, "2 nodes of 8 devices leave none; use at least 24 devices"),
     ],
 )
 def test_nodes_that_cannot_be_missed_are_refused(devices, spares, says):
@@ -157,7 +157,7 @@ def test_nodes_that_cannot_be_missed_are_refused(devices, spares, says):
 def test_a_number_of_devices_that_is_not_compiled_is_refused():
     assert spare_counts(8, 4, 1) == (4,)
     with pytest.raises(
-        UserError, match="6 devices would be left, and MindSpore compiles for 1, 2, 4 or a multiple of 8"
+        UserError, match="6 devices would remain, and MindSpore compiles for 1, 2, 4 or a multiple of 8"
     ):
         spare_counts(8, 2, 2)
 
@@ -166,10 +166,10 @@ def test_a_node_is_what_the_innermost_link_joins():
     assert devices_of_node(DEVICE, None) == 8
     assert devices_of_node(DEVICE, 2) == 2
     endless = DEVICE.model_copy(update={"links": DEVICE.links[-1:]})
-    with pytest.raises(UserError, match="give --node-devices"):
+    with pytest.raises(UserError, match="pass --node-devices"):
         devices_of_node(endless, None)
 
 
 def test_the_devices_of_a_node_alone_are_refused():
-    with pytest.raises(UserError, match="give --spares N too"):
+    with pytest.raises(UserError, match="--node-devices requires --spares"):
         main([*QUICK, "--devices", "8", "--node-devices", "2"])

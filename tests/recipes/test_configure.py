@@ -105,7 +105,7 @@ def test_a_key_that_the_search_decides_is_refused_before_the_search(option, key,
         raise AssertionError("the key is refused after the search")
 
     monkeypatch.setattr("mindllm.recipes.configure.find_strategies", search_begins)
-    with pytest.raises(UserError, match=f"{key}.*the search decides this.*--max-tensor-parallel"):
+    with pytest.raises(UserError, match=f"{key}.*is set by the search.*--max-tensor-parallel"):
         find_run(replace(REQUEST, overrides=[option]), "c")
 
 
@@ -184,7 +184,7 @@ def test_a_low_utilisation_says_why(mixture):
 
 def test_the_second_best_is_slower_by_the_seconds_that_are_shown(found):
     best, second = list(found.lines())[:2]
-    shown = [float(re.search(r"([\d.]+) s a step", line)[1]) for line in (best, second)]
+    shown = [float(re.search(r"([\d.]+) s per step", line)[1]) for line in (best, second)]
     assert f"{shown[1] / shown[0] - 1:.1%} slower" in second
 
 

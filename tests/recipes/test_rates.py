@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.finetune import METHODS as OFFERED
+from mindllm.cli.train import METHODS as OFFERED
 from mindllm.config import RunConfig
 from mindllm.config.reading.document import at
 from mindllm.recipes.device import ASCEND, CPU

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.calibrate import with_error
+from mindllm.cli.time import with_error
 from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.timing.costs.exchanges import Group, exchange_seconds

@@ -110,4 +110,4 @@ def test_nothing_to_calibrate_on_is_wrong_input(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["calibrate", "--output", str(tmp_path / "mine.yaml")])
     assert stopped.value.code == 2
-    assert "give --measured, --kernels, or both" in capsys.readouterr().err
+    assert "pass --measured, --kernels or both" in capsys.readouterr().err

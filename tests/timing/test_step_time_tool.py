@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from kept_programs_here import unpacked
 
-from mindllm.cli.calibrate import read_measured
 from mindllm.cli.search import main as tune
-from mindllm.cli.time import main
+from mindllm.cli.time import main, read_measured
 from mindllm.config import load_config, override_config
 from mindllm.errors import CheckFailed, UserError
 from mindllm.planning.costs.formula import plan_problem
@@ -132,7 +131,7 @@ def test_a_step_is_read_from_a_profile(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("config\nrun.yaml\n", "needs the columns config and seconds"),
+        ("config\nrun.yaml\n", "requires the columns config and seconds"),
         ("config,seconds\nrun.yaml,1\n", "has one row"),
         ("config,seconds\nrun.yaml,1\nrun.yaml,-1\n", ":3: seconds must be a positive number|run.yaml"),
     ],
@@ -334,9 +333,9 @@ def test_a_program_of_somebody_is_timed_from_its_kept_graphs(tmp_path, capsys):
     assert first["waits"] > last["waits"]
     assert main(["--simulated", directory]) == 0
     assert "passes in the order of 1F1B" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--explain: belongs to --config"):
+    with pytest.raises(UserError, match="--explain requires a run"):
         main(["--simulated", directory, "--explain"])
-    with pytest.raises(UserError, match="keys of a run go with --config"):
+    with pytest.raises(UserError, match="--simulated has no keys of a run"):
         main(["--simulated", directory, "--model.model_config.num_layers=4"])
 
 

@@ -130,7 +130,7 @@ def test_fewer_ranks_are_compiled_at_a_time_before_the_mesh_becomes_smaller(free
 
 def test_what_does_not_fit_at_all_is_refused_with_what_it_takes(free):
     free(GIB)
-    with pytest.raises(UserError, match=r"takes about \d\.\d GB, and there are 0\.6 GB, 60% of .*--memory_share"):
+    with pytest.raises(UserError, match=r"takes about \d\.\d GB, and there are 0\.6 GB, 60% of .*--memory-share"):
         fitted(LARGE)
     free(1000 * GIB)
     with pytest.raises(UserError, match="--most_ranks 8: the smallest mesh of this kind has 32; allow more"):

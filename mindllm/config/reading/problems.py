@@ -30,7 +30,7 @@ from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.section import Section
 from mindllm.errors import CLOSE, LONGEST_PART, MOST_SHOWN, MOST_SUGGESTIONS, few, nearest, text_of
 from mindllm.files import SIZE_PATTERN
-from mindllm.shorthands import OF_OTHERS
+from mindllm.shorthands import FOREIGN_OPTIONS
 
 EXPECTED = {
     "int_type": "an integer",
@@ -244,7 +244,7 @@ def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> st
     alternatives = kinds_with(root, path[:-1], key)
     if alternatives:
         return f"not used by this type (value {shown(value)}); it is a key of {few(alternatives)}"
-    elsewhere = foreign_advice(path) or (OF_OTHERS.get(key, "") if len(path) == 1 else "")
+    elsewhere = foreign_advice(path) or (FOREIGN_OPTIONS.get(key, "") if len(path) == 1 else "")
     if elsewhere:
         return f"not a key here (value {shown(value)}); {elsewhere}"
     if places := _places(root, key):

@@ -48,7 +48,7 @@ def test_an_unknown_name_is_a_mistake(capsys):
     with pytest.raises(SystemExit) as left:
         run_command(main, ["lamma3"])
     assert left.value.code == 2
-    assert "no such model or directory; similar: llama3, llama, " in capsys.readouterr().err
+    assert "unknown model or directory; similar: llama3, llama, " in capsys.readouterr().err
 
 
 def random_weights(directory):
@@ -95,7 +95,7 @@ def test_a_directory_without_models_is_a_mistake(made, tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         run_command(main, [str(tmp_path / "empty")])
     assert left.value.code == 2
-    assert ("holds no model" if made else "no such directory") in capsys.readouterr().err
+    assert ("contains no model" if made else "no such directory") in capsys.readouterr().err
 
 
 def test_it_takes_a_second_and_no_mindspore():

@@ -82,7 +82,7 @@ def test_exit_codes(pieces, run, capsys, standings, options, code):
     pieces(**standings)
     found, out, _ = ended(capsys, run, *options)
     assert found == code
-    assert "\nproof/report.html: for people; proof/proof.json\n" in out
+    assert "\nreport: proof/report.html; data: proof/proof.json\n" in out
     assert out.splitlines()[-1].startswith(f"{run}: ")  # the verdict comes last
     assert all(question.text in out for question in QUESTIONS.values())
 

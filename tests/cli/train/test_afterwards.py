@@ -3,7 +3,7 @@
 import pytest
 from run_fixtures import MINIMAL
 
-from mindllm.cli.finetune import afterwards, launch_line
+from mindllm.cli.train import launch_line, next_steps
 from mindllm.config import load_config
 from mindllm.process.interrupts import INTERRUPTED
 from mindllm.train.checkpoint import CheckpointStore
@@ -21,29 +21,27 @@ def newest(tmp_path, monkeypatch):
 
 
 def lines(output, changes=(), code=0, verb="finetune"):
-    return list(afterwards(load_config(MINIMAL, {"output_dir": str(output), **dict(changes)}), verb, code))
+    return list(next_steps(load_config(MINIMAL, {"output_dir": str(output), **dict(changes)}), verb, code))
 
 
-def test_an_adapter_is_talked_to_written_and_merged(newest):
+def test_an_adapter_is_chatted_with_exported_and_merged(newest):
     assert lines(newest, LORA) == [
-        "talk to it: mindllm chat 'my run'",
-        "the adapter as files of PEFT: mindllm weights adapter 'my run/checkpoint/llm-6' DIR",
-        "with its base as a Hugging Face directory: mindllm weights merge 'my run/checkpoint/llm-6' DIR",
+        "chat: mindllm chat 'my run'",
+        "export the adapter for PEFT: mindllm weights adapter 'my run/checkpoint/llm-6' DIR",
+        "merge with the base into a Hugging Face directory: mindllm weights merge 'my run/checkpoint/llm-6' DIR",
     ]
 
 
 def test_bottlenecks_are_never_merged_and_whole_models_exported(newest):
-    assert [line.partition(": ")[0] for line in lines(newest, BOTTLENECK)] == ["talk to it", "the adapter as files"]
+    assert [line.partition(": ")[0] for line in lines(newest, BOTTLENECK)] == ["chat", "export the adapter"]
     said = lines(newest, verb="pretrain")
-    assert said[0] == "try it: mindllm generate 'my run' --prompt \"…\""
+    assert said[0] == "generate: mindllm generate 'my run' --prompt \"…\""
     assert said[1].endswith("mindllm weights export 'my run/checkpoint/llm-6' DIR")
 
 
 def test_a_run_that_was_interrupted_goes_on_and_one_that_failed_says_nothing(newest, tmp_path, write):
     config = load_config(write(MINIMAL), {"output_dir": str(newest)})
-    assert list(afterwards(config, "finetune", INTERRUPTED)) == [
-        "go on: mindllm finetune --config run.yaml --resume_training"
-    ]
+    assert list(next_steps(config, "finetune", INTERRUPTED)) == ["resume: mindllm finetune run.yaml --resume_training"]
     assert lines(newest, LORA, code=1) == []
 
 

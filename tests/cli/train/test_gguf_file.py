@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from tiny_chat import WORDS, conversation, write_rows
 from tiny_chat_gguf import save_tiny_chat_gguf
 
-from mindllm.cli.finetune import read_learning
+from mindllm.cli.train import read_train
 from mindllm.command import run_command
 from mindllm.config import load_config, read_model_config, render_config
 from mindllm.main import main
@@ -94,6 +94,6 @@ def test_its_network_is_looked_at_and_its_run_made(file, tmp_path, capsys):
     assert call("pretrain", *words, "--print_config") == 0
     printed = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-    _, config = read_learning([str(word) for word in words], "pretrain")
+    _, config = read_train([str(word) for word in words], "pretrain")
     assert yaml.safe_load(render_config(config)) == yaml.safe_load(printed), "what is counted is what is built"
     assert (config.pretrained_model_dir, config.load_checkpoint) == (str(file), "")

@@ -66,10 +66,8 @@ def test_two_steps_of_lora_are_repeated_by_their_yaml_and_the_result_is_a_model(
     code, err = said(*words, *QUICK)
     assert code == 0, err
     flat = " ".join(err.split())
-    assert (
-        f"every choice, and why: {first}/finetune.yaml (again: mindllm finetune --config {first}/finetune.yaml)" in flat
-    )
-    assert f"talk to it: mindllm chat {first}" in flat
+    assert f"settings and reasons: {first}/finetune.yaml (repeat: mindllm finetune {first}/finetune.yaml)" in flat
+    assert f"chat: mindllm chat {first}" in flat
     assert f"mindllm weights adapter {first}/checkpoint/llm-2 DIR" in flat
     code, err = said("finetune", "--config", first / "finetune.yaml", "--output", again)
     assert code == 0, err
@@ -101,7 +99,7 @@ def test_new_weights_of_a_network_are_trained_on_text(models, tmp_path, said):
     )
     code, err = said(*words, *QUICK)
     assert code == 0, err
-    assert f'try it: mindllm generate {output} --prompt "…"' in " ".join(err.split())
+    assert f'generate: mindllm generate {output} --prompt "…"' in " ".join(err.split())
     model = find_model(output)
     assert model.architecture.num_layers == 2
     assert model.tokenizer == str(models / "tiny" / "tokenizer.json")
@@ -113,19 +111,19 @@ def test_new_weights_of_a_network_are_trained_on_text(models, tmp_path, said):
     [
         (
             ("finetune",),
-            "name a model and data as words, without --model or --data: mindllm finetune DIR chats.jsonl; or",
+            "model or data are missing (arguments, not --model or --data); example: mindllm finetune DIR chats.jsonl",
         ),
-        (("finetune", "MODELS/tiny"), "name a model and data"),
+        (("finetune", "MODELS/tiny"), "model or data are missing"),
         (("finetune", "MODELS/tny", "CHATS"), "no such directory; did you mean 'tiny'?"),
         (("finetune", "MODELS", "CHATS"), "is no model, but tiny in it is: name"),
         (("finetune", "MODELS/tiny", "nothing.jsonl"), "nothing.jsonl: no such file or directory"),
         (("finetune", "MODELS/tiny", "CHATS", "--method", "lorra"), "did you mean 'lora'"),
         (("finetune", "MODELS/tiny", "CHATS", "--method", "dpo"), "learns from pairs of answers"),
-        (("finetune", "MODELS/tiny", "CHATS", "--epochs", "0"), "0 is not a number from 1 on"),
-        (("finetune", "MODELS/tiny", "CHATS", "--lora_rnk", "4"), "did you mean --lora_rank?"),
-        (("finetune", "--config", "x.yaml", "--method", "lora"), "has all of a run already, leave out --method"),
+        (("finetune", "MODELS/tiny", "CHATS", "--epochs", "0"), "must be an integer of at least 1 (value 0)"),
+        (("finetune", "MODELS/tiny", "CHATS", "--lora_rnk", "4"), "did you mean --lora-rank?"),
+        (("finetune", "--config", "x.yaml", "--method", "lora"), "--method contradicts x.yaml; remove it"),
         (("finetune", "MODELS/tiny", "CHATS", "--run_mode", "train"), "contradicts mindllm finetune"),
-        (("pretrain", "CHATS"), "name a network and text, as in mindllm pretrain --like DIR corpus.jsonl"),
+        (("pretrain", "CHATS"), "network or text is missing; example: mindllm pretrain --like DIR corpus.jsonl"),
         (("pretrain", "--like", "llama3_8", "CHATS"), "did you mean 'llama3_8b'?"),
         (("pretrain", "--like", "MODELS/tiny", "CHATS"), "has no key 'text'"),
         (
@@ -169,7 +167,7 @@ def test_a_disk_that_is_full_is_told_in_a_line(models, chats, tmp_path, said, mo
 
     monkeypatch.setattr(recipe, "atomic_open", full)
     code, err = said("finetune", models / "tiny", chats, "--output", tmp_path / "out")
-    assert (code, err.splitlines()[-1].endswith("finetune.yaml: cannot be written: No space left on device")) == (
+    assert (code, err.splitlines()[-1].endswith("finetune.yaml: is not writable: No space left on device")) == (
         2,
         True,
     )

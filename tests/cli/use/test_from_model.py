@@ -5,8 +5,7 @@ import json
 import pytest
 from character_tokenizer import write_tokenizer
 
-from mindllm.cli import run
-from mindllm.cli.generate import read_use
+from mindllm.cli.generate import main, read_use
 from mindllm.config import load_config
 from mindllm.errors import UserError
 
@@ -89,7 +88,7 @@ def test_a_run_of_that_name_is_left_as_it_is(left, model, tmp_path):
 
 def test_the_command_that_repeats_it_can_be_typed(model, tmp_path, capsys):
     asked(model, "--output", "my runs", verb="chat")
-    assert "(again: mindllm chat --config 'my runs/chat.yaml')" in capsys.readouterr().err.replace("\n", " ")
+    assert "(repeat: mindllm chat 'my runs/chat.yaml')" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_conversation_is_bounded_by_what_is_fast_here(model):
@@ -103,7 +102,7 @@ def test_a_conversation_is_bounded_by_what_is_fast_here(model):
 def test_where_nothing_can_be_written_it_answers_all_the_same(model, tmp_path, capsys):
     (tmp_path / "output").write_text("a file in the way")
     assert asked(model, "--prompt", "a").input_data == ("a",)
-    assert "every choice stays unwritten" in capsys.readouterr().err
+    assert "settings are not saved" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         asked(model, "--prompt", "a", "--output", "output/answers.jsonl")
 
@@ -111,11 +110,11 @@ def test_where_nothing_can_be_written_it_answers_all_the_same(model, tmp_path, c
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name a model"),
-        (["tiny", "--config", "x.yaml", "--prompt", "a"], "one of them"),
-        (["tiny"], "nothing is asked"),
-        (["tiny", "hello"], "hello: not an option; give a prompt by --prompt TEXT"),
-        (["tiny", "--prompt", "a", "--input", "b"], "keep one"),
+        ([], "a model is missing"),
+        (["tiny", "--config", "x.yaml", "--prompt", "a"], "tiny: unexpected argument"),
+        (["tiny"], "a prompt is missing"),
+        (["tiny", "hello"], "hello: unexpected argument; pass a prompt with --prompt TEXT"),
+        (["tiny", "--prompt", "a", "--input", "b"], "remove one"),
         (["tiny", "--input", "nowhere"], "--input nowhere: no such file"),
         (["tiny", "--prompt", "a", "--run_mode", "train"], "contradicts"),
         (["tiny", "--prompt", "a", "--no.such=1"], "unknown key"),
@@ -128,4 +127,4 @@ def test_what_is_wrong_is_said(arguments, said, model):
 
 def test_a_model_without_weights_is_no_traceback(model, capsys):
     with pytest.raises(UserError, match=r"tiny.*safetensors"):
-        run.main([str(model), "--prompt", "a"], "generate")
+        main([str(model), "--prompt", "a"], "generate")

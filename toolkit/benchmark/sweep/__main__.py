@@ -10,7 +10,7 @@ from pathlib import Path
 from mindllm.command import CommandParser, output_directory, output_file, run_command
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed, UserError
-from mindllm.extras import advice
+from mindllm.extras import install_hint
 from mindllm.files import atomic_open
 from mindllm.terminal.console import error_console, output
 from mindllm.terminal.tables import Table, figures, texts
@@ -122,7 +122,7 @@ def _picture(title: str, axes: list[str], columns: Sequence[str], results: Seque
     try:
         content = draw(title, axes, columns, results)
     except ModuleNotFoundError as error:
-        error_console.print(f"no picture: {advice(error)}")
+        error_console.print(f"no picture: {install_hint(error)}")
         return []
     if not content:
         return []
