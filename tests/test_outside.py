@@ -225,7 +225,7 @@ ALLOWED = {
         "compiled/device/wheel.py": "json.loads open",
         "compiled/graph/mind_ir.py": "importlib.util.spec_from_file_location",
         "compiled/inspect/page.py": ".read_text",
-        "dry_run/cache.py": ".read_bytes",
+        "sources.py": ".read_bytes",
         "programs/command_line.py": "open",
         "dry_run/source_lines.py": ".read_text json.loads",
         "evaluate/run.py": ".read_text",
@@ -235,7 +235,6 @@ ALLOWED = {
         "generate/host.py": "ctypes.CDLL",
         "mindformers/directory.py": ".read_text",
         "terminal/page.py": ".read_text",
-        "train/compile_cache.py": ".read_bytes",
     },
     "what a process of this command writes or sends": {
         "compiled/device/callback_thread.py": "ctypes.CDLL",

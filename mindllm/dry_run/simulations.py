@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mindllm.compiled.device.stand_in import device_software
 from mindllm.compiled.simulation.simulate_rank import PRELOAD, server_environment, simulate_rank, source_lines
 from mindllm.config import RunConfig, load_config, tree_of
-from mindllm.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
+from mindllm.config.compiled_keys import compiled_keys
 from mindllm.dry_run.profile import Profile, load_profile, profile_of, save_profile
 from mindllm.dry_run.source_lines import Lines, read_lines, write_lines
 from mindllm.errors import RunFailed, UserError
@@ -22,14 +24,19 @@ from mindllm.jobs.memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.jobs.pool import Outcome, Pool, Task
 from mindllm.jobs.process import ERROR, ending, last_lines
 from mindllm.jobs.ray_cluster import RayPool, is_spread
+from mindllm.jobs.store import Store
 from mindllm.parallel.stages import stages_of
 from mindllm.process.exit_hooks import skip_exit_functions
 from mindllm.reduced_runs.stage import micro_batches_of, reduce_to_layer
+from mindllm.sources import software_key
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.units import MIB
 
 logger = logging.getLogger(__name__)
 SIMULATE, LINES = "simulate", "lines"
+RESULTS = Store("dry_run", max_entries=400)
+LIMIT = "context.max_device_memory"  # results are compared with it afterwards
+Value = TypeVar("Value")
 # Measured with MindSpore 2.10 on Llama 2 of several widths: both processes of a task, a compiled layer, and a layer that is
 # scheduled for a micro-batch. Widths hardly matter, since no weight is allocated.
 PROCESSES, LAYER, SCHEDULED_LAYER = 1150 * MIB, 12 * MIB, 4 * MIB
@@ -45,15 +52,22 @@ class Request:
     what: str = SIMULATE
 
     @property
-    def kept(self) -> Path:
-        """The file that has, or will have, the answer."""
-        return kept_file(self.config, self.rank, f".{self.what}")
+    def key(self) -> str:
+        """The key of the answer in the store."""
+        return rank_key(self.config, self.rank, self.what)
 
     @property
     def task(self) -> Task:
         """The task that writes the answer."""
         arguments = (tree_of(self.config), self.rank, self.what)
-        return Task(self.name, f"{__name__}:answer", arguments, self.kept, worker_bytes(self.config))
+        return Task(self.name, f"{__name__}:answer", arguments, RESULTS.path(self.key), worker_bytes(self.config))
+
+
+def rank_key(config: RunConfig, rank: int, kind: str) -> str:
+    """Return the key of a result about a rank, which does not depend on data, learning rates or checkpoints."""
+    keys = {name: value for name, value in compiled_keys(config).items() if name != LIMIT}
+    text = "\0".join([json.dumps(keys, sort_keys=True, default=str), str(rank), software_key()])
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.{kind}"
 
 
 def worker_bytes(config: RunConfig) -> int:
@@ -107,21 +121,22 @@ class Simulations:
         """The source lines of the operators of a run."""
         return self._all([_request_of_lines(config)], read_lines)[0]
 
-    def _all(self, requests: Sequence[Request], read: Callable[[Path], Kept]) -> list[Kept]:
-        files = [request.kept for request in requests]
-        known = {file: read_kept(file, read) for file in files}
-        missing = {file: request for file, request in zip(files, requests, strict=True) if known[file] is None}
+    def _all(self, requests: Sequence[Request], read: Callable[[Path], Value]) -> list[Value]:
+        keys = [request.key for request in requests]
+        values = {key: RESULTS.read(key, read) for key in keys}
+        missing = {key: request for key, request in zip(keys, requests, strict=True) if values[key] is None}
         self.run_now += len(missing)
         if missing:
-            self._run(missing | {r.kept: r for r in self.beside if read_kept(r.kept, read_lines) is None})
-            forget_old_ones()
-            known |= {file: read(file) for file in missing}
-        return [kept for file in files if (kept := known[file]) is not None]
+            lines = {one.key: one for one in self.beside if RESULTS.read(one.key, read_lines) is None}
+            self._run((missing | lines).values())
+            values |= {key: read(RESULTS.path(key)) for key in missing}
+            RESULTS.trim()
+        return [value for key in keys if (value := values[key]) is not None]
 
-    def _run(self, missing: dict[Path, Request]) -> None:
+    def _run(self, requests: Iterable[Request]) -> None:
         # Source lines first, from which the others learn what MindSpore has parsed, then what takes longest.
-        requests = sorted(missing.values(), key=lambda request: (request.what != LINES, -worker_bytes(request.config)))
-        tasks = [request.task for request in requests]
+        ordered = sorted(requests, key=lambda request: (request.what != LINES, -worker_bytes(request.config)))
+        tasks = [request.task for request in ordered]
         if is_spread():
             with RayPool() as cluster:
                 self._collect(cluster, tasks)

@@ -29,11 +29,11 @@ class TokenLosses(nn.Cell):
 
 
 class Turn(nn.Cell):
-    """Lets slices take turns: the next one begins when this one's losses are there, and backward this one's gradient begins
-    when that of the next one's hidden states is there. Both pass through as they are.
+    """Orders slices: the next one starts after this one's losses, and backward this one's gradient starts after that of the next
+    one's hidden states. Both inputs pass through unchanged.
 
-    What is recomputed waits for the gradient of its result. Without turns the gradients of all losses are there at once, and a
-    device brings back the logits of all slices before it is done with one.
+    Recomputation waits for the gradient of its result. Without an order the gradients of all losses are available together, and a
+    device recomputes the logits of all slices before it finishes one.
     """
 
     def construct(self, losses: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,24 +69,24 @@ class SequenceChunks(nn.Cell):
         slices = self.split_hidden(self.reshape(hidden, (*self.around, self.length, self.hidden_size)))
         labels = self.split_labels(self.reshape(labels, (*self.around, self.length)))
         parts: tuple[Tensor, ...] = ()
-        losses = self.of_slice(slices[0], weight, labels[0])
+        losses = self.slice_losses(slices[0], weight, labels[0])
         for index in range(1, self.chunks):
             losses, following = self.turn(losses, slices[index])
             parts = (*parts, losses)
-            losses = self.of_slice(following, weight, labels[index])
+            losses = self.slice_losses(following, weight, labels[index])
         return self.reshape(self.concat((*parts, losses)), (-1,))
 
-    def of_slice(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        """The losses of one slice, in its shape."""
+    def slice_losses(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses of one slice, in its shape."""
         losses = self.losses(self.reshape(hidden, (-1, self.hidden_size)), weight, self.reshape(labels, (-1,)))
         return self.reshape(losses, (*self.around, self.length // self.chunks))
 
 
 class OrderedChunks(nn.Cell):
-    """The same on a CPU, over slices of the tokens, forward and backward one after another.
+    """Token losses on a CPU over slices of the tokens, forward and backward one after another.
 
-    The CPU back end starts whatever has its inputs: the compiler's recomputation would bring the logits of all slices back
-    at once. Here each slice waits for the one before.
+    The CPU back end starts every operator with complete inputs, so that the compiler would recompute the logits of all slices
+    together. Here each slice waits for the previous one.
     """
 
     def __init__(self, losses: TokenLosses, chunks: int, kernels: Kernels) -> None:
@@ -124,15 +124,15 @@ class OrderedChunks(nn.Cell):
     def gradients(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, dout: Tensor, index: int
     ) -> tuple[Tensor, Tensor]:
-        """One slice's gradient of its hidden states, and its part of the weight's."""
+        """Return one slice's gradient of its hidden states and its part of the weight's."""
         rows = self.operand(self.rows(hidden, index))
         head = self.losses.head
         logits = head.bounded(head.matmul(rows, weight))
         gradient = self.losses.cross_entropy.gradient(logits, self.rows(labels, index), self.rows(dout, index))
         if head.capped:  # of cap · tanh(x / cap): 1 - tanh²
             gradient = self.cast(gradient * (1.0 - self.square(logits * (1.0 / head.soft_cap.cap))), rows.dtype)
-        of_hidden, of_weight = self.hidden_gradient(gradient, weight), self.weight_gradient(gradient, rows)
-        return self.operand(of_hidden), self.cast(self.operand(of_weight), ms.float32)
+        hidden_gradient, weight_gradient = self.hidden_gradient(gradient, weight), self.weight_gradient(gradient, rows)
+        return self.operand(hidden_gradient), self.cast(self.operand(weight_gradient), ms.float32)
 
     def rows(self, x: Tensor, index: int) -> Tensor:
         """Slice ``index`` of the first dimension."""
@@ -196,7 +196,7 @@ class CpuCrossEntropy(nn.Cell):
         return self.with_softmax(self.cast(logits, ms.float32), labels)[0]
 
     def gradient(self, logits: Tensor, labels: Tensor, loss_gradient: Tensor) -> Tensor:
-        """The gradient of ``logits``, in their dtype, for the gradient of the losses ``[tokens]``."""
+        """Return the gradient of ``logits``, in their dtype, for the gradient of the losses ``[tokens]``."""
         softmax = self.with_softmax.softmax(self.cast(logits, ms.float32))
         return self.cast(self.with_softmax.gradient(softmax, labels, loss_gradient), logits.dtype)
 
@@ -204,8 +204,8 @@ class CpuCrossEntropy(nn.Cell):
 class LossAndSoftmax(nn.Cell):
     """fp32 logits ``[tokens, vocab]``, labels ``[tokens]`` -> loss ``[tokens]`` and softmax ``[tokens, vocab]``.
 
-    With ``m`` the largest logit of a token, its softmax is ``1 / Σ exp(logit - m)``: the log of the normaliser is
-    ``m - log softmax(m)``, and needs no exponential of its own (that of a fused kernel is good to four digits only).
+    With ``m`` the largest logit of a token, its softmax is ``1 / Σ exp(logit - m)``: the log of the normalizer is
+    ``m - log softmax(m)`` and needs no additional exponential (that of a fused kernel has four correct digits).
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindllm.config import RunConfig
-from mindllm.dry_run.cache import versions
 from mindllm.prove.answers import Answer
 from mindllm.prove.questions import (
     CHECKPOINTS,
@@ -23,6 +22,7 @@ from mindllm.prove.questions import (
     START,
     STEP_TIME,
 )
+from mindllm.sources import software_key
 from mindllm.terminal.progress import Progress
 from mindllm.timing.device import DEFAULT, read_device
 
@@ -95,7 +95,7 @@ class Piece:
         chosen = {name: getattr(options, name) for name in self.options}
         if "device" in chosen:  # a file of the user may say something else the next time
             chosen["device"] = read_device(options.device or DEFAULT).model_dump(mode="json")
-        text = json.dumps([self.name, without(config, self.neutral), chosen, versions()], sort_keys=True)
+        text = json.dumps([self.name, without(config, self.neutral), chosen, software_key()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from itertools import chain
+from pathlib import Path
 
 from mindllm.axes import EXPERTS, NAMED_AXES
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.prove import kept
+from mindllm.jobs.store import Store
+from mindllm.outside import read_compressed_json
 from mindllm.prove.answers import Answer, Standing, located, merged, of_error
 from mindllm.prove.checks.checkpoints import with_sizes
 from mindllm.prove.expected import configuration, expected, left_open
@@ -26,6 +30,7 @@ from mindllm.units import counted, parameters_in_words
 
 Answered = Callable[[Answer], None]
 Executor = Callable[[RunConfig, list[Piece], Options, PieceProgress], Iterator[PieceAnswers]]
+ANSWERS = Store("proofs", max_entries=400)
 NO_CONFIGURATION = "the configuration does not load"
 
 
@@ -111,7 +116,7 @@ def _proved(
     """
     keys = {piece.name: piece.key(config, options) for piece in PIECES}
     known = {
-        piece.name: kept.kept(key) if use_kept and (key := keys[piece.name]) is not None else () for piece in PIECES
+        piece.name: load_answers(key) if use_kept and (key := keys[piece.name]) is not None else () for piece in PIECES
     }
     parts: dict[str, dict[str, Answer]] = {}
     for piece, answers in chain(
@@ -120,13 +125,30 @@ def _proved(
     ):
         key = keys[piece.name]
         if key and not known[piece.name] and all(answer.standing is Standing.PROVED for answer in answers):
-            kept.keep(key, answers)
+            store_answers(key, answers)
         for answer in answers:
             of_question = parts.setdefault(answer.question, {})
             of_question[piece.name] = answer
             answering = [one.name for one in PIECES if answer.question in one.questions]
             if len(of_question) == len(answering):
                 yield merged([of_question[name] for name in answering])
+
+
+def store_answers(key: str, answers: Sequence[Answer]) -> None:
+    """Store the answers of a piece, with their pages and today's date."""
+    tree = {"proved_on": date.today().isoformat(), "answers": [answer.tree() for answer in answers]}
+    with ANSWERS.writing(f"{key}.json.gz") as path, gzip.open(path, "wt", encoding="utf-8", compresslevel=5) as text:
+        json.dump(tree, text)
+
+
+def load_answers(key: str) -> tuple[Answer, ...]:
+    """Return stored answers with the day they were proved on; empty if they are missing or cannot be read."""
+    return ANSWERS.read(f"{key}.json.gz", _read_answers) or ()
+
+
+def _read_answers(path: Path) -> tuple[Answer, ...]:
+    tree = read_compressed_json(path)
+    return tuple(Answer.of_tree({**answer, "proved_on": tree["proved_on"]}) for answer in tree["answers"])
 
 
 def _with_step_in_mindformers(answer: Answer, estimate: Answer | None) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -97,19 +96,6 @@ def test_what_the_user_did_wrong_comes_back_as_such():
     config = cluster_run(tp=2, recompute_config={"select_recompute": [r"feed_forward\.w9\.matmul"]})
     with pytest.raises(UserError, match=r"recompute_config\.select_recompute: pattern .*w9.* matches no operator"):
         subject.compile_ranks(config)
-
-
-def test_the_oldest_graphs_are_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(subject, "KEPT_BYTES", 25)
-    for age, name in enumerate(("newest", "middle", "oldest")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "rank_0.graph").write_bytes(b"0123456789")
-        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
-    subject._forget_oldest(tmp_path / "newest")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "newest"]
-    monkeypatch.setattr(subject, "KEPT_BYTES", 1)
-    subject._forget_oldest(tmp_path / "newest")
-    assert [path.name for path in tmp_path.iterdir()] == ["newest"]
 
 
 def test_a_kept_graph_that_is_damaged_is_compiled_again(tmp_path, monkeypatch):

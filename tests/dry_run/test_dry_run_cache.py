@@ -4,7 +4,7 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.config import override_config
-from mindllm.dry_run.cache import kept_file
+from mindllm.dry_run.simulations import rank_key
 
 SAME = {
     "train_dataset.data_loader.config.data_path": "elsewhere/corpus",
@@ -19,10 +19,10 @@ OTHER = {"runner_config.batch_size": 4, "model.model_config.num_layers": 8, "con
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """The file that is kept of a run with one key changed."""
+    """The key of what is stored of a run with one key changed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = cluster_run(dp=2)
-    return lambda key=None, value=None: kept_file(override_config(config, {key: value} if key else {}), 0, ".simulate")
+    return lambda key=None, value=None: rank_key(override_config(config, {key: value} if key else {}), 0, "simulate")
 
 
 @pytest.mark.parametrize("key", SAME)

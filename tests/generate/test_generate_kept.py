@@ -14,6 +14,7 @@ from tiny import tiny_config
 from mindllm.config import RunConfig
 from mindllm.generate.graphs import kept as module
 from mindllm.generate.graphs.kept import KeptGraphs
+from mindllm.jobs.store import Store
 from mindllm.train import compile_cache
 
 SCRIPT = """
@@ -72,7 +73,7 @@ def test_a_second_start_loads_both_graphs_and_says_the_same(start, tmp_path):
 def name_of(tmp_path, monkeypatch, *shape, context=None, **changes):
     """The directory in which graphs would be kept; None where they are not."""
     names = []
-    monkeypatch.setattr(module, "kept_compilation", lambda path, most: names.append(path.name) or nullcontext())
+    monkeypatch.setattr(module, "store_graphs", lambda store, key: names.append(key) or nullcontext())
     config = tiny_config(**changes)
     keys = {"run_mode": "predict", "use_parallel": False, "context": {"device_target": "CPU", **(context or {})}}
     run = RunConfig.model_validate({**keys, "model": {"model_config": config.model_dump(exclude_unset=True)}})
@@ -101,7 +102,7 @@ def test_what_graphs_depend_on_is_in_their_name(tmp_path, monkeypatch):
         name(compute_dtype="bfloat16"),
     ]
     others.append(name(context={"jit_config": {"jit_level": "O1"}}))
-    monkeypatch.setattr(module, "sources_digest", lambda: b"changed")
+    monkeypatch.setattr(module, "source_digest", lambda: "changed")
     others.append(name())
     monkeypatch.setattr(module.ms, "__version__", "2.11.0")
     others.append(name())
@@ -114,8 +115,9 @@ def test_what_graphs_depend_on_is_in_their_name(tmp_path, monkeypatch):
 
 def test_the_cache_is_bounded_and_finished_or_absent(tmp_path, monkeypatch):
     monkeypatch.setattr(mindspore, "set_context", lambda **keys: None)
+    store = Store(tmp_path, "graph-", max_entries=2)
     for number in range(4):
-        with compile_cache.kept_compilation(tmp_path / f"graph-{number}", most=2):
+        with compile_cache.store_graphs(store, f"{number}"):
             pass
         os.utime(tmp_path / f"graph-{number}", (number, number))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph-2", "graph-3"]
@@ -123,11 +125,11 @@ def test_the_cache_is_bounded_and_finished_or_absent(tmp_path, monkeypatch):
     abandoned.mkdir()
     busy.mkdir()
     os.utime(abandoned, (0, 0))
-    with pytest.raises(ValueError, match="failed"), compile_cache.kept_compilation(tmp_path / "graph-7", most=2):
+    with pytest.raises(ValueError, match="failed"), compile_cache.store_graphs(store, "7"):
         raise ValueError("compiling failed")
     assert not list(tmp_path.glob("*graph-7*"))
-    with compile_cache.kept_compilation(tmp_path / "graph-2", most=2):  # it is used, so another one goes
+    with compile_cache.store_graphs(store, "2"):  # it is used, so another one goes
         pass
-    with compile_cache.kept_compilation(tmp_path / "graph-5", most=2):
+    with compile_cache.store_graphs(store, "5"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [busy.name, "graph-2", "graph-5"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import load_config
+from mindllm.jobs.store import Store
 from mindllm.process import temporary
 from mindllm.train import compile_cache
 
@@ -62,7 +63,7 @@ def environment():
 def test_a_signal_while_the_compiler_works_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(temporary, "_paths", set())
     monkeypatch.setattr(temporary, "_below", lambda process: [])  # processes of other tests live on
-    with compile_cache.kept_compilation(tmp_path / "step-0"):
+    with compile_cache.store_graphs(Store(tmp_path, "step-"), "0"):
         (unfinished,) = tmp_path.iterdir()
         (unfinished / "graph").touch()
         temporary.leave_nothing()
@@ -95,7 +96,7 @@ def test_with_fusion_the_graph_of_many_layers_is_kept_too(monkeypatch, tmp_path,
         tmp_path / "run.yaml", [f"--model.model_config.num_layers={layers}", f"--output_dir={tmp_path}"]
     )
     names = []
-    monkeypatch.setattr(compile_cache, "kept_compilation", lambda path: names.append(path.name) or nullcontext())
+    monkeypatch.setattr(compile_cache, "store_graphs", lambda store, key: names.append(key) or nullcontext())
     for fuses in (False, True):
         monkeypatch.setattr(compile_cache, "uses_graph_kernels", lambda config, fuses=fuses: fuses)
         with compile_cache.cached_compilation(config):

@@ -55,7 +55,7 @@ class _Declared:
     """Strategies of the sharding table."""
 
     def __init__(self, config: RunConfig, mesh: Mesh) -> None:
-        from mindllm.finetune.preference import losses_of
+        from mindllm.finetune.preference import make_losses
         from mindllm.finetune.transform import tune
         from mindllm.models import CausalLM
         from mindllm.parallel.build import kernels_of
@@ -70,7 +70,7 @@ class _Declared:
         self.kinds = {path: operator.name for path, operator in operators(lm).items()}
         self.table = sharding_table(lm, config.parallel_config)
         if config.is_preference_tuning:
-            pairs = losses_of(config.preference, model.seq_length)
+            pairs = make_losses(config.preference, model.seq_length)
             self.kinds |= {f"pairs.{path}": operator.name for path, operator in operators(pairs).items()}
             self.table |= {f"pairs.{path}": sharding for path, sharding in pairs_table(pairs).items()}
 

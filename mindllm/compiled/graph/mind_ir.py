@@ -36,7 +36,7 @@ from mindllm.compiled.graph.compiled_graph import (
 from mindllm.compiled.graph.sources import Sources
 from mindllm.compiled.rank.pool import Pool
 from mindllm.errors import UserError, shortened
-from mindllm.parallel.layout import RANKS_OF_GROUP
+from mindllm.parallel.layout import GROUP_RANKS
 from mindllm.parallel.parameter_layout import ParameterLayout
 
 REFERENCE = "REF::"
@@ -168,9 +168,7 @@ def _with_ranks(operators: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any
 
     The compiler gives these groups all ranks of the stage, and gradients have the name of the group only.
     """
-    groups = {
-        one["group"]: one[RANKS_OF_GROUP] for one in operators.values() if RANKS_OF_GROUP in one and "group" in one
-    }
+    groups = {one["group"]: one[GROUP_RANKS] for one in operators.values() if GROUP_RANKS in one and "group" in one}
     return {
         name: {**one, "group_rank_ids": groups[one["group"]]} if one.get("group") in groups else one
         for name, one in operators.items()

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,12 +30,13 @@ from mindllm.jobs.cores import cores
 from mindllm.jobs.memory import MemoryClaim, free_memory
 from mindllm.jobs.pool import Outcome, Pool, Task
 from mindllm.jobs.ray_cluster import RayPool, is_spread
+from mindllm.jobs.store import Store
 from mindllm.jobs.worker import LOG
 from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.refusals import CompileFailed
 from mindllm.process.temporary import make_temporary, remove_temporary, temporary_directory
 
-KEPT_BYTES = 1 << 30
+STORED_BYTES = 1 << 30
 POLL_SECONDS = 0.05
 Progress = Callable[[int], None]
 """Told of the number of ranks that are compiled."""
@@ -44,7 +45,7 @@ FUNCTION, GROUP = f"{__name__}:compile_some", "mindllm.compiled.rank.rank_group:
 
 
 def cache_directory() -> Path:
-    """Return the directory of compiled graphs: ``$XDG_CACHE_HOME/mindllm/graphs``."""
+    """Where compiled graphs are kept: ``$XDG_CACHE_HOME/mindllm/graphs``."""
     return user_cache("graphs")
 
 
@@ -80,14 +81,16 @@ class RankCompilation:
         self.refused: dict[int, str] = {}
         self.workers = min(workers or cores(), self.devices)
         self._claims = ExitStack()
-        self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")
+        self._store = None if cache is None else Store(cache, "ranks-", max_bytes=STORED_BYTES)
+        key = _key(config) if training else f"{_key(config)}-evaluation"
+        self._stored = None if self._store is None else self._store.path(key)
         self._temporary = make_temporary("mindllm_ranks_")
         self._values = SharedValues()
         self._free = free_memory()
         self._work: LocalRanks | RanksOnCluster | None = None
 
     def __enter__(self) -> RankCompilation:
-        missing = [rank for rank in self.ranks if not self._is_kept(rank)]
+        missing = [rank for rank in self.ranks if not self._is_stored(rank)]
         if missing:
             if not is_spread():
                 self._claim()
@@ -102,7 +105,7 @@ class RankCompilation:
         return tuple(rank for stage in stages for rank in sorted(sample_of(self.mesh, stage)))
 
     def _claim(self) -> None:
-        """Claim memory for the ranks that are compiled at a time; refuses where there is none for a single one."""
+        """Claims memory for the ranks that are compiled at a time; refuses where there is none for a single one."""
         with ExitStack() as block:
             claim, one = block.enter_context(MemoryClaim()), compile_bytes(self.config)
             require(claim, self.config)
@@ -119,7 +122,7 @@ class RankCompilation:
             remove_temporary(self._temporary)
 
     def graphs(self, progress: Progress = lambda count: None) -> list[CompiledGraph]:
-        """Wait for all ranks, and derives those that are not compiled.
+        """Waits for all ranks, and derives those that are not compiled.
 
         Raises:
             UserError, CompileFailed: as ``compile_rank``, for the first rank that does not compile.
@@ -136,19 +139,19 @@ class RankCompilation:
         self.derived = tuple(rank for rank in sorted(graphs) if rank not in compiled)
         if others := [rank for rank in self._all() if rank not in graphs]:
             self.ranks = tuple(sorted([*self.ranks, *others]))
-            if missing := [rank for rank in others if not self._is_kept(rank)]:
+            if missing := [rank for rank in others if not self._is_stored(rank)]:
                 self._start(missing)
             graphs |= self._compiled_graphs(progress)
         return [graphs[rank] for rank in self._all()]
 
     def _compiled_graphs(self, progress: Progress) -> dict[int, CompiledGraph]:
-        """Wait for the ranks that are compiled, and reads each while others are compiled."""
+        """Waits for the ranks that are compiled, and reads each while others are compiled."""
         files: dict[int, Path] = {}
         graphs: dict[int, CompiledGraph | None] = {}
         running = True
         while running or len(graphs) < len(files):
             running = self._work is not None and self._work.poll()
-            files |= {rank: self._keep(rank) for rank in self.ranks if rank not in files and self._is_done(rank)}
+            files |= {rank: self._store_graph(rank) for rank in self.ranks if rank not in files and self._is_done(rank)}
             progress(len(files))
             unread = next((rank for rank in files if rank not in graphs), None)
             if unread is not None:
@@ -163,40 +166,35 @@ class RankCompilation:
         return {rank: graph for rank, graph in sorted(graphs.items()) if graph is not None}
 
     def _load(self, file: Path) -> CompiledGraph | None:
-        """Load a graph. A damaged file of the cache is removed, and None returned, so that it is compiled again."""
+        """Return a graph. If a stored one is damaged, remove it and return None: it is compiled again."""
         try:
             return load(file, self._values)
         except UserError:
-            if self._kept is None or file.parent != self._kept:
+            if self._stored is None or file.parent != self._stored:
                 raise
             file.unlink(missing_ok=True)
             return None
 
-    def _is_kept(self, rank: int) -> bool:
-        return self._kept is not None and self._kept_file(rank).is_file()
+    def _is_stored(self, rank: int) -> bool:
+        return self._stored is not None and self._file(rank).is_file()
 
     def _is_done(self, rank: int) -> bool:
-        return self._is_kept(rank) or self._compiled(rank).is_file()
+        return self._file(rank).is_file() or graph_in(self._temporary, rank).is_file()
 
-    def _kept_file(self, rank: int) -> Path:
-        assert self._kept is not None
-        return self._kept / f"rank_{rank}.graph"
+    def _file(self, rank: int) -> Path:
+        """Return the file of a graph: in the store if there is one."""
+        return graph_in(self._temporary, rank) if self._stored is None else self._stored / f"rank_{rank}.graph"
 
-    def _compiled(self, rank: int) -> Path:
-        return self._temporary / str(rank) / GRAPH
-
-    def _keep(self, rank: int) -> Path:
-        """Move the file of a compiled rank into the cache immediately, so that no interruption loses it, and return it."""
-        if self._kept is None:
-            return self._compiled(rank)
-        if not self._is_kept(rank):
-            self._kept.mkdir(parents=True, exist_ok=True)
-            unfinished = self._kept / f".{os.getpid()}.{rank}"
-            shutil.copyfile(self._compiled(rank), unfinished)
-            unfinished.replace(self._kept_file(rank))
-            with suppress(FileNotFoundError):  # another process forgets them, too
-                _forget_oldest(self._kept)
-        return self._kept_file(rank)
+    def _store_graph(self, rank: int) -> Path:
+        """Return the file of a compiled rank, stored immediately so that no interruption loses it."""
+        file = self._file(rank)
+        if self._store is not None and not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = file.with_name(f".{os.getpid()}.{rank}")
+            shutil.copyfile(graph_in(self._temporary, rank), unfinished)
+            unfinished.replace(file)
+            self._store.trim(file.parent)
+        return file
 
     def _start(self, ranks: Sequence[int]) -> None:
         if is_spread():
@@ -208,7 +206,7 @@ class RankCompilation:
 
 
 def compile_ranks(config: RunConfig, cache: Path | None = None, workers: int | None = None) -> list[CompiledGraph]:
-    """Compile all ranks and return their graphs; errors as ``compile_rank``."""
+    """The graphs of all ranks; errors as ``compile_rank``."""
     with RankCompilation(config, cache, workers) as compilation:
         return compilation.graphs()
 
@@ -217,20 +215,6 @@ def _key(config: RunConfig) -> str:
     from mindllm.train.compile_cache import step_key
 
     return step_key(config)
-
-
-def _forget_oldest(kept: Path) -> None:
-    """Delete the directories that were made first until the rest is small enough; never ``kept`` itself."""
-    directories = sorted(
-        (path for path in kept.parent.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime
-    )
-    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in directories}
-    total = sum(sizes.values())
-    for path in directories:
-        if total <= KEPT_BYTES or path == kept:
-            break
-        shutil.rmtree(path, ignore_errors=True)
-        total -= sizes[path]
 
 
 def graph_in(directory: Path, rank: int) -> Path:

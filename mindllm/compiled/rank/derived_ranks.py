@@ -30,12 +30,12 @@ from mindllm.compiled.graph.compiled_graph import (
     ValueType,
     groups_of,
 )
-from mindllm.parallel.layout import OWN_GROUP, Mesh, own_group_name
+from mindllm.parallel.layout import MODEL_GROUP, Mesh, model_group_name
 
 NAMES_OF_GROUP = ("group", "group_back")
 RANKS_OF_NAME, RANKS_TEXT = "group_rank_ids", "group_ranks"
 NUMBER_OF_NAME = re.compile(r"^\d+-\d+")  # size and hash of the ranks; an operator's name may follow
-NAME_OF_OWN = re.compile(rf"^\d+-{OWN_GROUP}-\d+$")  # of a group that the model has itself
+NAME_OF_OWN = re.compile(rf"^\d+-{MODEL_GROUP}-\d+$")  # of a group that the model has itself
 IDENTITIES = frozenset({"unique_id", "forward_unique_id", "forward_comm_node_unique_id"})
 FUSED_WITH = "related_fusion_key"  # reduce_scatter_2-16453000547691086251_1: the exchange, its group, which message
 NAME_OF_GROUP = re.compile(r"\d+-\d+")
@@ -161,7 +161,7 @@ class _Rule:
     def _name(self, ranks: tuple[int, ...], first: str) -> str:
         """Return the model's name of a group of ranks, or the compiler's if it was compiled on some rank, else a new one."""
         if NAME_OF_OWN.match(first):
-            return own_group_name(ranks)
+            return model_group_name(ranks)
         kind = _kind(first)
         return self.names.get((ranks, kind), f"{len(ranks)}-derived-{'-'.join(map(str, ranks))}{kind}")
 

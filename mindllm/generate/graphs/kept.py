@@ -16,13 +16,13 @@ from pathlib import Path
 
 import mindspore as ms
 
-from mindllm.cache import user_cache
 from mindllm.config import ModelConfig, RunConfig
-from mindllm.train.compile_cache import kept_compilation, sources_digest
+from mindllm.jobs.store import Store
+from mindllm.sources import source_digest
+from mindllm.train.compile_cache import store_graphs
 
 VARIABLE = "MINDLLM_GRAPHS"
-PREFIX = "graph-"
-MOST = 64  # directories of some megabytes each
+GRAPHS = Store("graphs", "graph-", max_entries=64)  # directories of some megabytes each
 COMPILED_FOR = ("device_target", "jit_config", "max_call_depth", "memory_optimize_level", "enable_graph_kernel")
 
 
@@ -48,7 +48,6 @@ class KeptGraphs:
             yield
             return
         self._is_used = False
-        text = json.dumps([*self._common, *shape], sort_keys=True, default=str)
-        name = PREFIX + hashlib.sha256(text.encode() + sources_digest()).hexdigest()[:16]
-        with kept_compilation(user_cache("graphs").absolute() / name, MOST):
+        text = json.dumps([*self._common, *shape, source_digest()], sort_keys=True, default=str)
+        with store_graphs(GRAPHS, hashlib.sha256(text.encode()).hexdigest()[:16]):
             yield

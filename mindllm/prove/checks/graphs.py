@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.compiled.conformance.dtypes import dtypes
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph
+from mindllm.compiled.graph.file import load, save
 from mindllm.compiled.graph.operators import Operators
 from mindllm.compiled.inspect.page import render_page
 from mindllm.compiled.inspect.recompute import Effect, recomputation
 from mindllm.compiled.inspect.redundant import LayoutChange, layout_changes
 from mindllm.compiled.inspect.source import Inspected
 from mindllm.compiled.inspect.tables import size_text
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RunConfig
-from mindllm.dry_run.kept_graphs import kept_graph
+from mindllm.dry_run.simulations import RESULTS, rank_key
 from mindllm.errors import UserError
 from mindllm.parallel.stages import Stage, stages_of
 from mindllm.prove.answers import Answer, Finding, Page, Standing, Table
@@ -97,7 +99,8 @@ def _page(config: RunConfig, one: Compiled) -> Page:
 def _compiled(config: RunConfig, stage: Stage) -> Compiled:
     """The graph of a stage, kept as those are that the planner compiles."""
     small, rank = with_each_kind(config, stage)
-    return Compiled(stage, small, kept_graph(small, rank))
+    graph = RESULTS.get(rank_key(small, rank, "graph"), lambda: compile_rank(small, rank), load, save)
+    return Compiled(stage, small, graph)
 
 
 def with_each_kind(config: RunConfig, stage: Stage) -> tuple[RunConfig, int]:
