@@ -25,7 +25,7 @@ class TokenLosses(nn.Cell):
         self.cross_entropy = cross_entropy
 
     def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        return self.cross_entropy(self.head(hidden, weight), labels)
+        return self.cross_entropy(self.head(hidden, weight), labels)[0]
 
 
 class Turn(nn.Cell):
@@ -154,10 +154,11 @@ def in_chunks(losses: TokenLosses, model: ModelConfig, kernels: Kernels) -> nn.C
 
 
 class CrossEntropy(nn.Cell):
-    """Logits ``[tokens, vocab]`` and labels ``[tokens]`` -> loss of each token ``[tokens]``, nats.
+    """Logits ``[tokens, vocab]`` and labels ``[tokens]`` -> loss of each token ``[tokens]``, nats, and what its gradient reads.
 
     Written with reductions over the vocabulary axis, which the parallel compiler can split over devices
-    (vocabulary-parallel; Shoeybi et al., 2019, section 3).
+    (vocabulary-parallel; Shoeybi et al., 2019, section 3). The gradient is written out, for three tensors of the size of the
+    logits at a time: the one that the compiler derives needs four.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -173,15 +174,37 @@ class CrossEntropy(nn.Cell):
         self.mul = P.Mul()
         self.target_sum = P.ReduceSum()
         self.loss = P.Sub()
+        self.reshape = P.Reshape()
         self.on = Tensor(1.0, ms.float32)
         self.off = Tensor(0.0, ms.float32)
 
-    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def construct(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return losses, shifted logits, the one-hot labels and the logarithm of the normaliser."""
         logits = self.cast(logits, ms.float32)
-        shifted = self.sub(logits, P.stop_gradient(self.max(logits, -1)))
+        shifted = self.sub(logits, self.max(logits, -1))
         log_normaliser = self.log(self.sum(self.exp(shifted), -1))
-        target = self.onehot(labels, self.vocab_size, self.on, self.off)
-        return self.loss(log_normaliser, self.target_sum(self.mul(shifted, target), -1))
+        # Labels depend on the normaliser, so that they follow the exponentials, which are gone then.
+        target = self.onehot(ops.depend(labels, log_normaliser), self.vocab_size, self.on, self.off)
+        losses = self.loss(log_normaliser, self.target_sum(self.mul(shifted, target), -1))
+        return losses, shifted, target, log_normaliser
+
+    def bprop(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        out: tuple[Tensor, Tensor, Tensor, Tensor],
+        dout: tuple[Tensor, Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``softmax - onehot(label)``, weighted by the gradient of the loss.
+
+        The one-hot labels come from the forward pass: there each device has those of its part of the vocabulary.
+        """
+        losses, shifted, target, log_normaliser = out
+        # The gradient needs no loss. Without the order a device may make it before the loss, next to what the loss still reads.
+        log_normaliser = ops.depend(log_normaliser, losses)
+        softmax = ops.exp(shifted - self.reshape(log_normaliser, (-1, 1)))
+        gradient = (softmax - target) * self.reshape(dout[0], (-1, 1))
+        return self.cast(gradient, logits.dtype), ops.zeros_like(labels)
 
 
 class CpuCrossEntropy(nn.Cell):
@@ -192,8 +215,8 @@ class CpuCrossEntropy(nn.Cell):
         self.with_softmax = LossAndSoftmax(vocab_size)
         self.cast = P.Cast()
 
-    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.with_softmax(self.cast(logits, ms.float32), labels)[0]
+    def construct(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return self.with_softmax(self.cast(logits, ms.float32), labels)
 
     def gradient(self, logits: Tensor, labels: Tensor, loss_gradient: Tensor) -> Tensor:
         """Return the gradient of ``logits``, in their dtype, for the gradient of the losses ``[tokens]``."""
