@@ -11,7 +11,6 @@ from mindllm.models.dequantize import DequantizedWeight
 from mindllm.models.kernels import Kernels
 from mindllm.models.weights import make_weight, normal_parameter
 
-
 # Computed again with the operand that it waits for, it would read the parameter itself, which is copied then.
 depend_once = P.Depend()
 depend_once.recompute(False)
