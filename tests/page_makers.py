@@ -87,7 +87,7 @@ def strategies(directory: Path) -> Path:
     from mindllm.strategies.judge import Judged
     from mindllm.strategies.listing import list_strategies
     from mindllm.strategies.page import render_page
-    from mindllm.strategies.search import own
+    from mindllm.strategies.search import evaluate_current
     from mindllm.timing.device import DEFAULT, read_device
     from mindllm.units import GIB
 
@@ -109,7 +109,7 @@ def strategies(directory: Path) -> Path:
             (8, 4, 2),
         )
     ]
-    hand = own(config, device)
+    hand = evaluate_current(config, device)
     planned = replace(hand, candidate=judged[0].candidate, memory=judged[0].memory)
     page = render_page("llama2_70b: 64 devices", list_strategies(judged, [planned], hand, 58 * GIB), 58 * GIB)
     return written(directory / "strategies.html", page)

@@ -39,7 +39,7 @@ from mindllm.prove.answers import Answer, Standing, Table
 from mindllm.prove.found import read_proof
 from mindllm.prove.questions import CHECKPOINTS, COMMUNICATION, DATA, MEMORY, PARITY, STEP_TIME
 from mindllm.strategies.candidates import candidates
-from mindllm.strategies.search import FILE, _known, search
+from mindllm.strategies.search import FILE, _read_judgements, search
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.measured.kernel_file import PARTS, profiled_step, read_kernels
 from mindllm.train.checkpoint.manifest import FileEntry, Manifest, _digest, read_manifest
@@ -479,7 +479,7 @@ def test_candidates(data, searched, tmp_path):
     path = tmp_path / FILE
     path.write_bytes(data.draw(st.just(b"".join(trees)) | damaged(b"".join(kept)) | st.binary(max_size=60)))
     wanted = {one.name: one for one in candidates(run, 2, 4, TIMED, Counter())}
-    for name, judged in (refused_or(_known, path, json.loads(lines[0])["run"], wanted) or {}).items():
+    for name, judged in (refused_or(_read_judgements, path, json.loads(lines[0])["run"], wanted) or {}).items():
         if judged is not None:
             assert judged.candidate == wanted[name]
             assert 0 <= judged.speed < math.inf

@@ -1,4 +1,4 @@
-"""A low-rank adapter beside a projection: LoRA (Hu et al., 2021); DoRA (Liu et al., 2024), which trains lengths of rows; AdaLoRA
+"""A low-rank adapter of a projection: LoRA (Hu et al., 2021); DoRA (Liu et al., 2024), which trains lengths of rows; AdaLoRA
 (Zhang et al., 2023), which trains a diagonal matrix between both.
 """
 
@@ -18,7 +18,7 @@ from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, TanhGELU
 from mindllm.models.weights import make_weight, normal_parameter
 
-# A bottleneck behind attention or feed-forward (adapters: Houlsby et al., 2019): down, GELU, up, and what came in added.
+# A bottleneck after attention or feed-forward (adapters: Houlsby et al., 2019): down, GELU, up, plus its input.
 
 
 class Bottleneck(nn.Cell):
@@ -133,8 +133,8 @@ class RowLengths(nn.Cell):
         weight = self.cast(weight, ms.float32)
         if self.widens:
             first, second = self.cast(first, ms.float32), self.cast(second, ms.float32)
-        own = self.sum(self.square(weight), self.ones)
+        squares = self.sum(self.square(weight), self.ones)
         along = self.twice(self.along(weight, first), 2.0 * self.factor)
         mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)
         cross = self.sum_cross(self.against(self.both(along, mixed), second), 1)
-        return self.reshape(self.root(self.total(own, cross)), (-1,))
+        return self.reshape(self.root(self.total(squares, cross)), (-1,))

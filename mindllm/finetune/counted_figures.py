@@ -1,4 +1,4 @@
-"""Figures that a step counts of every row beside its loss, told by the gradient of a weight that is always zero."""
+"""Figures of every row that a step counts next to its loss, as the gradient of a weight that is always zero."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from mindllm.models.experts.expert_load import PAIRS_PROBE
 
 
 class CountedFigures(nn.Cell):
-    """The gradient of ``probe`` is the sum over the rows of ``figures`` numbers of each, the last of which counts them.
+    """A loss with a ``probe`` whose gradient is the sum over the rows of ``figures`` numbers each. The last number counts the
+    rows.
 
-    Counted as the tokens of experts are (``models/experts/expert_load.py``).
+    The method is that of the tokens of experts (``models/experts/expert_load.py``).
     """
 
     def __init__(self, figures: int) -> None:
@@ -28,11 +29,11 @@ class CountedFigures(nn.Cell):
         self.add_nothing = P.Add()
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Labels that are tokens everywhere: 0 where there is none."""
+        """Return labels that are valid tokens everywhere: 0 at positions without a label."""
         return self.largest_label(labels, 0)
 
     def counted(self, figures: tuple[Tensor, ...], present: Tensor) -> Tensor:
-        """Zero, whose gradient for ``probe`` is the sum of the figures ``[rows]`` of the rows that are there."""
+        """Return zero, whose gradient for ``probe`` is the sum of the figures ``[rows]`` over present rows."""
         columns: tuple[Tensor, ...] = ()
         for figure in figures:
             columns = (*columns, self.reshape(figure, (-1, 1)))

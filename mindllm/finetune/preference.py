@@ -1,10 +1,10 @@
-"""Learning from pairs of answers (DPO: Rafailov et al., 2023): a model beside its own base, which is the reference.
+"""Learning from pairs of answers (DPO: Rafailov et al., 2023): a model next to its own base, the reference.
 
-ORPO (Hong et al., 2024) and SimPO (Meng et al., 2024) compare the answers of the model alone: there is no reference, and all
-weights may be trained.
+ORPO (Hong et al., 2024) and SimPO (Meng et al., 2024) compare the answers of the model without a reference, so that all weights
+may be trained.
 
-A row has two documents: the chosen answer with what was asked, then the rejected one. Both models give every token's loss in one
-graph; the reference is the same weights without adapters, so there is no second copy of them.
+A row has two documents: the prompt with the chosen answer, then with the rejected one. Both models compute the loss of every
+token in one graph. The reference has the same weights without adapters, so there is no second copy of them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from mindllm.finetune.unpaired import UnpairedLosses
 from mindllm.models import CausalLM, Kernels
 
 FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected")
-"""What is counted of every pair, in the order of the counter's elements; the last element counts the pairs."""
+"""The figures of every pair, in the order of the counter's elements. The last element counts the pairs."""
 
 
 class PreferenceLoss(nn.Cell):
-    """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.chat.pairs` describes; or of unpaired
-    answers, of those of :mod:`mindllm.data.chat.pairs`. ``length``: places of a row.
+    """The summed loss of pairs, or of unpaired answers, in the columns that :mod:`mindllm.data.chat.pairs` describes.
 
-    ``crossings``: numbers of the layers that begin a stage of a pipeline behind another one. There hidden states of both models
-    are passed on as one tensor ``[pairs · seq, 2 · hidden]``: every message has one with its gradient, and MindSpore 2.10 finds
-    no operator that makes it where all of it is nothing ("The pointer[fg_cnode] is null").
+    Args:
+        length: positions of a row.
+        crossings: numbers of the layers that begin a later stage of a pipeline. There the hidden states of both models are sent
+            as one tensor ``[pairs · seq, 2 · hidden]``: every message needs one with a gradient, and MindSpore 2.10 fails where
+            the whole gradient is zero ("The pointer[fg_cnode] is null").
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class PreferenceLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.policy = policy
         self.reference = reference
-        self.pairs = losses_of(config, length)
+        self.pairs = make_losses(config, length)
         self.crossings = crossings if reference is not None else ()
         self.joins = nn.CellList([BothStates() for _ in self.crossings])
         self.parts = nn.CellList([StatesOfEach() for _ in self.crossings])
@@ -60,60 +61,64 @@ class PreferenceLoss(nn.Cell):
         position_ids: Tensor,
         random: Tensor | None = None,
     ) -> Tensor:
-        """All inputs ``[pairs, seq]``; ``random``: what the policy's dropout is drawn by, the reference has none."""
+        """Return the loss. All inputs are ``[pairs, seq]``; ``random``: the keys of the policy's dropout."""
         targets = self.reshape(self.pairs.targets(labels), (-1,))
         if self.reference is None:
             hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
-            ours = self.policy.losses(hidden, self.policy.head_weight(), targets)
-            return self.pairs(ours, None, labels, loss_mask, segment_starts)
+            policy_values = self.policy.losses(hidden, self.policy.head_weight(), targets)
+            return self.pairs(policy_values, None, labels, loss_mask, segment_starts)
         if self.crossings:
-            hidden, of_reference = self.side_by_side(input_ids, segment_starts, position_ids, random)
-            theirs = self.reference.losses(of_reference, self.reference.head_weight(), targets)
+            hidden, reference_hidden = self.side_by_side(input_ids, segment_starts, position_ids, random)
+            reference_values = self.reference.losses(reference_hidden, self.reference.head_weight(), targets)
         else:
-            of_reference = self.reference.model(input_ids, segment_starts, position_ids)
-            theirs = self.reference.losses(of_reference, self.reference.head_weight(), targets)
+            reference_hidden = self.reference.model(input_ids, segment_starts, position_ids)
+            reference_values = self.reference.losses(reference_hidden, self.reference.head_weight(), targets)
             hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
-        ours = self.policy.losses(hidden, self.policy.head_weight(), targets)
-        return self.pairs(ours, P.stop_gradient(theirs), labels, loss_mask, segment_starts)
+        policy_values = self.policy.losses(hidden, self.policy.head_weight(), targets)
+        return self.pairs(policy_values, P.stop_gradient(reference_values), labels, loss_mask, segment_starts)
 
     def side_by_side(
         self, input_ids: Tensor, segment_starts: Tensor, position_ids: Tensor, random: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states ``[pairs · seq, hidden]`` of the policy and of the reference, layer by layer."""
+        """Return hidden states ``[pairs · seq, hidden]`` of the policy and of the reference, computed layer by layer."""
         policy, batch = self.policy.model, input_ids.shape[0]
         reference = self.reference.model  # type: ignore[union-attr]
-        of_rows = policy.tables_of_rows(segment_starts, position_ids)
-        ours, theirs = (
+        row_tables = policy.all_row_tables(segment_starts, position_ids)
+        policy_hidden, reference_hidden = (
             policy.embedded(input_ids, batch, position_ids, random),
             reference.embedded(input_ids, batch, position_ids),
         )
         crossed = 0
         for index, layer in enumerate(policy.layers):
             if index in self.crossings:
-                ours, theirs = self.parts[crossed](self.joins[crossed](ours, theirs))
+                policy_hidden, reference_hidden = self.parts[crossed](
+                    self.joins[crossed](policy_hidden, reference_hidden)
+                )
                 crossed = crossed + 1
-            tables, mask = policy.tables_of(index, of_rows)
-            theirs = reference.layers[index](theirs, batch, tables, mask)
+            tables, mask = policy.layer_tables(index, row_tables)
+            reference_hidden = reference.layers[index](reference_hidden, batch, tables, mask)
             if policy.drops[index] and random is not None:
-                ours = layer(ours, batch, tables, mask, None, policy.dropout_keys[index](random, ours))
+                policy_hidden = layer(
+                    policy_hidden, batch, tables, mask, None, policy.dropout_keys[index](random, policy_hidden)
+                )
             else:
-                ours = layer(ours, batch, tables, mask)
-        return policy.norm_out(ours), reference.norm_out(theirs)
+                policy_hidden = layer(policy_hidden, batch, tables, mask)
+        return policy.norm_out(policy_hidden), reference.norm_out(reference_hidden)
 
 
 class BothStates(nn.Cell):
-    """Hidden states of policy and reference, ``[tokens, hidden]`` each, side by side: ``[tokens, 2 · hidden]``."""
+    """Concatenates hidden states of policy and reference, ``[tokens, hidden]`` each, to ``[tokens, 2 · hidden]``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.join = P.Concat(axis=1)
 
-    def construct(self, ours: Tensor, theirs: Tensor) -> Tensor:
-        return self.join((ours, P.stop_gradient(theirs)))
+    def construct(self, policy_values: Tensor, reference_values: Tensor) -> Tensor:
+        return self.join((policy_values, P.stop_gradient(reference_values)))
 
 
 class StatesOfEach(nn.Cell):
-    """What :class:`BothStates` has put together, apart again."""
+    """Splits the hidden states that :class:`BothStates` concatenates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,14 +126,14 @@ class StatesOfEach(nn.Cell):
 
     def construct(self, both: Tensor) -> tuple[Tensor, Tensor]:
         tokens, width = both.shape[0], both.shape[1] // 2
-        ours = self.ours(both, (0, 0), (tokens, width), (1, 1))
-        return ours, P.stop_gradient(self.theirs(both, (0, width), (tokens, 2 * width), (1, 1)))
+        policy_values = self.ours(both, (0, 0), (tokens, width), (1, 1))
+        return policy_values, P.stop_gradient(self.theirs(both, (0, width), (tokens, 2 * width), (1, 1)))
 
 
 class PairLosses(CountedFigures):
-    """Losses of tokens ``[pairs · seq]`` of the policy and of the reference, if any -> the loss of all pairs, a scalar.
+    """Computes the loss of all pairs, a scalar, from token losses ``[pairs · seq]`` of the policy and the reference, if any.
 
-    The gradient of ``probe`` is the sum of FIGURES over the pairs, and their number.
+    The gradient of ``probe`` is the sum of FIGURES over the pairs, and the number of pairs.
     """
 
     def __init__(self, config: PreferenceConfig) -> None:
@@ -156,39 +161,48 @@ class PairLosses(CountedFigures):
         self.is_right = P.Greater()
 
     def construct(
-        self, ours: Tensor, theirs: Tensor | None, labels: Tensor, loss_mask: Tensor, segment_starts: Tensor
+        self,
+        policy_values: Tensor,
+        reference_values: Tensor | None,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor,
     ) -> Tensor:
         answers = self.cast(self.is_answer(labels, 0), ms.float32)
         rejected = self.of_rejected(answers, self.cast(self.is_rejected(segment_starts, 0), ms.float32))
         chosen = self.of_chosen(answers, rejected)
-        ours = self.reshape(ours, labels.shape)
+        policy_values = self.reshape(policy_values, labels.shape)
         # losses are negative log-probabilities
-        gains = self.gain(self.reshape(theirs, labels.shape), ours) if self.compares else self.gain(ours)
-        of_chosen, of_rejected = self.over(gains, chosen), self.over(gains, rejected)
-        scores = (of_chosen, of_rejected)
+        gains = (
+            self.gain(self.reshape(reference_values, labels.shape), policy_values)
+            if self.compares
+            else self.gain(policy_values)
+        )
+        chosen_gain, rejected_gain = self.over(gains, chosen), self.over(gains, rejected)
+        scores = (chosen_gain, rejected_gain)
         present = self.sum(self.cast(loss_mask, ms.float32), 1)
         if self.means:
-            scores = (self.per_token(of_chosen, chosen), self.per_token(of_rejected, rejected))
+            scores = (self.per_token(chosen_gain, chosen), self.per_token(rejected_gain, rejected))
         if not self.compares:
-            of_chosen, of_rejected = scores
+            chosen_gain, rejected_gain = scores
         losses = self.loss(*scores) if self.odds else self.loss(self.margin(*scores))
         loss = self.sum_pairs(self.weigh(losses, present))
         figures = (
-            self.reward(of_chosen, self.beta),
-            self.reward(of_rejected, self.beta),
-            self.cast(self.is_right(of_chosen, of_rejected), ms.float32),
-            self.negative(self.over(ours, chosen)),
-            self.negative(self.over(ours, rejected)),
+            self.reward(chosen_gain, self.beta),
+            self.reward(rejected_gain, self.beta),
+            self.cast(self.is_right(chosen_gain, rejected_gain), ms.float32),
+            self.negative(self.over(policy_values, chosen)),
+            self.negative(self.over(policy_values, rejected)),
             present,
         )
         return self.add_nothing(loss, self.counted(figures, present))
 
     def over(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Sums ``[pairs]`` of what the mask leaves of ``[pairs, seq]``."""
+        """Return the masked sums ``[pairs]`` of values ``[pairs, seq]``."""
         return self.sum(self.mask(values, mask), 1)
 
     def per_token(self, total: Tensor, mask: Tensor) -> Tensor:
-        """A sum over the tokens of an answer as their mean."""
+        """Return the sum over the tokens of an answer as their mean."""
         return self.mean(total, self.at_least_one(self.sum(mask, 1), 1.0))
 
 
@@ -211,7 +225,7 @@ class SigmoidLoss(nn.Cell):
             self.smooth = P.Add()
 
     def construct(self, margins: Tensor) -> Tensor:
-        """``log(1 + exp(-x))`` with the larger exponent taken out, ``m + log(exp(-m) + exp(-x - m))``, so that none overflows."""
+        """Compute ``log(1 + exp(-x))`` without overflow, as ``m + log(exp(-m) + exp(-x - m))`` with the larger exponent ``m``."""
         logits = self.scale(margins, self.beta)
         exponent = self.negative(logits)
         largest = P.stop_gradient(self.larger(exponent, 0.0))
@@ -263,8 +277,8 @@ class SimpoLoss(nn.Cell):
 class OddsRatioLoss(nn.Cell):
     """``-a - λ log σ(log odds(a) - log odds(b))`` of mean log-probabilities of a token: ``a`` of chosen answers, ``b`` of others.
 
-    ``odds(a) = eᵃ / (1 - eᵃ)`` (Hong et al., 2024, equations 4 to 7). Likelier answers than ``-LEAST`` have its odds, as has a
-    pair that only fills a batch: its probability would be one.
+    ``odds(a) = eᵃ / (1 - eᵃ)`` (Hong et al., 2024, equations 4 to 7). Answers that are likelier than ``-LEAST`` have its
+    odds, and so do pairs that only fill a batch, whose probability would be one.
     """
 
     def __init__(self, config: PreferenceConfig) -> None:
@@ -285,13 +299,13 @@ class OddsRatioLoss(nn.Cell):
         return self.add(self.share(self.sigmoid(ratio), self.weight), chosen)
 
     def odds(self, logps: Tensor) -> Tensor:
-        """Their logarithms ``[pairs]``."""
+        """Return the logarithms of the odds ``[pairs]``."""
         logps = self.bound(logps, -LEAST)
         return self.log_odds(logps, self.log(self.rest(1.0, self.exp(logps))))
 
 
-def losses_of(config: PreferenceConfig, length: int) -> PairLosses | UnpairedLosses:
-    """The cell that makes the loss of rows of ``length`` places."""
+def make_losses(config: PreferenceConfig, length: int) -> PairLosses | UnpairedLosses:
+    """Return the cell that computes the loss of rows of ``length`` positions."""
     return UnpairedLosses(config, length) if config.is_unpaired else PairLosses(config)
 
 
@@ -305,18 +319,18 @@ LOSSES: dict[str, type[nn.Cell]] = {
 }
 
 
-def base_of(
+def make_reference(
     policy: CausalLM, model: ModelConfig, kernels: Kernels, place: Callable[[CausalLM], None] | None = None
 ) -> CausalLM:
-    """The model that ``policy`` is without its adapters: other cells, the same parameters.
+    """Return ``policy`` without its adapters: other cells with the same parameters.
 
-    ``place``: what has put the policy's cells on their stages, and puts those of the reference beside them.
+    ``place``: places the cells of the reference on the stages of the policy's.
     """
     reference = CausalLM(model.base, kernels)
     if place is not None:
         place(reference)
-    own = dict(policy.cells_and_names())
+    policy_cells = dict(policy.cells_and_names())
     for path, cell in reference.cells_and_names():
         for name in list(cell._params):
-            setattr(cell, name, getattr(own[path], name))
+            setattr(cell, name, getattr(policy_cells[path], name))
     return reference

@@ -1,6 +1,6 @@
-"""Makes a built model the one that its configuration tunes: adapters stand beside projections, what is not trained is frozen.
+"""Tuning of a built model: adapters are attached to projections, and weights that are not trained are frozen.
 
-And the weights it begins with, as arrays.
+Also the initial weights of the tuned model, as arrays.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ MATRICES: dict[type[nn.Cell], str] = {
 
 
 def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
-    """Transforms ``lm``, which was built from ``model``; nothing where the section ``pet_config`` is absent.
+    """Transform ``lm``, which was built from ``model``, unless the section ``pet_config`` is absent.
 
-    Call it before anything looks at the operators or the trained weights of the model.
+    Call it before operators or trained weights of the model are used.
     """
     pet = model.pet_config
     if pet is None:
@@ -54,7 +54,7 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
         zip(layer_origins(pet.tuning, model.num_layers), model.architecture.layers, strict=True)
     ):
         if origin.copied:
-            _begin_as_nothing([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])
+            _zero_init([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])
     for name, parameter in weights.items():
         parameter.requires_grad = name in trained
     if model.frozen_dtype != "float32":
@@ -62,9 +62,9 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
 
 
 def _hold_frozen(lm: CausalLM, dtype: ms.dtype, kernels: Kernels) -> None:
-    """Matrices that are not trained, in ``dtype``: operands of products are cast in any case, rows that are looked up too.
+    """Convert frozen matrices to ``dtype``. Operands of products are cast anyway, and so are embedded rows.
 
-    What is computed from a table as a whole stays in fp32, and so does an embedding on a CPU, which looks up no bf16.
+    Tables that enter computations as a whole stay in fp32, and so does an embedding on a CPU, which cannot look up bf16.
     """
     for _, cell in lm.cells_and_names():
         name = MATRICES.get(type(cell), "")
@@ -80,14 +80,14 @@ def _needs_fp32(cell: nn.Cell, lm: CausalLM, kernels: Kernels) -> bool:
 
 
 def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalLM:
-    """As ``build_model``, tuned as the configuration says."""
+    """Build a model and tune it according to its configuration."""
     lm = build_model(model, device_target)
     tune(lm, model, Kernels.choose(model, device_target))
     return lm
 
 
 def _hold(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
-    """Projections of one layer as codes, where they are held so."""
+    """Store projections of one layer as codes, if its specification has them."""
     for code in spec.codes:
         projection, codes = _projection(layer, code.module), DequantizedWeight(code, kernels.cpu)
         drawn = _drawing(projection.weight)
@@ -96,17 +96,17 @@ def _hold(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
 
 
 def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -> None:
-    """The adapters of one layer. Parameters get their names when all are there: those of a shared one change with each cell."""
+    """Attach the adapters of one layer, then name their parameters: each cell renames those of a shared adapter."""
     adapters: dict[str, LoraAdapter] = {}
     for adapter in spec.adapters:
         shared = adapters[adapter.first_matrix_of] if adapter.first_matrix_of else None
-        together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
+        together = adapter.first_matrix_of or adapter.module  # one adapter in files, so that both have the same dropout
         adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, zlib.crc32(together.encode()))
         _projection(layer, adapter.module).attach(adapters[adapter.module])
-    behind = {"attention": layer.attach_behind_attention, "feed_forward": layer.attach_behind_feed_forward}
+    insert = {"attention": layer.attach_after_attention, "feed_forward": layer.attach_after_feed_forward}
     for bottleneck in spec.bottlenecks:
         inserted = Bottleneck(bottleneck, kernels)
-        behind[bottleneck.module](inserted)
+        insert[bottleneck.module](inserted)
         inserted.update_parameters_name(f"{path}.{bottleneck.name}.")
     for adapter in spec.adapters:
         cell, name = adapters[adapter.module], f"{path}.{adapter.module}"
@@ -124,15 +124,15 @@ def _drawn(projection: Linear) -> tuple[str, tuple[int, ...], float]:
     return projection.held.drawn if projection.is_quantized else _drawing(projection.weight)
 
 
-def _begin_as_nothing(last_of_branches: Iterable[Parameter]) -> None:
-    """Zeros in the weights that are drawn; biases begin with zeros in any model."""
-    for weight in last_of_branches:
+def _zero_init(outputs: Iterable[Parameter]) -> None:
+    """Initialize weights with zeros. Biases start with zeros in any model."""
+    for weight in outputs:
         if hasattr(weight, "initial_std"):
             weight.initial_std = 0.0
 
 
 def _drawing(weight: Parameter) -> tuple[str, tuple[int, ...], float]:
-    """What the first values of a weight are drawn from."""
+    """Return the parameters of a weight's initial values."""
     return weight.name, tuple(weight.shape), weight.initial_std
 
 
@@ -141,15 +141,15 @@ def _projection(layer: nn.Cell, module: str) -> Linear:
     for name in module.split("."):
         cell = getattr(cell, name)
     if not isinstance(cell, Linear):
-        raise TypeError(f"{module} is of class {type(cell).__name__}, which is neither adapted nor held in codes")
+        raise TypeError(f"{module} is of class {type(cell).__name__}, which supports neither adapters nor codes")
     return cell
 
 
 def initial_weights(config: RunConfig) -> dict[str, np.ndarray]:
-    """The weights of the whole model by name, adapters and frozen ones too: those that one device begins with, in the types of
+    """Return the initial weights of the whole model on one device by name, including adapters and frozen ones, in the types of
     their values.
 
-    No device holds them. Projections that are held in codes are their codes, in the dtypes of these.
+    They are not on a device. Quantized projections have their codes, in the dtypes of these.
     """
     model = build_tuned_model(config.model.config)
     weights = {**model_weights(model), **quantized_parameters(model)}

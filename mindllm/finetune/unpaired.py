@@ -1,8 +1,8 @@
-"""Learning from answers that are each good or bad by itself (KTO: Ethayarajh et al., 2024, 2402.01306, equations 7 and 8).
+"""Learning from single answers that are good or bad (KTO: Ethayarajh et al., 2024, 2402.01306, equations 7 and 8).
 
-A row has two documents: what was asked with its own answer, then the same question with the answer of another row. How much
-likelier than the reference the model makes those other answers, on the mean over the rows that are computed at once, estimates
-how far it went from the reference; answers are rewarded for what they gain beyond that. Without it: APO-zero, unpaired
+A row has two documents: a prompt with its answer, then the same prompt with the answer of another row. The mean gain of the model
+over the reference on those unrelated answers, over the rows of a micro-batch, estimates their divergence. Answers are rewarded
+for a gain beyond it. Without it: APO-zero, unpaired
 (D'Oosterlinck et al., 2024, 2408.06266). The formulas are those of TRL (``kto_loss`` in ``trl/trainer/kto_trainer.py``).
 """
 
@@ -19,17 +19,17 @@ from mindllm.finetune.counted_figures import CountedFigures
 UNPAIRED_FIGURES = (
     "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "kl", "desirable",
 )  # fmt: skip
-"""What is counted of every answer, in the order of the counter's elements; the last element counts the answers. The first and the
-third are nothing for an answer that is not desirable, the second and the fourth for one that is.
+"""The figures of every answer, in the order of the counter's elements. The last element counts the answers. The first and the
+third are zero for an undesirable answer, the second and the fourth for a desirable one.
 """
 
 
 class UnpairedLosses(CountedFigures):
-    """Losses of tokens ``[rows · seq]`` of the policy and of the reference -> the loss of all answers, a scalar.
+    """Computes the loss of all answers, a scalar, from token losses ``[rows · seq]`` of the policy and the reference.
 
-    The one of a row's loss mask stands at the first place where the answer is desirable, and at the second where it is not. The
-    mean over rows is one over all data-parallel devices, of the part of a batch that is computed at once; it has no gradient.
-    Devices that share a graph add by its layouts, processes with graphs of their own after :meth:`add_over_ranks`.
+    A row's loss mask has its one at the first position if the answer is desirable, and at the second if it is not. The mean over
+    rows covers all data-parallel devices and one micro-batch; it has no gradient. Devices with a common graph sum by its layouts,
+    processes with separate graphs after :meth:`add_over_ranks`.
     """
 
     def __init__(self, config: PreferenceConfig, length: int) -> None:
@@ -68,19 +68,21 @@ class UnpairedLosses(CountedFigures):
         self.figure = P.Mul()
 
     def construct(
-        self, ours: Tensor, theirs: Tensor, labels: Tensor, loss_mask: Tensor, segment_starts: Tensor
+        self, policy_values: Tensor, reference_values: Tensor, labels: Tensor, loss_mask: Tensor, segment_starts: Tensor
     ) -> Tensor:
         answers = self.cast(self.is_answer(labels, 0), ms.float32)
-        other = self.of_other(answers, self.cast(self.is_other(segment_starts, 0), ms.float32))
-        own = self.of_own(answers, other)
-        ours = self.reshape(ours, labels.shape)
-        gains = self.gain(self.reshape(theirs, labels.shape), ours)  # losses are negative log-probabilities
-        gained = self.over(gains, own)
+        unrelated = self.of_other(answers, self.cast(self.is_other(segment_starts, 0), ms.float32))
+        related = self.of_own(answers, unrelated)
+        policy_values = self.reshape(policy_values, labels.shape)
+        gains = self.gain(
+            self.reshape(reference_values, labels.shape), policy_values
+        )  # losses are negative log-probabilities
+        gain = self.over(gains, related)
         marks = self.cast(loss_mask, ms.float32)
         present, undesirable = self.sum(marks, 1), self.sum(self.at_second(marks, self.second), 1)
         desirable = self.desirable(present, undesirable)
-        divergence = self.divergence(self.over(gains, other), present) if self.estimates else None
-        beyond = gained if divergence is None else self.beyond(gained, divergence)
+        divergence = self.divergence(self.over(gains, unrelated), present) if self.estimates else None
+        beyond = gain if divergence is None else self.beyond(gain, divergence)
         # 1 - σ(β b) of a desirable answer, 1 - σ(-β b) of another
         lost = self.sigmoid(self.scale(self.against(beyond, self.sign(undesirable, desirable)), self.beta))
         weights = self.weights(
@@ -88,7 +90,7 @@ class UnpairedLosses(CountedFigures):
             self.weigh_undesirable(undesirable, self.undesirable_weight),
         )
         loss = self.sum_losses(self.weigh(lost, weights))
-        reward, logps = self.reward(gained, self.beta), self.negative(self.over(ours, own))
+        reward, logps = self.reward(gain, self.beta), self.negative(self.over(policy_values, related))
         figures = (
             self.figure(reward, desirable),
             self.figure(reward, undesirable),
@@ -101,17 +103,17 @@ class UnpairedLosses(CountedFigures):
         return self.add_nothing(loss, self.counted(figures, present))
 
     def add_over_ranks(self) -> None:
-        """Makes the mean one over the rows of all processes, before anything is compiled."""
+        """Extend the mean over the rows of all processes. Call it before compilation."""
         self.adds_ranks = True
         self.add_ranks = P.AllReduce()
 
     def over(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Sums ``[rows]`` of what the mask leaves of ``[rows, seq]``."""
+        """Return the masked sums ``[rows]`` of values ``[rows, seq]``."""
         return self.sum(self.mask(values, mask), 1)
 
-    def divergence(self, gained: Tensor, present: Tensor) -> Tensor:
-        """The mean of ``gained`` ``[rows]`` over the rows that are there, at least 0, without a gradient: a scalar in nats."""
-        total, rows = self.sum_rows(self.weigh_other(gained, present)), self.sum_rows(present)
+    def divergence(self, gain: Tensor, present: Tensor) -> Tensor:
+        """Return the mean of ``gain`` ``[rows]`` over present rows, at least 0 and without a gradient: a scalar in nats."""
+        total, rows = self.sum_rows(self.weigh_other(gain, present)), self.sum_rows(present)
         if self.adds_ranks:
             both = self.add_ranks(P.stop_gradient(P.stack((total, rows))))
             total, rows = both[0], both[1]

@@ -12,7 +12,7 @@ from mindllm.models.decoder import Decoder
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Operand, SoftCap
 from mindllm.models.loss import CpuCrossEntropy, CrossEntropy, TokenLosses, in_chunks
-from mindllm.models.mtp import Ahead, PredictionLoss
+from mindllm.models.mtp import PredictionLoss, TokenShift
 from mindllm.models.weights import normal_parameter
 
 
@@ -32,7 +32,7 @@ class Head(nn.Cell):
         return self.bounded(self.matmul(self.operand(hidden), self.operand(weight)))
 
     def bounded(self, logits: Tensor) -> Tensor:
-        """The logits under the soft cap, in fp32; as they are without one."""
+        """Return the logits under the soft cap in fp32, or unchanged without one."""
         return self.soft_cap(self.cast(logits, ms.float32)) if self.capped else logits
 
 
@@ -87,7 +87,7 @@ class CausalLM(nn.Cell):
         if self.has_mtp:
             factor = config.mtp_loss_factor / len(depths)
             positions = kernels.positions(config.seq_length)
-            self.ahead = nn.CellList([Ahead(depth + 1, positions, kernels.document_masks) for depth in depths])
+            self.ahead = nn.CellList([TokenShift(depth + 1, positions, kernels.document_masks) for depth in depths])
             self.prediction_losses = nn.CellList([PredictionLoss(factor) for _ in depths])
             self.add_prediction = P.Add()
         self.adds_balance = any(layer.adds_to_loss for layer in config.architecture.layers)
@@ -99,12 +99,12 @@ class CausalLM(nn.Cell):
             self.add_balance = P.Add()
 
     def head_weight(self) -> Tensor:
-        """What hidden states are multiplied with, ``[vocab, hidden]``."""
+        """Return the weight that multiplies hidden states, ``[vocab, hidden]``."""
         weight = self.model.tok_embeddings.embedding_weight if self.tied else self.lm_head.weight
         return self.unit_rows(weight) if self.normalised else weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[tokens, hidden] -> [tokens, vocab]``."""
+        """Compute logits: ``[tokens, hidden] -> [tokens, vocab]``."""
         return self.lm_head(hidden, self.head_weight())
 
     def construct(
@@ -117,24 +117,24 @@ class CausalLM(nn.Cell):
         random: Tensor | None = None,
         piece: Tensor | None = None,
     ) -> Tensor:
-        """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, what layers add to the
-        mean loss of a sequence times the number of its tokens, and the mean over layers that predict ahead of theirs times its
-        factor.
+        """Return the loss, a scalar in nats: the sum over tokens whose mask is 1, the losses that layers add per sequence times
+        the number of its tokens, and the mean loss of prediction layers times their factor.
 
-        What the last four are is said at :class:`Decoder`; the first two of them need ``kernels.document_masks``, the last one
-        ``kernels.pieces``: then all inputs are those of a piece, ``[batch, seq / pieces]``.
+        All inputs are ``[batch, seq]``. The last four are described in :class:`Decoder`. The first two of them require
+        ``kernels.document_masks``, the last one ``kernels.pieces``: then all inputs are those of a piece, ``[batch, seq /
+        pieces]``.
         """
         if not self.has_mtp:
             return self.next_token_loss(input_ids, labels, loss_mask, segment_starts, position_ids, random, piece)
         ids: tuple[Tensor, ...] = ()
-        for ahead in self.ahead:
-            ids = (*ids, ahead(input_ids))
+        for shift in self.ahead:
+            ids = (*ids, shift(input_ids))
         states, added = self.model(input_ids, segment_starts, position_ids, random, ids)
         weight = self.head_weight()
         loss = self.masked(self.losses(states[0], weight, self.reshape(labels, (-1,))), loss_mask)
-        for index, ahead in enumerate(self.ahead):
-            losses = self.losses(states[index + 1], weight, self.reshape(ahead.labels(labels), (-1,)))
-            mask = self.reshape(ahead.mask(loss_mask, segment_starts), (-1,))
+        for index, shift in enumerate(self.ahead):
+            losses = self.losses(states[index + 1], weight, self.reshape(shift.labels(labels), (-1,)))
+            mask = self.reshape(shift.mask(loss_mask, segment_starts), (-1,))
             loss = self.add_prediction(loss, self.prediction_losses[index](losses, mask))
         return loss if added is None else self.balanced(loss, added, loss_mask)
 
@@ -148,24 +148,24 @@ class CausalLM(nn.Cell):
         random: Tensor | None = None,
         piece: Tensor | None = None,
     ) -> Tensor:
-        """The same without layers that predict ahead: what models are evaluated by."""
+        """Return the loss without prediction layers, by which models are evaluated."""
         decoded = self.model(input_ids, segment_starts, position_ids, random, None, piece)
         hidden = decoded[0] if self.model.adds_to_loss else decoded
         loss = self.masked(self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,))), loss_mask)
         return self.balanced(loss, decoded[1], loss_mask) if self.model.adds_to_loss else loss
 
     def masked(self, losses: Tensor, loss_mask: Tensor) -> Tensor:
-        """The sum of the losses of tokens whose mask is 1."""
+        """Return the sum of the losses of tokens whose mask is 1."""
         return self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
 
     def balanced(self, loss: Tensor, added: Tensor, loss_mask: Tensor) -> Tensor:
-        """``loss`` and what layers add for each sequence, times the number of its tokens."""
+        """Return ``loss`` plus the losses that layers add per sequence, times the number of its tokens."""
         tokens = self.reshape(self.tokens_of_rows(self.cast(loss_mask, ms.float32), 1), (-1,))
         return self.add_balance(loss, self.balance_sum(self.balance_mul(added, tokens)))
 
 
 class NextTokenLoss(nn.Cell):
-    """The loss of a model without its layers that predict ahead; inputs as those of :class:`CausalLM`."""
+    """The loss of a model without its prediction layers. Inputs are those of :class:`CausalLM`."""
 
     def __init__(self, lm: CausalLM) -> None:
         super().__init__(auto_prefix=False)
@@ -175,11 +175,11 @@ class NextTokenLoss(nn.Cell):
         return self.lm.next_token_loss(input_ids, labels, loss_mask, *further)
 
 
-def for_evaluation(whole: nn.Cell) -> nn.Cell:
-    """What evaluates in place of a cell that gives a loss: of a model that predicts ahead, the loss of the next token alone."""
-    return NextTokenLoss(whole) if isinstance(whole, CausalLM) and whole.has_mtp else whole
+def for_evaluation(cell: nn.Cell) -> nn.Cell:
+    """Return the cell for evaluation in place of one with a loss. Prediction layers are left out."""
+    return NextTokenLoss(cell) if isinstance(cell, CausalLM) and cell.has_mtp else cell
 
 
 def build_model(config: ModelConfig, device_target: str = "CPU") -> CausalLM:
-    """Builds the model a configuration describes, written with the operators of ``device_target``."""
+    """Build the model of a configuration with the operators of ``device_target``."""
     return CausalLM(config, Kernels.choose(config, device_target))

@@ -25,14 +25,14 @@ from mindllm.models.norm import make_norm
 from mindllm.models.pieces import PieceTables
 from mindllm.models.weights import InitStd, constant, normal_parameter
 
-COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
-EMBEDDINGS, NOISE = 2, 5  # salts of the numbers that are drawn by, besides those of layers
+COMPRESSED_MASK_SIZE = 2048  # required by FlashAttentionScore
+EMBEDDINGS, NOISE = 2, 5  # salts of random numbers, in addition to those of layers
 MASKED = -1e9  # far below any score, and finite, so that a fully masked row stays finite
 
 
 class Lookup(nn.Cell):
-    """A lookup of token ids ``[batch, seq]`` in a table ``[vocab, hidden]`` -> ``[batch · seq, hidden]`` in hidden states' dtype,
-    scaled where the architecture says.
+    """A lookup of token ids ``[batch, seq]`` in a table ``[vocab, hidden]`` -> ``[batch · seq, hidden]`` in the dtype of hidden
+    states, scaled if the architecture has a scale.
     """
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
@@ -87,7 +87,7 @@ class PositionEmbedding(nn.Cell):
         self.output_dtype = kernels.hidden
 
     def construct(self, x: Tensor, batch: int, position_ids: Tensor | None = None) -> Tensor:
-        """``position_ids``, int32 ``[batch, seq]``: where in its document each token stands; absent: 0 to seq - 1."""
+        """Add the vectors. ``position_ids``, int32 ``[batch, seq]``: positions in documents; default 0 to seq - 1."""
         if position_ids is None:
             rows = self.cast(self.gather(self.embedding_weight, self.in_order, 0), self.output_dtype)
         else:
@@ -95,16 +95,16 @@ class PositionEmbedding(nn.Cell):
         return self.reshape(self.add(self.reshape(x, (batch, -1, x.shape[-1])), rows), x.shape)
 
     def at(self, position_ids: Tensor) -> Tensor:
-        """The vectors ``[batch, tokens, hidden]`` of positions ``[batch, tokens]``."""
+        """Return the vectors ``[batch, tokens, hidden]`` of positions ``[batch, tokens]``."""
         rows = self.gather(self.embedding_weight, self.reshape(position_ids, (-1,)), 0)
         return self.cast(self.reshape(rows, (*position_ids.shape, -1)), self.output_dtype)
 
 
 class ContextTables(nn.Cell):
-    """What layers of one context read: position tables for ``seq_length`` positions, and the mask.
+    """Position tables for ``seq_length`` positions and the mask, for layers of one context.
 
-    They are parameters without gradient: constants would be copied into the compiled graph once per use. Where documents are kept
-    apart a mask is made for each row (:class:`DocumentMask`), and none is here.
+    They are parameters without gradient: constants would be copied into the compiled graph at each use. If documents are
+    separated, each row has its own mask (:class:`DocumentMask`).
     """
 
     def __init__(self, context: AttentionContext, seq_length: int, kernels: Kernels) -> None:
@@ -128,26 +128,26 @@ class ContextTables(nn.Cell):
     def construct(self) -> tuple[Tables, Tensor]:
         return self.positions(), self.attention_mask
 
-    def of_piece(self, number: Tensor) -> tuple[Tables, Tensor]:
-        """The same for a piece of each sequence, by its number, int32 ``[]``."""
+    def make_piece_tables(self, number: Tensor) -> tuple[Tables, Tensor]:
+        """Return the tables and the mask for a piece of each sequence; ``number``: int32 ``[]``."""
         return self.piece(number, self.positions(), self.attention_mask)
 
     def positions(self) -> Tables:
-        """What is read about positions."""
+        """Return the position tables."""
         if self.rotates:
             return (self.rotary_cos, self.rotary_sin)
         return ()
 
 
 class DocumentMask(nn.Cell):
-    """What a query of a row may not see, ``[batch, 1, seq, seq]``: keys behind it, those more than ``window - 1`` before it, and
-    other documents. For the fused kernel uint8 with 1 = masked, else fp32 that is added to the scores.
+    """A mask ``[batch, 1, seq, seq]`` of keys after the query, more than ``window - 1`` before it, and of other documents. For
+    the fused kernel it is uint8 with 1 = masked, otherwise fp32 to add to the scores.
 
-    ``segment_starts``, int32 ``[batch, seq]``: where in its row the document of each token begins. Of a key before the query,
-    that is all a query must know. Without them documents see each other, and one mask ``[1, 1, seq, seq]`` is for all rows.
+    ``segment_starts``, int32 ``[batch, seq]``: the start in its row of the document of each token, which decides about keys
+    before the query. Without it documents see each other, and all rows have one mask ``[1, 1, seq, seq]``.
 
-    Numbers of places are compared, so no whole mask need be anywhere (of 131,072 tokens it has 16 GiB): devices that share a
-    sequence have the rows of their queries. ``keys`` is a parameter, for the compiler would compare constants by itself.
+    Positions are compared, so that no device needs the whole mask (16 GiB for 131,072 tokens): devices that share a sequence have
+    the rows of their queries. ``keys`` is a parameter, because the compiler would evaluate comparisons of constants.
     """
 
     def __init__(self, length: int, window: int | None, fused: bool) -> None:
@@ -177,13 +177,13 @@ class DocumentMask(nn.Cell):
         elif self.windowed:
             hidden = self.either(self.before(self.keys, self.first_seen), hidden)
         mask = self.cast(hidden, ms.uint8) if self.fused else self.far_below(self.cast(hidden, ms.float32), MASKED)
-        return P.stop_gradient(mask)  # or the compiler looks for the gradient of an exchange of integers
+        return P.stop_gradient(mask)  # otherwise the compiler differentiates an exchange of integers
 
 
 class AttentionTables(nn.Cell):
     """The tables and masks of all layers, one :class:`ContextTables` for each of the architecture's contexts.
 
-    Where documents are kept apart, they become those of each row (:meth:`of_rows`).
+    If documents are separated, each row has its own (:meth:`make_row_tables`).
     """
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
@@ -198,26 +198,28 @@ class AttentionTables(nn.Cell):
     def construct(self, context: int) -> tuple[Tables, Tensor]:
         return self.contexts[context]()
 
-    def of_rows(self, segment_starts: Tensor | None, position_ids: Tensor | None) -> tuple[tuple[Tables, Tensor], ...]:
-        """The tables of each context as the documents of each row want them, made once for all layers."""
-        made: tuple[tuple[Tables, Tensor], ...] = ()
+    def make_row_tables(
+        self, segment_starts: Tensor | None, position_ids: Tensor | None
+    ) -> tuple[tuple[Tables, Tensor], ...]:
+        """Return the tables of each context for the documents of each row, computed once for all layers."""
+        result: tuple[tuple[Tables, Tensor], ...] = ()
         for context in self.contexts:
             tables = context.positions()
-            if tables:  # ALiBi's bias differs by a number per row only, which no softmax sees: it stays as it is
+            if tables:  # ALiBi's bias would differ by a constant per row only, which softmax cancels
                 tables = (self.at_positions(tables[0], position_ids), self.at_positions(tables[1], position_ids))
             mask = context.document_mask(segment_starts) if context.masks_rows else context.attention_mask
-            made = (*made, (tables, mask))
-        return made
+            result = (*result, (tables, mask))
+        return result
 
-    def of_piece(self, number: Tensor) -> tuple[tuple[Tables, Tensor], ...]:
-        """The tables of each context for a piece of each sequence, made once for all layers."""
-        made: tuple[tuple[Tables, Tensor], ...] = ()
+    def make_piece_tables(self, number: Tensor) -> tuple[tuple[Tables, Tensor], ...]:
+        """Return the tables of each context for a piece of each sequence, computed once for all layers."""
+        result: tuple[tuple[Tables, Tensor], ...] = ()
         for context in self.contexts:
-            made = (*made, context.of_piece(number))
-        return made
+            result = (*result, context.make_piece_tables(number))
+        return result
 
     def at_positions(self, table: Tensor, position_ids: Tensor | None) -> Tensor:
-        """A table ``[seq, head_dim]`` at the positions of each row: ``[batch, 1, seq, head_dim]``."""
+        """Return a table ``[seq, head_dim]`` at the positions of each row: ``[batch, 1, seq, head_dim]``."""
         if position_ids is None:
             return table
         rows = self.gather(table, self.reshape(position_ids, (-1,)), 0)
@@ -227,19 +229,19 @@ class AttentionTables(nn.Cell):
 class Decoder(nn.Cell):
     """Token ids ``[batch, seq]`` -> hidden states ``[batch · seq, hidden]`` after the final norm.
 
-    Where layers add to the loss (``adds_to_loss``), hidden states come with the sum of what they add, ``[batch]``.
+    If layers add to the loss (``adds_to_loss``), hidden states come with the sum of these losses, ``[batch]``.
 
-    ``segment_starts`` and ``position_ids``, both int32 ``[batch, seq]`` or absent, keep the documents of a row apart:
-    attention within a document only (:class:`DocumentMask`), and positions other than 0 to seq - 1.
+    ``segment_starts`` and ``position_ids``, both int32 ``[batch, seq]`` or None, separate the documents of a row: attention
+    within a document only (:class:`DocumentMask`), and positions other than 0 to seq - 1.
 
-    ``random``, int32 ``[batch, seq]``, is what dropout and noise are drawn by; without it there is neither.
+    ``random``, int32 ``[batch, seq]``, has the keys of dropout and noise. Without it there is neither.
 
-    ``table_of_layer`` names the copy of the tables each layer reads. All share one here; where layers live on different
-    devices there is a copy for each group of layers.
+    ``table_of_layer`` is the copy of the tables that each layer reads. All layers share one here. If they are on different
+    devices, each group of layers has a copy.
 
-    ``ahead``: for each layer that predicts ahead, the token ids ``[batch, seq]`` as it is given them. Then the result is a tuple
-    of hidden states, the decoder's and those of each such layer, and what all layers add to the loss, or None. Without
-    ``ahead`` these layers are not computed.
+    ``prediction_ids``: for each prediction layer its token ids ``[batch, seq]``. Then the result is
+    a tuple of hidden states, the decoder's and those of each such layer, and the loss that all layers add, or None. By default
+    these layers are not computed.
 
     ``piece``, int32 ``[1]``: token ids are those of a piece of each sequence, ``[batch, seq / pieces]``, by its number.
     """
@@ -272,7 +274,7 @@ class Decoder(nn.Cell):
         if self.drops_embeddings:
             self.embedding_dropout = Dropout(embedding.dropout, model.hidden_size, EMBEDDINGS, again=not kernels.cpu)
         self.drops = tuple(spec.drops for spec in architecture.layers)
-        if any(self.drops):  # outside of layers, which are alike and compiled once
+        if any(self.drops):  # outside of layers, which are equal and compiled once
             self.dropout_keys = nn.CellList([Keys(number) for number in range(len(architecture.layers))])
         self.tables = nn.CellList([AttentionTables(model, kernels)])
         self.table_of_layer = (0,) * len(architecture.layers)
@@ -287,70 +289,75 @@ class Decoder(nn.Cell):
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
         random: Tensor | None = None,
-        ahead: tuple[Tensor, ...] | None = None,
+        prediction_ids: tuple[Tensor, ...] | None = None,
         piece: Tensor | None = None,
     ) -> Tensor | tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
         if not self.document_masks and not (segment_starts is None and position_ids is None):
-            raise ValueError("the model was built without document_masks and cannot keep documents apart")
+            raise ValueError("the model was built without document_masks and cannot separate documents")
         batch = input_ids.shape[0]
-        of_rows = self.tables_of_rows(segment_starts, position_ids)
-        if piece is not None:  # written out here: through a function MindSpore 2.10 confuses the layouts of the tables
+        row_tables = self.all_row_tables(segment_starts, position_ids)
+        if piece is not None:  # not a function: MindSpore 2.10 would confuse the layouts of the tables
             number = P.reshape(piece, ())
             for tables in self.tables:
-                of_rows = (*of_rows, tables.of_piece(number))
-        # Behind the tables: what reads them later waits for the embedding, also on places of a pipeline that have none.
+                row_tables = (*row_tables, tables.make_piece_tables(number))
+        # After the tables: readers of them wait for the embedding, also on stages of a pipeline without one.
         x = self.embedded(input_ids, batch, position_ids, random)
         added = None
         for index, layer in enumerate(self.layers):
             if index < self.depth:
-                tables, mask = self.tables_of(index, of_rows)
-                own = self.dropout_keys[index](random, x) if self.drops[index] and random is not None else None
+                tables, mask = self.layer_tables(index, row_tables)
+                keys = self.dropout_keys[index](random, x) if self.drops[index] and random is not None else None
                 if layer.adds_to_loss:
-                    x, added = layer(x, batch, tables, mask, added, own)
-                elif own is not None:
-                    x = layer(x, batch, tables, mask, None, own)
+                    x, added = layer(x, batch, tables, mask, added, keys)
+                elif keys is not None:
+                    x = layer(x, batch, tables, mask, None, keys)
                 else:
                     x = layer(x, batch, tables, mask)
         hidden = self.norm_out(x)
-        if ahead is not None:
-            return self.predicted(hidden, added, ahead, of_rows, random)
+        if prediction_ids is not None:
+            return self.predicted(hidden, added, prediction_ids, row_tables, random)
         return (hidden, added) if self.adds_to_loss else hidden
 
     def predicted(
-        self, hidden: Tensor, added: Tensor | None, ahead: tuple[Tensor, ...], of_rows: tuple, random: Tensor | None
+        self,
+        hidden: Tensor,
+        added: Tensor | None,
+        prediction_ids: tuple[Tensor, ...],
+        row_tables: tuple,
+        random: Tensor | None,
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """The hidden states behind the final norm, then those of each layer that predicts ahead, and what all add to the loss."""
+        """Return the hidden states after the final norm and those of each prediction layer, and the loss that all layers add."""
         states: tuple[Tensor, ...] = (hidden,)
         for index, layer in enumerate(self.layers):
             if index >= self.depth:
-                tables, mask = self.tables_of(index, of_rows)
-                own = self.dropout_keys[index](random, hidden) if self.drops[index] and random is not None else None
-                ids = ahead[index - self.depth]
+                tables, mask = self.layer_tables(index, row_tables)
+                keys = self.dropout_keys[index](random, hidden) if self.drops[index] and random is not None else None
+                ids = prediction_ids[index - self.depth]
                 embedded = self.lookup_ahead(self.tok_embeddings.embedding_weight, ids)
                 if layer.adds_to_loss:
-                    hidden, added = layer(hidden, ids.shape[0], tables, mask, added, own, embedded)
+                    hidden, added = layer(hidden, ids.shape[0], tables, mask, added, keys, embedded)
                 else:
-                    hidden = layer(hidden, ids.shape[0], tables, mask, None, own, embedded)
+                    hidden = layer(hidden, ids.shape[0], tables, mask, None, keys, embedded)
                 states = (*states, hidden)
         return states, added
 
-    def tables_of_rows(self, segment_starts: Tensor | None, position_ids: Tensor | None) -> tuple:
-        """Those of each copy of the tables where documents are kept apart, else nothing."""
-        of_rows: tuple = ()
+    def all_row_tables(self, segment_starts: Tensor | None, position_ids: Tensor | None) -> tuple:
+        """Return the tables of each copy if documents are separated, else an empty tuple."""
+        row_tables: tuple = ()
         if self.document_masks:
             for tables in self.tables:
-                of_rows = (*of_rows, tables.of_rows(segment_starts, position_ids))
-        return of_rows
+                row_tables = (*row_tables, tables.make_row_tables(segment_starts, position_ids))
+        return row_tables
 
-    def tables_of(self, index: int, of_rows: tuple) -> tuple[Tables, Tensor]:
-        """What layer ``index`` reads besides hidden states; ``of_rows``: that of each copy, where documents are kept apart."""
+    def layer_tables(self, index: int, row_tables: tuple) -> tuple[Tables, Tensor]:
+        """Return tables and mask of layer ``index``; ``row_tables``: those of each copy if documents are separated."""
         context, copy = self.context_of_layer[index], self.table_of_layer[index]
-        return of_rows[copy][context] if of_rows else self.tables[copy](context)
+        return row_tables[copy][context] if row_tables else self.tables[copy](context)
 
     def embedded(
         self, input_ids: Tensor, batch: int, position_ids: Tensor | None, random: Tensor | None = None
     ) -> Tensor:
-        """What the first layer gets: ``[batch · seq, hidden]``."""
+        """Return the input of the first layer, ``[batch · seq, hidden]``."""
         x = self.tok_embeddings(input_ids)
         if self.adds_noise:
             x = self.embedding_noise(x, random)
@@ -372,10 +379,10 @@ def _layer(number: int, model: ModelConfig, kernels: Kernels, spread: InitStd) -
 
 
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:
-    """Hides keys behind the query, and those more than ``window - 1`` before it.
+    """Return a mask of keys after the query, and of those more than ``window - 1`` before it.
 
     Composed attention: additive fp32 ``[seq, seq]``; flash attention: uint8, 1 = masked, ``[2048, 2048]`` for all lengths (the
-    compressed form is the triangle in every case, windows are told by number).
+    compressed form is always the triangle, windows are a number).
     """
     if kernels.flash_attention:
         return np.triu(np.ones((COMPRESSED_MASK_SIZE, COMPRESSED_MASK_SIZE), np.uint8), k=1)

@@ -1,4 +1,4 @@
-"""One layer of the decoder: attention and feed-forward, each behind a norm and beside a residual connection."""
+"""One layer of the decoder: attention and feed-forward, each with a norm before it and a residual connection."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mindllm.models.kernels import Kernels
 from mindllm.models.norm import make_norm
 from mindllm.models.weights import InitStd
 
-ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = 3, 4  # salts of the numbers that are drawn by
+ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = 3, 4  # salts of random numbers
 
 
 class DecoderLayer(nn.Cell):
-    """``x += attention(norm(x)); x += feed_forward(norm(x))`` on ``[batch · seq, hidden]``, with norms behind both where
-    the specification has them.
+    """``x += attention(norm(x)); x += feed_forward(norm(x))`` on ``[batch · seq, hidden]``, with norms after both if the
+    specification has them.
 
-    Returns hidden states; where ``adds_to_loss``, as the specification says, they come with what each sequence adds to the mean
-    loss of its tokens, fp32 ``[batch]``.
+    Returns hidden states. With ``adds_to_loss`` they come with the loss that each sequence adds to the mean loss of its tokens,
+    fp32 ``[batch]``.
     """
 
     def __init__(self, spec: LayerSpec, kernels: Kernels, spread: InitStd, seq_length: int) -> None:
@@ -61,12 +61,12 @@ class DecoderLayer(nn.Cell):
             self.ffn_post_norm = make_norm(hidden, spec.norm, kernels)
         self.adapts_attention = self.adapts_feed_forward = False
 
-    def attach_behind_attention(self, adapter: nn.Cell) -> None:
-        """Sends what the attention yields, ``[batch · seq, hidden]``, through ``adapter``, which keeps its form."""
+    def attach_after_attention(self, adapter: nn.Cell) -> None:
+        """Pass the result of the attention, ``[batch · seq, hidden]``, through ``adapter``, which keeps its shape."""
         self.attention_adapter, self.adapts_attention = adapter, True
 
-    def attach_behind_feed_forward(self, adapter: nn.Cell) -> None:
-        """The same behind the feed-forward."""
+    def attach_after_feed_forward(self, adapter: nn.Cell) -> None:
+        """Pass the result of the feed-forward through ``adapter``, which keeps its shape."""
         self.feed_forward_adapter, self.adapts_feed_forward = adapter, True
 
     def construct(
@@ -78,17 +78,17 @@ class DecoderLayer(nn.Cell):
         added: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """``added``: what layers before have added; it goes from layer to layer so that it is computed on their stages.
-        ``random``, int32 ``[batch, seq]``: what dropout is drawn by; None: nothing is dropped.
+        """Compute the layer. ``added``: the loss added by earlier layers, passed on so that each stage computes its part.
+        ``random``, int32 ``[batch, seq]``: the keys of dropout; None disables it.
         """
         x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask, random), random)
         if not self.adds_to_loss:
             return self.after_feed_forward(x, batch, True, random)
-        x, own = self.after_feed_forward(x, batch, True, random)
-        return x, own if added is None else self.add_to_loss(added, own)
+        x, layer_loss = self.after_feed_forward(x, batch, True, random)
+        return x, layer_loss if added is None else self.add_to_loss(added, layer_loss)
 
     def after_attention(self, x: Tensor, attended: Tensor, random: Tensor | None = None) -> Tensor:
-        """The residual connection around the attention."""
+        """Add the residual connection around the attention."""
         if self.adapts_attention:
             attended = self.attention_adapter(attended)
         if self.norm_output:
@@ -100,7 +100,7 @@ class DecoderLayer(nn.Cell):
     def after_feed_forward(
         self, x: Tensor, batch: int, may_drop: bool = True, random: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The second half of the layer. ``may_drop``: experts that are full let tokens go."""
+        """Compute the second half of the layer. ``may_drop``: whether full experts drop tokens."""
         if self.adds_to_loss:
             y, added = self.feed_forward(self.ffn_norm(x), batch, may_drop, random)
             return self.around_feed_forward(x, y, random), added
@@ -109,7 +109,7 @@ class DecoderLayer(nn.Cell):
         return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), random), random)
 
     def around_feed_forward(self, x: Tensor, y: Tensor, random: Tensor | None) -> Tensor:
-        """The residual connection around the feed-forward."""
+        """Add the residual connection around the feed-forward."""
         if self.adapts_feed_forward:
             y = self.feed_forward_adapter(y)
         if self.norm_output:
@@ -119,5 +119,5 @@ class DecoderLayer(nn.Cell):
         return self.ffn_add(x, self.widened(y))
 
     def widened(self, y: Tensor) -> Tensor:
-        """What is added to hidden states, in their dtype."""
+        """Convert a branch to the dtype of hidden states."""
         return self.cast(y, self.hidden_dtype) if self.is_wider else y

@@ -16,15 +16,15 @@ TYPES = {CODES: ms.uint8, SCALES: ms.float32, ZEROS: ms.float32, COLUMNS: ms.int
 
 
 class DequantizedWeight(nn.Cell):
-    """Gives the matrix ``[out, in]`` in float32 out of codes.
+    """The matrix ``[out, in]`` of codes, in float32.
 
-    A byte is looked up in a table of what its codes mean, so all kinds of codes are one graph. What is computed here is computed
-    again for the gradient instead of being kept: kept, it would be the matrix that codes are to replace.
+    A byte is looked up in a table of values, so that all kinds of codes have one graph. The result is recomputed for the
+    gradient: saved, it would be the matrix that codes replace.
 
-    ``cpu`` makes it wait for what it is multiplied with: that back end begins with whatever has its inputs, and so with the
-    matrices of all layers at once. And scales and zero points are spread over their groups before they are used: where operands
-    differ in shape, a CPU kernel of MindSpore 2.10 keeps, for as long as the graph lives, which element of each operand belongs
-    to every element of the result. That is 16 bytes, four times the matrix.
+    ``cpu`` makes it wait for the other operand of its product: that back end starts every operator with complete inputs, and
+    would compute the matrices of all layers together. Scales and zero points are also expanded over their groups: for operands of
+    different shapes, a CPU kernel of MindSpore 2.10 stores the index of the operands' elements for every element of the result.
+    That is 16 bytes, four times the matrix.
     """
 
     def __init__(self, spec: CodeSpec, cpu: bool) -> None:
@@ -61,7 +61,7 @@ class DequantizedWeight(nn.Cell):
             parameter.code_of = (*drawn, self.spec)
 
     def construct(self, x: Tensor) -> Tensor:
-        """``x``: what the matrix is multiplied with."""
+        """``x``: the other operand of the product."""
         codes = self.cast(self.after(self.codes, x), ms.int32)
         values = self.look_up(self.table, codes, 0)  # [out, groups, bytes, codes in a byte]
         if self.has_zeros:
@@ -69,9 +69,9 @@ class DequantizedWeight(nn.Cell):
         weight = self.reshape(self.multiply(values, self.of_codes(self.scales, x)), self.shape)
         return self.place(weight, self.columns, 1) if self.ordered else weight
 
-    def of_codes(self, of_groups: Tensor, x: Tensor) -> Tensor:
+    def of_codes(self, group_values: Tensor, x: Tensor) -> Tensor:
         """``[out, groups, 1, 1]``, or the same for every code of a group."""
-        return self.spread(self.after(of_groups, x)) if self.cpu else of_groups
+        return self.spread(self.after(group_values, x)) if self.cpu else group_values
 
     def after(self, tensor: Tensor, x: Tensor) -> Tensor:
         """``tensor``, which is not used before ``x`` is there."""

@@ -1,7 +1,7 @@
-"""What training draws in its graphs: dropout (Srivastava et al., 2014), and noise on embeddings (NEFTune; Jain et al., 2023).
+"""Random numbers in training graphs: dropout (Srivastava et al., 2014), and noise on embeddings (NEFTune; Jain et al., 2023).
 
-It is a function of what tokens bring along, so nothing about it is kept. Every token has a random odd 32-bit number, its key.
-Times the fixed odd number of a channel, modulo 2³², it is a number whose upper bits say what happens there (multiply-shift
+They are a function of random numbers in the batch, so that no state is saved. Every token has a random odd 32-bit number, its
+key. Times the fixed odd number of a channel, modulo 2³², it is a number whose upper bits decide (multiply-shift
 hashing; Dietzfelbinger et al., 1997). It is the same in every layout of the devices, when it is recomputed, and after a resume.
 """
 
@@ -18,15 +18,14 @@ NUMBERS = 2**32
 
 
 def odd_numbers(count: int, salt: int) -> np.ndarray:
-    """``count`` odd int32 numbers, always the same for a ``salt``."""
+    """Return ``count`` odd int32 numbers, always equal for a ``salt``."""
     return np.random.default_rng(salt).integers(-(2**31), 2**31, count, dtype=np.int32) | np.int32(1)
 
 
 class Keys(nn.Cell):
-    """Keys of tokens ``[batch, seq]`` -> other keys of them, for the ``number``-th part of the model that needs some.
+    """Keys of tokens ``[batch, seq]`` -> other keys, for the ``number``-th part of the model.
 
-    They wait for ``x``, which that part is given: what is drawn by them would else be there for all parts as a step begins, as it
-    needs nothing but the batch.
+    They wait for ``x``, the input of that part. Otherwise the masks of all parts would be computed at the start of a step.
     """
 
     def __init__(self, number: int) -> None:
@@ -39,11 +38,11 @@ class Keys(nn.Cell):
 
 
 def drawn_again(operator: P.Primitive, again: bool) -> P.Primitive:
-    """An operator that makes a mask; its result is not kept for the gradient where it is computed ``again``, from a few keys."""
+    """Return an operator that computes a mask. With ``again`` the mask is recomputed from keys instead of saved."""
     return operator.recompute() if again else operator
 
 
-class Kept(nn.Cell):
+class KeepMask(nn.Cell):
     """Random bits, int32 of any shape -> whether each is kept, which it is with probability ``1 - rate``."""
 
     def __init__(self, rate: float, again: bool = False) -> None:
@@ -60,7 +59,7 @@ class Drop(nn.Cell):
 
     def __init__(self, rate: float, again: bool = False) -> None:
         super().__init__()
-        self.kept = Kept(rate, again)
+        self.kept = KeepMask(rate, again)
         self.share_kept = 1.0 - rate
         self.cast = drawn_again(P.Cast(), again)
         self.mul = P.Mul()
@@ -71,9 +70,9 @@ class Drop(nn.Cell):
 
 
 class Dropout(nn.Cell):
-    """Of ``x`` ``[tokens, width]`` with probability ``rate`` zeros; ``salt`` sets it apart from others of the same keys.
+    """Sets elements of ``x`` ``[tokens, width]`` to zero with probability ``rate``; ``salt`` distinguishes uses of the same keys.
 
-    ``again``: the mask is drawn once more for the gradient in place of being kept.
+    ``again``: the mask is recomputed for the gradient instead of saved.
     """
 
     def __init__(self, rate: float, width: int, salt: int, again: bool = False) -> None:
@@ -84,7 +83,7 @@ class Dropout(nn.Cell):
         self.drop = Drop(rate, again)
 
     def construct(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """``keys``: int32 ``[batch, seq]``, the tokens of ``x`` in the same order; None: nothing is dropped."""
+        """Apply dropout. ``keys``: int32 ``[batch, seq]``, of the tokens of ``x`` in order; None disables it."""
         if keys is None:
             return x
         return self.drop(x, self.bits(self.reshape(keys, (-1, 1)), self.channels))
@@ -104,7 +103,7 @@ class EmbeddingNoise(nn.Cell):
         self.add = P.Add()
 
     def construct(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """``keys``: int32 ``[batch, seq]``; None: there is no noise."""
+        """Add noise. ``keys``: int32 ``[batch, seq]``; None disables it."""
         if keys is None:
             return x
         bits = self.bits(self.reshape(keys, (-1, 1)), self.channels)
@@ -112,7 +111,7 @@ class EmbeddingNoise(nn.Cell):
 
 
 class AttentionDropout(nn.Cell):
-    """The same for weights of attention ``[batch, heads, q, k]``, by the keys of the queries."""
+    """Dropout of attention weights ``[batch, heads, q, k]`` by the keys of the queries."""
 
     def __init__(self, rate: float, heads: int, seq_length: int, salt: int, again: bool = False) -> None:
         super().__init__()
@@ -125,8 +124,8 @@ class AttentionDropout(nn.Cell):
         self.drop = Drop(rate, again)
 
     def construct(self, weights: Tensor, keys: Tensor | None, columns: Tensor) -> Tensor:
-        """``keys``: int32 ``[batch, q]``; ``columns``: as many of the attribute ``columns`` as there are keys of attention."""
+        """Apply dropout. ``keys``: int32 ``[batch, q]``; ``columns``: the attribute ``columns`` of the attention keys."""
         if keys is None:
             return weights
-        of_heads = self.of_heads(self.reshape(keys, (keys.shape[0], 1, -1, 1)), self.heads)
-        return self.drop(weights, self.bits(of_heads, columns))
+        head_keys = self.of_heads(self.reshape(keys, (keys.shape[0], 1, -1, 1)), self.heads)
+        return self.drop(weights, self.bits(head_keys, columns))

@@ -1,8 +1,8 @@
-"""A decoder layer that takes its rows in parts outside attention, so that one part exchanges while another computes.
+"""A decoder layer that computes its rows in parts outside attention, so that communication of one overlaps with another.
 
 Between two attentions a model is a chain of products, norms and sums, row by row: output projection, feed-forward, and the next
 layer's query, key and value projection. Cut into parts of the rows ``[batch · seq]``, the chains do not wait for each other, and
-exchanges of tensor parallelism in one run beside products in another. Attention sees all rows. (MindFormers'
+communication of tensor parallelism in one overlaps with products in another. Attention sees all rows. (MindFormers'
 ``fine_grain_interleave``; whole copies of the model are in ``parallel/pipeline.py``.)
 """
 
@@ -39,13 +39,13 @@ class FineGrainInterleavedLayer(DecoderLayer):
     """:class:`DecoderLayer` with a dense feed-forward, which takes its rows in ``kernels.row_parts`` parts outside attention.
 
     The first layer of the model cuts all rows ``[batch · seq, hidden]`` into parts, the last one joins them. Between layers of a
-    stage the parts stay apart. Between stages they travel as one tensor: each device joins the rows that it has, and cuts them
-    again in the next stage, without communication (MindFormers' ``skip_redistribution``).
+    stage the parts stay apart. Between stages they travel as one tensor: each device joins its rows and cuts them again in
+    the next stage, without communication (MindFormers' ``skip_redistribution``).
 
     Args:
-        spec, kernels, spread, seq_length: as of :class:`DecoderLayer`.
-        first, last: of the whole model.
-        opens_stage, closes_stage: in a pipeline, but for the first and last layer of the model.
+        spec, kernels, spread, seq_length: those of :class:`DecoderLayer`.
+        first, last: whether it is the first or last layer of the model.
+        opens_stage, closes_stage: whether it is the first or last layer of a stage inside the model.
     """
 
     def __init__(
@@ -83,25 +83,25 @@ class FineGrainInterleavedLayer(DecoderLayer):
         added: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor | Parts:
-        given: Parts = ()
+        parts_in: Parts = ()
         for index in range(len(self.behind)):
-            given = (*given, self.beside[index](x) if self.cuts else x[index])
-        query, key, value = self.projected(x, given)
+            parts_in = (*parts_in, self.beside[index](x) if self.cuts else x[index])
+        query, key, value = self.projected(x, parts_in)
         context = self.attention.attended(query, key, value, batch, tables, mask)
         parts: Parts = ()
         for index in range(len(self.behind)):
             attended = self.attention.wo(self.behind[index](context))
-            parts = (*parts, self.after_feed_forward(self.after_attention(given[index], attended), batch))
+            parts = (*parts, self.after_feed_forward(self.after_attention(parts_in[index], attended), batch))
         return self.join(parts) if self.joins else parts
 
-    def projected(self, x: Tensor | Parts, given: Parts) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, x: Tensor | Parts, parts_in: Parts) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values ``[batch · seq, heads · d]`` of all rows, in the order of the sequence."""
         if self.first:
             return self.attention.rows(self.attention_norm(x))
         queries: Parts = ()
         keys: Parts = ()
         values: Parts = ()
-        for part in given:
+        for part in parts_in:
             query, key, value = self.attention.rows(self.attention_norm(part))
             queries, keys, values = (*queries, query), (*keys, key), (*values, value)
         return self.join_query(queries), self.join_key(keys), self.join_value(values)

@@ -23,20 +23,19 @@ DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 class Kernels:
     """The operators and dtypes a model is built from.
 
-    ``activation`` is the dtype of what layers compute, ``operand`` the one operands of matrix products are rounded
-    to. They differ only for bf16 on CPU: what layers compute stays fp32 and only operands are rounded. ``residual`` is the
-    dtype of hidden states between layers, where it is another than ``activation``. ``cpu`` chooses forms that
-    are fast on one CPU; they are never sharded. ``same_shapes``: products do not broadcast
-    (:mod:`mindllm.models.cpu_broadcast`), on a CPU that does not fuse them. ``document_masks``: rows hold several documents
-    that do not see each other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``,
-    ``softmax`` and ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation. ``sequence_ranks``
-    devices share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of
-    :mod:`mindllm.models.attention.sequence_order`; in a ``ring`` their keys and values come round
+    ``activation`` is the dtype of activations, ``operand`` the one to which operands of matrix products are rounded. They
+    differ only for bf16 on CPU: activations stay fp32 and only operands are rounded. ``residual`` is the dtype of hidden states
+    between layers if it differs from ``activation``. ``cpu`` chooses forms that are fast on one CPU and are never sharded.
+    ``same_shapes``: products do not broadcast (:mod:`mindllm.models.cpu_broadcast`), on a CPU that does not fuse them.
+    ``document_masks``: rows have several separate documents, so that every row has its own mask instead of the causal one for
+    all. ``norm``, ``softmax`` and ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation.
+    ``sequence_ranks`` devices share each sequence, with ``balanced`` in balanced halves: tokens are in the order of
+    :mod:`mindllm.models.attention.sequence_order`; in a ``ring`` their keys and values rotate
     (:mod:`mindllm.models.attention.ring_attention`). ``tensor_ranks`` share the heads. ``row_parts``: parts in which layers
-    take their rows outside attention
+    compute their rows outside attention
     (:mod:`mindllm.models.fine_grain_interleave`); ``joins`` are the layers that send their rows to another stage.
-    ``watches_logits``: each layer keeps the largest attention logit (:mod:`mindllm.models.attention.largest_logit`).
-    ``pieces``: in which sequences go through a pipeline (:mod:`mindllm.models.pieces`); None: whole.
+    ``watches_logits``: each layer records the largest attention logit (:mod:`mindllm.models.attention.largest_logit`).
+    ``pieces``: of sequences in a pipeline (:mod:`mindllm.models.pieces`), or None.
     ``weights`` and ``norm_weights`` are the types of matrices, tables and biases, and of the parameters of norms.
     """
 
@@ -64,11 +63,11 @@ class Kernels:
 
     @property
     def hidden(self) -> ms.dtype:
-        """The dtype in which hidden states flow between layers and are added up."""
+        """The dtype of hidden states between layers and of their sums."""
         return self.activation if self.residual is None else self.residual
 
     def positions(self, length: int) -> np.ndarray:
-        """The position of each token of a sequence as they stand, int32 ``[length]``."""
+        """Return the position of each token of a sequence in its order, int32 ``[length]``."""
         return balanced_order(length, self.sequence_ranks) if self.balanced else np.arange(length, dtype=np.int32)
 
     @property
@@ -82,8 +81,8 @@ class Kernels:
         ``fuses``: elementwise operators are fused, so that what broadcasts costs nothing.
         """
         on_device = device_target != "CPU"
-        computes_it = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
-        flash = on_device and model.use_flash_attention is not False and computes_it
+        supports_fusion = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
+        flash = on_device and model.use_flash_attention is not False and supports_fusion
         operand = DTYPES[model.compute_dtype]
         keeps_fp32 = not on_device and operand == ms.bfloat16
         return Kernels(

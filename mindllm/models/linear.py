@@ -114,22 +114,22 @@ class Linear(nn.Cell):
         self.is_quantized = False
 
     def hold(self, codes: DequantizedWeight) -> None:
-        """Puts codes in the place of the weight, which is no parameter any more."""
+        """Replace the weight parameter by codes."""
         self.held = codes
         self.is_quantized = True
         del self.weight
 
     def matrix(self, x: Tensor) -> Tensor:
-        """The weight ``[out, in]``, to multiply ``x`` with; one that is held in codes is made anew."""
+        """Return the weight ``[out, in]`` for the product with ``x``. A quantized weight is dequantized here."""
         return self.held(x) if self.is_quantized else self.weight
 
     def attach(self, adapter: nn.Cell) -> None:
-        """Puts an adapter beside the weight."""
+        """Attach an adapter to the weight."""
         self.adapter = adapter
         self.has_adapter = True
 
     def construct(self, x: Tensor, random: Tensor | None = None) -> Tensor:
-        """``random``, int32 ``[batch, seq]``: what the adapter's dropout is drawn by."""
+        """Project ``x``. ``random``, int32 ``[batch, seq]``: the keys of the adapter's dropout."""
         x = self.operand(x)
         weight = self.matrix(x)
         y = self.matmul(x, self.operand(weight))

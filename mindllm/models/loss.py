@@ -25,15 +25,15 @@ class TokenLosses(nn.Cell):
         self.cross_entropy = cross_entropy
 
     def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        return self.cross_entropy(self.head(hidden, weight), labels)
+        return self.cross_entropy(self.head(hidden, weight), labels)[0]
 
 
 class Turn(nn.Cell):
-    """Lets slices take turns: the next one begins when this one's losses are there, and backward this one's gradient begins
-    when that of the next one's hidden states is there. Both pass through as they are.
+    """Orders slices: the next one starts after this one's losses, and backward this one's gradient starts after that of the next
+    one's hidden states. Both inputs pass through unchanged.
 
-    What is recomputed waits for the gradient of its result. Without turns the gradients of all losses are there at once, and a
-    device brings back the logits of all slices before it is done with one.
+    Recomputation waits for the gradient of its result. Without an order the gradients of all losses are available together, and a
+    device recomputes the logits of all slices before it finishes one.
     """
 
     def construct(self, losses: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,24 +69,24 @@ class SequenceChunks(nn.Cell):
         slices = self.split_hidden(self.reshape(hidden, (*self.around, self.length, self.hidden_size)))
         labels = self.split_labels(self.reshape(labels, (*self.around, self.length)))
         parts: tuple[Tensor, ...] = ()
-        losses = self.of_slice(slices[0], weight, labels[0])
+        losses = self.slice_losses(slices[0], weight, labels[0])
         for index in range(1, self.chunks):
             losses, following = self.turn(losses, slices[index])
             parts = (*parts, losses)
-            losses = self.of_slice(following, weight, labels[index])
+            losses = self.slice_losses(following, weight, labels[index])
         return self.reshape(self.concat((*parts, losses)), (-1,))
 
-    def of_slice(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        """The losses of one slice, in its shape."""
+    def slice_losses(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses of one slice, in its shape."""
         losses = self.losses(self.reshape(hidden, (-1, self.hidden_size)), weight, self.reshape(labels, (-1,)))
         return self.reshape(losses, (*self.around, self.length // self.chunks))
 
 
 class OrderedChunks(nn.Cell):
-    """The same on a CPU, over slices of the tokens, forward and backward one after another.
+    """Token losses on a CPU over slices of the tokens, forward and backward one after another.
 
-    The CPU back end starts whatever has its inputs: the compiler's recomputation would bring the logits of all slices back
-    at once. Here each slice waits for the one before.
+    The CPU back end starts every operator with complete inputs, so that the compiler would recompute the logits of all slices
+    together. Here each slice waits for the previous one.
     """
 
     def __init__(self, losses: TokenLosses, chunks: int, kernels: Kernels) -> None:
@@ -124,15 +124,15 @@ class OrderedChunks(nn.Cell):
     def gradients(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, dout: Tensor, index: int
     ) -> tuple[Tensor, Tensor]:
-        """One slice's gradient of its hidden states, and its part of the weight's."""
+        """Return one slice's gradient of its hidden states and its part of the weight's."""
         rows = self.operand(self.rows(hidden, index))
         head = self.losses.head
         logits = head.bounded(head.matmul(rows, weight))
         gradient = self.losses.cross_entropy.gradient(logits, self.rows(labels, index), self.rows(dout, index))
         if head.capped:  # of cap · tanh(x / cap): 1 - tanh²
             gradient = self.cast(gradient * (1.0 - self.square(logits * (1.0 / head.soft_cap.cap))), rows.dtype)
-        of_hidden, of_weight = self.hidden_gradient(gradient, weight), self.weight_gradient(gradient, rows)
-        return self.operand(of_hidden), self.cast(self.operand(of_weight), ms.float32)
+        hidden_gradient, weight_gradient = self.hidden_gradient(gradient, weight), self.weight_gradient(gradient, rows)
+        return self.operand(hidden_gradient), self.cast(self.operand(weight_gradient), ms.float32)
 
     def rows(self, x: Tensor, index: int) -> Tensor:
         """Slice ``index`` of the first dimension."""
@@ -154,10 +154,11 @@ def in_chunks(losses: TokenLosses, model: ModelConfig, kernels: Kernels) -> nn.C
 
 
 class CrossEntropy(nn.Cell):
-    """Logits ``[tokens, vocab]`` and labels ``[tokens]`` -> loss of each token ``[tokens]``, nats.
+    """Logits ``[tokens, vocab]`` and labels ``[tokens]`` -> loss of each token ``[tokens]``, nats, and what its gradient reads.
 
     Written with reductions over the vocabulary axis, which the parallel compiler can split over devices
-    (vocabulary-parallel; Shoeybi et al., 2019, section 3).
+    (vocabulary-parallel; Shoeybi et al., 2019, section 3). The gradient is written out, for three tensors of the size of the
+    logits at a time: the one that the compiler derives needs four.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -173,15 +174,37 @@ class CrossEntropy(nn.Cell):
         self.mul = P.Mul()
         self.target_sum = P.ReduceSum()
         self.loss = P.Sub()
+        self.reshape = P.Reshape()
         self.on = Tensor(1.0, ms.float32)
         self.off = Tensor(0.0, ms.float32)
 
-    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def construct(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return losses, shifted logits, the one-hot labels and the logarithm of the normaliser."""
         logits = self.cast(logits, ms.float32)
-        shifted = self.sub(logits, P.stop_gradient(self.max(logits, -1)))
+        shifted = self.sub(logits, self.max(logits, -1))
         log_normaliser = self.log(self.sum(self.exp(shifted), -1))
-        target = self.onehot(labels, self.vocab_size, self.on, self.off)
-        return self.loss(log_normaliser, self.target_sum(self.mul(shifted, target), -1))
+        # Labels depend on the normaliser, so that they follow the exponentials, which are gone then.
+        target = self.onehot(ops.depend(labels, log_normaliser), self.vocab_size, self.on, self.off)
+        losses = self.loss(log_normaliser, self.target_sum(self.mul(shifted, target), -1))
+        return losses, shifted, target, log_normaliser
+
+    def bprop(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        out: tuple[Tensor, Tensor, Tensor, Tensor],
+        dout: tuple[Tensor, Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``softmax - onehot(label)``, weighted by the gradient of the loss.
+
+        The one-hot labels come from the forward pass: there each device has those of its part of the vocabulary.
+        """
+        losses, shifted, target, log_normaliser = out
+        # The gradient needs no loss. Without the order a device may make it before the loss, next to what the loss still reads.
+        log_normaliser = ops.depend(log_normaliser, losses)
+        softmax = ops.exp(shifted - self.reshape(log_normaliser, (-1, 1)))
+        gradient = (softmax - target) * self.reshape(dout[0], (-1, 1))
+        return self.cast(gradient, logits.dtype), ops.zeros_like(labels)
 
 
 class CpuCrossEntropy(nn.Cell):
@@ -192,11 +215,11 @@ class CpuCrossEntropy(nn.Cell):
         self.with_softmax = LossAndSoftmax(vocab_size)
         self.cast = P.Cast()
 
-    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.with_softmax(self.cast(logits, ms.float32), labels)[0]
+    def construct(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return self.with_softmax(self.cast(logits, ms.float32), labels)
 
     def gradient(self, logits: Tensor, labels: Tensor, loss_gradient: Tensor) -> Tensor:
-        """The gradient of ``logits``, in their dtype, for the gradient of the losses ``[tokens]``."""
+        """Return the gradient of ``logits``, in their dtype, for the gradient of the losses ``[tokens]``."""
         softmax = self.with_softmax.softmax(self.cast(logits, ms.float32))
         return self.cast(self.with_softmax.gradient(softmax, labels, loss_gradient), logits.dtype)
 
@@ -204,8 +227,8 @@ class CpuCrossEntropy(nn.Cell):
 class LossAndSoftmax(nn.Cell):
     """fp32 logits ``[tokens, vocab]``, labels ``[tokens]`` -> loss ``[tokens]`` and softmax ``[tokens, vocab]``.
 
-    With ``m`` the largest logit of a token, its softmax is ``1 / Σ exp(logit - m)``: the log of the normaliser is
-    ``m - log softmax(m)``, and needs no exponential of its own (that of a fused kernel is good to four digits only).
+    With ``m`` the largest logit of a token, its softmax is ``1 / Σ exp(logit - m)``: the log of the normalizer is
+    ``m - log softmax(m)`` and needs no additional exponential (that of a fused kernel has four correct digits).
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -1,7 +1,7 @@
-"""Multi-token prediction (DeepSeek-V3, section 2.2): layers behind the decoder, each of which predicts one token further.
+"""Multi-token prediction (DeepSeek-V3, section 2.2): layers after the decoder, each for one more token ahead.
 
-Layer ``k`` (1, 2, …) sees at position ``i`` the hidden states of the layer before it, or of the decoder behind its final norm,
-and the embedding of token ``i + k``; what it makes of them predicts token ``i + k + 1``. Embedding and head are those of the
+Layer ``k`` (1, 2, …) sees at position ``i`` the hidden states of the layer before it, or of the decoder after its final norm,
+and the embedding of token ``i + k``. It predicts token ``i + k + 1``. Embedding and head are those of the
 model.
 """
 
@@ -23,10 +23,10 @@ from mindllm.models.weights import InitStd
 
 
 class MTPLayer(DecoderLayer):
-    """A decoder layer with a norm and a projection for what it is given before it, and a norm behind it.
+    """A decoder layer with norms and a projection of its inputs before it, and a norm after it.
 
-    ``[batch · seq, hidden]`` hidden states and embeddings of the tokens to come -> hidden states behind the norm, in the dtype of
-    activations, and what layers add to the loss as :class:`DecoderLayer` has it.
+    ``[batch · seq, hidden]`` hidden states and embeddings of the tokens to come -> hidden states after the norm, in the dtype of
+    activations, and the added loss as in :class:`DecoderLayer`.
     """
 
     def __init__(self, spec: LayerSpec, kernels: Kernels, spread: InitStd, seq_length: int) -> None:
@@ -48,7 +48,7 @@ class MTPLayer(DecoderLayer):
         random: Tensor | None = None,
         embeddings: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """As of the layer; ``embeddings`` are always given."""
+        """Compute the layer. Arguments are those of :class:`DecoderLayer`; ``embeddings`` are required."""
         x = self.widened(self.eh_proj(self.join((self.enorm(embeddings), self.hnorm(x)))))
         if not self.adds_to_loss:
             return self.final_norm(super().construct(x, batch, tables, mask, added, random))
@@ -56,19 +56,19 @@ class MTPLayer(DecoderLayer):
         return self.final_norm(x), added
 
 
-class Ahead(nn.Cell):
-    """Columns ``[batch, seq]`` -> the same, ``depth`` tokens further: at position ``i`` what stands at ``i + depth``.
+class TokenShift(nn.Cell):
+    """Shifts columns ``[batch, seq]`` by ``depth`` tokens: position ``i`` gets the value at ``i + depth``.
 
-    At the last ``depth`` positions, which have no such token, the last one stands. ``positions`` are those of tokens as they
-    stand, int ``[seq]``; ``documents``: rows have several of them.
-    Each column has an operator of its own: a function that is called twice is split over devices twice (MindSpore 2.10).
+    The last ``depth`` positions, which have no such token, get the last value. ``positions`` are those of tokens in their order,
+    int ``[seq]``; ``documents``: rows have several of them. Each column has its own operator: a function that is called twice is
+    split over devices twice (MindSpore 2.10).
     """
 
     def __init__(self, depth: int, positions: np.ndarray, documents: bool) -> None:
         super().__init__()
         length = len(positions)
-        place_of = np.argsort(positions).astype(np.int32)
-        self.places = Tensor(place_of[np.minimum(positions + depth, length - 1)])
+        places = np.argsort(positions).astype(np.int32)
+        self.places = Tensor(places[np.minimum(positions + depth, length - 1)])
         self.exists = Tensor((positions + depth < length).astype(np.float32).reshape(1, length))
         self.gather = P.Gather()
         self.gather_labels = P.Gather()
@@ -85,16 +85,16 @@ class Ahead(nn.Cell):
         return self.gather(tokens, self.places, 1)
 
     def labels(self, labels: Tensor) -> Tensor:
-        """What the layer predicts."""
+        """Return the labels of the layer."""
         return self.gather_labels(labels, self.places, 1)
 
     def mask(self, loss_mask: Tensor, segment_starts: Tensor | None) -> Tensor:
-        """The mask of what is predicted, fp32: the token is there, counts, and is in the document of its position."""
+        """Return the mask of predictions, fp32: the token exists, counts, and is in the document of its position."""
         mask = self.there(self.cast(self.gather_mask(loss_mask, self.places, 1), ms.float32), self.exists)
         if segment_starts is None or not self.documents:
             return mask
-        same = self.same_document(self.gather_starts(segment_starts, self.places, 1), segment_starts)
-        return self.inside(mask, self.cast(same, ms.float32))
+        in_document = self.same_document(self.gather_starts(segment_starts, self.places, 1), segment_starts)
+        return self.inside(mask, self.cast(in_document, ms.float32))
 
 
 class PredictionLoss(nn.Cell):

@@ -83,5 +83,5 @@ class LayerNorm(nn.Cell):
 
 
 def make_norm(width: int, spec: NormSpec, kernels: Kernels) -> nn.Cell:
-    """The norm of a specification over ``width`` channels."""
+    """Return the norm of a specification over ``width`` channels."""
     return LayerNorm(width, spec, kernels) if spec.kind == "layer" else RMSNorm(width, spec, kernels)

@@ -1,12 +1,12 @@
-"""Sequences that go through a pipeline in pieces: a piece attends to the keys and values of those before it.
+"""Sequences that pass through a pipeline in pieces: a piece attends to the keys and values of earlier pieces.
 
-Every layer keeps the keys and values of a micro-batch, ``[batch, kv heads, seq, d]``, from its first piece to its last. A piece
-adds its own at its places and attends to the whole, in which later places are zero and hidden; the last one leaves zeros.
+Every layer stores the keys and values of a micro-batch, ``[batch, kv heads, seq, d]``, from its first piece to its last. A piece
+adds its own at its places and attends to all, of which later places are zero and masked. The last piece leaves zeros.
 
-In the backward pass pieces come in the opposite order. A piece's keys get gradients from its own queries and from those of later
-pieces, so these are kept as well, from the last piece to the first. MindSpore's compiler does that: where keys are added to a
-parameter whose name has ``key_cache`` or ``value_cache`` it looks for one that ends in ``_grad`` beside it, and for the number of
-the piece in the condition of the selection that is kept. So operators, their order and names here are those it knows.
+In the backward pass pieces have the opposite order. A piece's keys get gradients from its own queries and from those of later
+pieces, which are stored as well, from the last piece to the first. MindSpore's compiler does this: if keys are added to a
+parameter whose name has ``key_cache`` or ``value_cache``, it looks for a parameter with the suffix ``_grad``, and for the number
+of the piece in the condition of the stored selection. Operators, their order and names are therefore those it recognizes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mindspore.common.initializer import initializer
 
 @dataclass(frozen=True)
 class InPieces:
-    """In how many pieces sequences go through a pipeline, and what a micro-batch of all replicas has.
+    """The pieces of sequences in a pipeline, and the sizes of a micro-batch of all replicas.
 
     Attributes:
-        count: of pieces.
+        count: the number of pieces.
         rows: sequences of a micro-batch, over all replicas.
-        replicas: that share these.
-        tensor_ranks: that share the heads.
+        replicas: the number of replicas that share these.
+        tensor_ranks: the number of ranks that share the heads.
     """
 
     count: int
@@ -45,9 +45,10 @@ def _empty(name: str, shape: tuple[int, ...], dtype: ms.dtype) -> Parameter:
 
 
 class EarlierPieces(nn.Cell):
-    """Keys, or values, of a piece beside those of the pieces before it.
+    """Keys, or values, of a piece added to those of earlier pieces.
 
-    ``held_grad`` has the shape that a device has of ``held``: no operator of the model reads it, so the compiler does not cut it.
+    ``held_grad`` has the shape of a device's part of ``held``: no operator of the model reads it, so the compiler does not cut
+    it.
     """
 
     def __init__(self, pieces: InPieces, heads: int, seq_length: int, width: int, dtype: ms.dtype) -> None:
@@ -70,23 +71,23 @@ class EarlierPieces(nn.Cell):
         self.assign = P.Assign()
 
     def construct(self, x: Tensor, own: Tensor, piece: Tensor) -> tuple[Tensor, Tensor]:
-        """``x`` ``[batch, heads, seq / pieces, d]`` -> all so far ``[batch, heads, seq, d]``, and what is to be waited for.
+        """Add ``x`` ``[batch, heads, seq / pieces, d]``; return all so far ``[batch, heads, seq, d]``, and a tensor to wait for.
 
         ``own``: 1 at the places of the piece, else 0, ``[1, 1, seq, 1]`` in the dtype of ``x``. ``piece``: its number, ``[]``.
         """
         x = self.at_own_places(self.tile(x, (1, 1, self.pieces, 1)), own)
         zeros = P.stop_gradient(
             self.cast(self.less(x, x), self.dtype)
-        )  # also of what is not finite, which no product makes zero
+        )  # also for values that are not finite, which no product makes zero
         keeps = self.keeps(self.is_any(zeros, -1), self.goes_on(piece, self.last))
         whole = self.join(x, self.held)
         return whole, self.assign(self.held, P.stop_gradient(self.select(keeps, whole, zeros)))
 
 
 class PieceTables(nn.Cell):
-    """What a piece reads of the tables and the mask of whole sequences: the rows of its places.
+    """The tables and the mask of a piece: the rows of its places in those of whole sequences.
 
-    The fused kernel is given the compressed mask as it is: the compiler tells it from the number of the piece which band to hide.
+    The fused kernel uses the compressed mask unchanged: the compiler derives the masked band from the number of the piece.
     """
 
     def __init__(self, count: int, seq_length: int, fused: bool, dtype: ms.dtype) -> None:

@@ -1,6 +1,6 @@
-"""Weights as named arrays: their initial values, reading them from a model and putting them into one.
+"""Weights as named arrays: their initial values, reading them from a model and assigning them.
 
-Of the rows of a weight DoRA trains the lengths beside the directions (Liu et al., 2024).
+DoRA trains the lengths of the rows of a weight separately from their directions (Liu et al., 2024).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FLOAT32 = WeightType(ms.float32, ms.float32)
 
 
 def make_weight(name: str, initial: str, shape: tuple[int, ...], dtype: WeightType = FLOAT32) -> Parameter:
-    """Return a weight that begins with zeros or ones, as ``initial`` says."""
+    """Return a weight that starts with zeros or ones, according to ``initial``."""
     return _typed(Parameter(initializer(initial, shape, dtype.stored), name=name), dtype)
 
 
@@ -79,7 +79,7 @@ class InitStd:
 
     @staticmethod
     def of(model: ModelConfig) -> InitStd:
-        """As GPT-2: branches are added once per layer, so what ends them shrinks with their number."""
+        """Return GPT-2's deviations: each layer adds branches, so the outputs of branches shrink with their number."""
         return InitStd(model.initializer_range, model.initializer_range / math.sqrt(2 * model.num_layers))
 
 
@@ -101,7 +101,7 @@ def normal_parameter(name: str, shape: tuple[int, ...], std: float, dtype: Weigh
 
 
 def frozen_parameter(weight: Parameter, dtype: ms.dtype) -> Parameter:
-    """A drawn weight that is not trained, in ``dtype``, by the same name and drawn as it was."""
+    """Return a frozen weight in ``dtype`` with the same name and initial values."""
     std = weight.initial_std
     parameter = Parameter(initializer(Normal(sigma=std), weight.shape, dtype), name=weight.name, requires_grad=False)
     parameter.initial_std = std
@@ -109,19 +109,19 @@ def frozen_parameter(weight: Parameter, dtype: ms.dtype) -> Parameter:
 
 
 def constant(name: str, value: np.ndarray) -> Parameter:
-    """A tensor that belongs to the graph but is neither trained nor saved."""
+    """Return a tensor of the graph that is neither trained nor saved."""
     parameter = Parameter(Tensor(value), name=name, requires_grad=False)
     parameter.is_constant = True
     return parameter
 
 
 def trained_weights(model: nn.Cell) -> dict[str, Parameter]:
-    """The parameters that training changes, by name; tables, masks and counters of the graph are not among them."""
+    """Return the trained parameters by name, without tables, masks and counters of the graph."""
     return {parameter.name: parameter for parameter in model.trainable_params() if not is_probe(parameter.name)}
 
 
 def model_weights(model: nn.Cell) -> dict[str, Parameter]:
-    """All weights by name, frozen ones too; tables, masks and counters of the graph are not among them, nor what steps keep."""
+    """Return all weights by name, including frozen ones, without tables, masks, counters and state of steps."""
     return {item.name: item for item in model.get_parameters() if _is_weight(item)}
 
 
@@ -131,12 +131,12 @@ def shares_of(model: nn.Cell) -> list[Parameter]:
 
 
 def quantized_parameters(model: nn.Cell) -> dict[str, Parameter]:
-    """The tensors of projections that are held in codes, by name; they are neither trained nor saved."""
+    """Return the tensors of quantized projections by name. They are neither trained nor saved."""
     return {item.name: item for item in model.get_parameters() if is_quantized_parameter(item)}
 
 
 def is_quantized_parameter(parameter: Parameter) -> bool:
-    """Whether it is one of the tensors that a projection in codes is held as."""
+    """Return True for a tensor of a quantized projection."""
     return hasattr(parameter, "code_of")
 
 
@@ -156,25 +156,25 @@ def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
 
 
 def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: int) -> np.ndarray | None:
-    """What the whole weight ``name`` of ``shape`` begins with; None for one that begins with ones or zeros.
+    """Return the initial value of the whole weight ``name`` of ``shape``, or None for ones or zeros.
 
-    ``parameter``: the weight, or a part of it. ``initial_std`` says that it is drawn, ``lengths_of`` (name, shape and deviation
-    of another weight) that it begins with the lengths of the rows of that one, ``code_of`` (the same and a specification of
-    codes) that it is a part of the codes of that one.
+    ``parameter``: the weight, or a part of it. With ``initial_std`` it is drawn. With ``lengths_of`` (name, shape and deviation
+    of another weight) it starts with the row lengths of that one. With ``code_of`` (additionally a specification of codes) it is
+    a part of the codes of that one.
     """
     if is_quantized_parameter(parameter):
-        weight, whole, std, spec = parameter.code_of
-        return round_tensors(initial_value(weight, whole, std, seed), spec)[name.rpartition(".")[2]]
+        weight, full_shape, std, spec = parameter.code_of
+        return round_tensors(initial_value(weight, full_shape, std, seed), spec)[name.rpartition(".")[2]]
     if hasattr(parameter, "lengths_of"):
-        weight, whole, std = parameter.lengths_of
-        return row_lengths(initial_value(weight, whole, std, seed))
+        weight, full_shape, std = parameter.lengths_of
+        return row_lengths(initial_value(weight, full_shape, std, seed))
     if hasattr(parameter, "initial_std"):
         return initial_value(name, shape, parameter.initial_std, seed)
     return None
 
 
 def initial_value(name: str, shape: tuple[int, ...], std: float, seed: int) -> np.ndarray:
-    """The whole weight ``name`` from ``N(0, std²)``, fp32, drawn from ``(seed, name)``.
+    """Return the whole weight ``name`` from ``N(0, std²)``, fp32, drawn from ``(seed, name)``.
 
     So a weight does not depend on how many layers, devices or other parameters there are (counter-based generator:
     Salmon et al., 2011).
@@ -185,7 +185,7 @@ def initial_value(name: str, shape: tuple[int, ...], std: float, seed: int) -> n
 
 
 def in_value_type(array: np.ndarray, parameter: Parameter) -> np.ndarray:
-    """Return ``array`` rounded to the values that ``parameter`` can hold; unchanged where it is stored in their type."""
+    """Return ``array`` rounded to the values that ``parameter`` can represent, or unchanged if it is stored in their type."""
     rounds = hasattr(parameter, "value_type")
     return array.astype(NUMPY_DTYPES[parameter.value_type], copy=False) if rounds else array
 
@@ -203,19 +203,19 @@ class HostCopy:
 
 
 def signatures(parameters: Mapping[str, Parameter]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of every parameter: what a checkpoint is required to hold."""
+    """Return shape and dtype of every parameter, which a checkpoint must match."""
     copies = {name: HostCopy(parameter) for name, parameter in parameters.items()}
     return {name: (copy.shape, copy.dtype) for name, copy in copies.items()}
 
 
 def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike], in_place: bool = False) -> None:
-    """Copies ``arrays``, or what becomes one when its turn comes, into the parameters of the same names.
+    """Copy ``arrays``, which may be lazy, into the parameters of these names.
 
-    Shapes must be those of :func:`signatures`; values are rounded to the dtypes of the parameters. A source that is read anew
-    for everybody who asks (``creates_array``) is not copied where it has the dtype of its parameter.
+    Shapes must be those of :func:`signatures`; values are rounded to the dtypes of the parameters. A source that creates a new
+    array for each reader (``creates_array``) is not copied if it has the dtype of its parameter.
 
-    ``in_place``: a compiled graph has used the parameters. Such a graph keeps their memory: of ``set_data`` it sees what it reads
-    first and not the moments that it updates, and of two graphs one sees nothing (MindSpore 2.10 on a CPU).
+    ``in_place``: a compiled graph has used the parameters and keeps their memory. After ``set_data`` it would see the new values
+    of some parameters but not of the moments that it updates, and one of two graphs would see none (MindSpore 2.10 on a CPU).
     """
     for name, parameter in parameters.items():
         array = in_value_type(np.asarray(arrays[name]), parameter)

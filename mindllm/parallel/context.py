@@ -1,6 +1,6 @@
-"""What MindSpore's parallel compiler is told before a graph is built: sections ``parallel`` and ``parallel_config``.
+"""Settings of MindSpore's parallel compiler before a graph is built, from sections ``parallel`` and ``parallel_config``.
 
-A model makes groups of ranks itself, beside those the compiler makes, and the operators that exchange in them.
+A model also creates its own groups of ranks, and the operators that communicate in them.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from mindspore.ops import Primitive
 
 from mindllm.config import RunConfig
 from mindllm.config.checks.mesh import wrong_number_of_devices
-from mindllm.parallel.layout import RANKS_OF_GROUP, mesh_of, own_group_name
+from mindllm.parallel.layout import GROUP_RANKS, mesh_of, model_group_name
 from mindllm.random_keys import RANDOM_KEYS
 
-_made: set[str] = set()
+_created: set[str] = set()
 COLUMNS = ("input_ids", "labels", "loss_mask")
-"""What every batch has."""
+"""The columns of every batch."""
 DOCUMENT_COLUMNS = ("segment_starts", "position_ids")
 
 
 def group_of(ranks: Sequence[int]) -> str:
-    """Name of the group of these ranks, the own one among them; made at first use."""
-    name = own_group_name(ranks)
-    if name not in _made:
+    """Return the name of the group of these ranks, which include this one. The group is created at first use."""
+    name = model_group_name(ranks)
+    if name not in _created:
         create_group(name, list(ranks))
-        _made.add(name)
+        _created.add(name)
     return name
 
 
 def mark_ranks(operator: Primitive, ranks: Sequence[int]) -> None:
-    """Writes the ranks of its group onto an operator, for whoever reads the compiled graph."""
-    operator.add_prim_attr(RANKS_OF_GROUP, list(ranks))
+    """Attach the ranks of its group to an operator, for readers of the compiled graph."""
+    operator.add_prim_attr(GROUP_RANKS, list(ranks))
 
 
 def in_group(kind: type[Primitive], ranks: Sequence[int], **options: str) -> Primitive:
-    """An operator of this kind, with these options, that exchanges with these ranks, the own one among them."""
+    """Return an operator of this kind, with these options, that communicates with these ranks, which include this one."""
     operator = kind(group=group_of(ranks), **options)
     mark_ranks(operator, ranks)
     return operator
 
 
 def input_columns(config: RunConfig) -> tuple[str, ...]:
-    """The columns that the graphs of a run on several devices are given, those that evaluate included."""
+    """Return the columns of the graphs of a run on several devices, including those for evaluation."""
     documents = DOCUMENT_COLUMNS if config.uses_position_ids else ()
     random = (RANDOM_KEYS,) if config.model.config.architecture.drops else ()
     return (*COLUMNS, *documents, *random)
@@ -70,7 +70,7 @@ def set_parallel_context(config: RunConfig, rank: int, tell_rank: bool = True) -
 
 
 def check_context(config: RunConfig) -> None:
-    """Refuses what the steps of this library do not compute, and numbers of devices that the compiler does not take."""
+    """Raise UserError for unsupported steps, and for numbers of devices that the compiler does not support."""
     if message := wrong_number_of_devices(config):
         raise config.error("parallel_config.data_parallel", message)
     if config.parallel.parallel_mode == 0:
@@ -96,7 +96,7 @@ def refuse_mean_gradients(config: RunConfig) -> None:
 
 
 def _check_accumulators(config: RunConfig) -> None:
-    """Where sharded accumulators exist."""
+    """Raise UserError if sharded accumulators are unsupported here."""
     gather_again = "recompute_config.parallel_optimizer_comm_recompute"
     shard = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
     if optimizer_level(config) == "level3" and config.parallel_config.pipeline_stage > 1:
@@ -132,7 +132,7 @@ def parallel_context(config: RunConfig, rank: int) -> dict[str, Any]:
     if pipeline.v_shape:
         keywords["pipeline_segments"] = config.model.config.pp_interleave_num
     if config.parallel_config.expert_parallel > 1 or config.parallel_config.shares_sequences:
-        keywords["enable_alltoall"] = True  # else what is exchanged is gathered on all devices, and sliced
+        keywords["enable_alltoall"] = True  # otherwise exchanged tensors are gathered on all devices and sliced
     if parallel.enable_parallel_optimizer:
         keywords["parallel_optimizer_config"] = _parallel_optimizer(config)
     if parallel.strategy_ckpt_save_file:
@@ -158,9 +158,10 @@ def _parallel_optimizer(config: RunConfig) -> dict[str, Any]:
 
 
 def optimizer_level(config: RunConfig) -> str:
-    """MindSpore's name for what is sharded: optimizer state; also accumulated gradients; also weights between uses.
+    """Return MindSpore's level of sharding: optimizer state, additionally accumulated gradients, additionally weights between
+    uses.
 
-    The last one gathers weights again in the backward pass: what ``parallel_optimizer_comm_recompute`` asks for.
+    The last one gathers weights again in the backward pass, as ``parallel_optimizer_comm_recompute`` requests.
     """
     if config.recompute_config.parallel_optimizer_comm_recompute:
         return "level3"

@@ -47,8 +47,8 @@ class LayerAssignment:
     patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = {key: tuple(sorted(patterns)) for key, patterns in self.patterns.items() if patterns}
-        object.__setattr__(self, "patterns", found)
+        occupied = {key: tuple(sorted(patterns)) for key, patterns in self.patterns.items() if patterns}
+        object.__setattr__(self, "patterns", occupied)
 
     @classmethod
     def of_kind(cls, kind: LayerKind, stage: int, chunk: int = 0) -> LayerAssignment:
@@ -60,11 +60,11 @@ class LayerAssignment:
         return LayerKind(self.recompute, tuple(sorted(self.patterns.items())), spec)
 
     def applied(self, key: str) -> tuple[str, ...]:
-        """The patterns under one key of ``recompute_config``."""
+        """Return the patterns under one key of ``recompute_config``."""
         return tuple(self.patterns.get(key, ()))
 
     def is_default(self, key: str) -> bool:
-        """Whether several patterns apply, and are those that plain counts stand for."""
+        """Return True if several patterns apply and are those that plain counts select."""
         return len(DEFAULT_PATTERNS[key]) > 1 and set(DEFAULT_PATTERNS[key]) == set(self.applied(key))
 
 
@@ -78,8 +78,8 @@ class LayerPlan:
     v_shape: bool = False
 
     def __post_init__(self) -> None:
-        found = list(dict.fromkeys((layer.chunk, layer.stage) for layer in self.layers))
-        if set(found) != set(self.places):
+        occupied = list(dict.fromkeys((layer.chunk, layer.stage) for layer in self.layers))
+        if set(occupied) != set(self.places):
             raise UserError(f"layer plan: each of {self.stages} stages x {self.chunks} chunks must hold a layer")
         numbers = {place: number for number, place in enumerate(self.places)}
         order = [numbers[layer.chunk, layer.stage] for layer in self.layers]
@@ -101,8 +101,8 @@ class LayerPlan:
     def layers_by_place(self) -> tuple[range, ...]:
         """Numbers of the layers of each place (chunk x stages + stage)."""
         ends = list(accumulate(self.counts[chunk][stage] for chunk, stage in self.places))
-        found = {at: range(end - self.counts[at[0]][at[1]], end) for at, end in zip(self.places, ends, strict=True)}
-        return tuple(found[at] for at in sorted(found))
+        layers = {at: range(end - self.counts[at[0]][at[1]], end) for at, end in zip(self.places, ends, strict=True)}
+        return tuple(layers[at] for at in sorted(layers))
 
     @property
     def last_stage(self) -> int:
@@ -112,8 +112,8 @@ class LayerPlan:
     @property
     def counts(self) -> StageLayers:
         """Layers of each ``[chunk][stage]``."""
-        held = Counter((layer.chunk, layer.stage) for layer in self.layers)
-        return tuple(tuple(held[chunk, stage] for stage in range(self.stages)) for chunk in range(self.chunks))
+        counts = Counter((layer.chunk, layer.stage) for layer in self.layers)
+        return tuple(tuple(counts[chunk, stage] for stage in range(self.stages)) for chunk in range(self.chunks))
 
     def kinds(self, specs: Sequence[LayerSpec] | None = None) -> list[LayerKind]:
         """Return the kind of every layer, in order; ``specs`` are their specifications, None where all are alike."""
@@ -122,23 +122,23 @@ class LayerPlan:
         return [layer.kind(spec) for layer, spec in zip(self.layers, specs, strict=True)]
 
     def contradictions(self) -> list[tuple[str, str]]:
-        """Patterns (with their select key) that are selected on some layer and excluded on some layer.
+        """Return the patterns, with their select key, that are selected on some layer and excluded on some layer.
 
-        MindFormers drops such a pattern from all layers without a word.
+        MindFormers silently drops such a pattern from all layers.
         """
         return [(key, p) for key, exclude in EXCLUDES.items() for p in self.named(key) if p in self.named(exclude)]
 
     def named(self, key: str) -> list[str]:
-        """All patterns under one key, sorted."""
+        """Return all patterns under one key, sorted."""
         return sorted({pattern for layer in self.layers for pattern in layer.applied(key)})
 
     def at(self, chunk: int, stage: int) -> tuple[LayerAssignment, ...]:
-        """The layers of one place, in order."""
+        """Return the layers of one place, in order."""
         return tuple(layer for layer in self.layers if (layer.chunk, layer.stage) == (chunk, stage))
 
 
 def make_plan(config: RunConfig) -> LayerPlan:
-    """Reads the plan of a configuration, whose lists have been checked on loading.
+    """Read the plan of a configuration whose lists have been validated.
 
     Raises:
         UserError: an exclude list that has counts but no patterns, or repeats a selected pattern.
@@ -167,53 +167,53 @@ def assignments(
     selected: Mapping[str, Mapping[str, StageLayers]],
     v_shape: bool = False,
 ) -> Iterator[LayerAssignment]:
-    """Yields the layers of all places, from numbers of first layers per ``[chunk][stage]``; ``selected`` by key, pattern."""
+    """Yield the layers of all places from numbers of first layers per ``[chunk][stage]``; ``selected`` by key and pattern."""
     for chunk, stage in places_in_order(len(counts[0]), len(counts), v_shape):
         for index in range(counts[chunk][stage]):
-            whole = index < full[chunk][stage]
+            full_layer = index < full[chunk][stage]
             patterns = {
-                key: tuple(pattern for pattern, wanted in by_pattern.items() if index < wanted[chunk][stage])
+                key: tuple(pattern for pattern, layers in by_pattern.items() if index < layers[chunk][stage])
                 for key, by_pattern in selected.items()
-                if not (whole and key in EXCLUDES)
+                if not (full_layer and key in EXCLUDES)
             }
-            yield LayerAssignment(stage, chunk, whole, patterns)
+            yield LayerAssignment(stage, chunk, full_layer, patterns)
 
 
 def _selection(
     recompute: RecomputeConfig, key: str, counts: StageLayers, error: Callable[[str, str], UserError]
 ) -> dict[str, StageLayers]:
-    """Layers of each place that every pattern under ``key`` applies to."""
+    """Return the layers of each place that every pattern under ``key`` applies to."""
     value: LayerSelection = getattr(recompute, key)
     if isinstance(value, dict):
-        return {pattern: _spread(wanted, counts) for pattern, wanted in value.items()}
+        return {pattern: _spread(counts_or_flag, counts) for pattern, counts_or_flag in value.items()}
     if isinstance(value, tuple) and isinstance(value[0], str):
         return {str(pattern): counts for pattern in value}
-    wanted: LayerCounts = value  # type: ignore[assignment]
-    spread = _spread(wanted, counts)
+    counts_or_flag: LayerCounts = value  # type: ignore[assignment]
+    spread = _spread(counts_or_flag, counts)
     if not DEFAULT_PATTERNS[key] and any(map(any, spread)):
         example = DEFAULT_PATTERNS["select_recompute"][0]
         raise error(f"recompute_config.{key}", f"has counts but no patterns; write '{example}': ... below it")
     return dict.fromkeys(DEFAULT_PATTERNS[key], spread)
 
 
-def _spread(wanted: LayerCounts, counts: StageLayers) -> StageLayers:
-    """Returns ``wanted`` as the number of first layers of each ``[chunk][stage]``."""
-    if isinstance(wanted, bool):
-        return counts if wanted else tuple((0,) * len(row) for row in counts)
-    rows = [row for row in wanted if isinstance(row, tuple)]
+def _spread(value: LayerCounts, counts: StageLayers) -> StageLayers:
+    """Return ``value`` as the number of first layers of each ``[chunk][stage]``."""
+    if isinstance(value, bool):
+        return counts if value else tuple((0,) * len(row) for row in counts)
+    rows = [row for row in value if isinstance(row, tuple)]
     if rows:
         return tuple(
-            tuple(available if entry is True else int(entry) for entry, available in zip(row, held, strict=True))
-            for row, held in zip(rows, counts, strict=True)
+            tuple(available if entry is True else int(entry) for entry, available in zip(row, available, strict=True))
+            for row, available in zip(rows, counts, strict=True)
         )
-    stages = zip([entry for entry in wanted if isinstance(entry, int)], zip(*counts, strict=True), strict=True)
-    columns = [_round_robin(entry, held) for entry, held in stages]
+    stages = zip([entry for entry in value if isinstance(entry, int)], zip(*counts, strict=True), strict=True)
+    columns = [_round_robin(entry, available) for entry, available in stages]
     return tuple(zip(*columns, strict=True))
 
 
-def _round_robin(wanted: bool | int, held: Sequence[int]) -> tuple[int, ...]:
-    """Shares a stage's count over its chunks, one layer each in turn while they have any left."""
-    total = sum(held) if wanted is True else int(wanted)
-    turns = [(turn, chunk) for chunk, count in enumerate(held) for turn in range(count)]
-    taken = Counter(chunk for _, chunk in sorted(turns)[:total])
-    return tuple(taken[chunk] for chunk in range(len(held)))
+def _round_robin(value: bool | int, available: Sequence[int]) -> tuple[int, ...]:
+    """Distribute a stage's count over its chunks, one layer each in turn while they have layers remaining."""
+    total = sum(available) if value is True else int(value)
+    turns = [(turn, chunk) for chunk, count in enumerate(available) for turn in range(count)]
+    shares = Counter(chunk for _, chunk in sorted(turns)[:total])
+    return tuple(shares[chunk] for chunk in range(len(available)))

@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     from mindspore.parallel import Layout as NamedLayout
 
 Dimension = str | tuple[str, ...] | None
-"""What one dimension of a tensor is split over: an axis, several axes (the first one outermost), or nothing."""
+"""The split of one dimension of a tensor: an axis, several axes (the first one outermost), or None."""
 Layout = tuple[Dimension, ...]
 Strategy = tuple[int, ...]
 
-RANKS_OF_GROUP = "ranks_of_group"
-"""Attribute of exchanges that a model itself has, for whoever reads its graph: the compiler knows the ranks of its own groups."""
+GROUP_RANKS = "ranks_of_group"
+"""Attribute of a model's own communication operators, for readers of its graph. The compiler knows the ranks of its groups."""
 
-OWN_GROUP = "own"
+MODEL_GROUP = "own"
 
 
-def own_group_name(ranks: Sequence[int]) -> str:
-    """Return the name of a group that a model itself has; it begins with the size, as those the compiler makes, and is one of
-    these ranks on every device.
+def model_group_name(ranks: Sequence[int]) -> str:
+    """Return the name of a model's own group of these ranks, equal on every device. Like the compiler's names it begins with the
+    size.
     """
-    return f"{len(ranks)}-{OWN_GROUP}-{zlib.crc32(','.join(map(str, ranks)).encode())}"
+    return f"{len(ranks)}-{MODEL_GROUP}-{zlib.crc32(','.join(map(str, ranks)).encode())}"
 
 
 DATA, CONTEXT, TENSOR = (axis.name for axis in STAGE_AXES)
 REPLICA, EXPERT, EXPERT_RANKS = "replica", EXPERTS.name, EXPERT_TENSOR.name
-"""Axes of the same devices, in the same order, as experts are laid out on them: replicas of groups of experts."""
+"""Axes of a stage's devices, in order, for experts: replicas of groups of experts."""
 
 
 @dataclass(frozen=True)
 class Mesh(MeshSizes):
-    """The devices: pipeline stages, and in each of them data-parallel groups of tensor-parallel neighbours. Where sequences are
-    shared, a data-parallel group is context-parallel groups of such neighbours, each with its part of the sequence.
+    """The devices: pipeline stages of data-parallel groups of tensor-parallel neighbors. If sequences are split, a data-parallel
+    group consists of context-parallel groups of such neighbors, each with a part of the sequence.
 
-    Experts see those of a stage otherwise: ``expert_parallel`` groups of ``expert_model_parallel`` neighbours share the experts,
-    and what is left are replicas of them.
+    Experts are laid out differently on the devices of a stage: ``expert_parallel`` groups of ``expert_model_parallel`` neighbors
+    share the experts, and the remaining axis has their replicas.
     """
 
     data_parallel: int = 1
@@ -72,44 +72,44 @@ class Mesh(MeshSizes):
         return {REPLICA: self.stage_device_num // (groups * tensor), EXPERT: groups, EXPERT_RANKS: tensor}
 
     def stage_of(self, rank: int) -> int:
-        """The pipeline stage of a global rank."""
+        """Return the pipeline stage of a global rank."""
         return rank // self.stage_device_num
 
     def ranks_along(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Global ranks that differ from ``rank`` only along ``axis`` ("pp", "dp", "cp" or "tp")."""
+        """Return the global ranks that differ from ``rank`` only along ``axis`` ("pp", "dp", "cp" or "tp")."""
         number = [each.name for each in AXES].index(axis)
         size, inner = self.size(AXES[number]), self.product(AXES[number + 1 :])
         first = rank - rank // inner % size * inner
         return tuple(first + index * inner for index in range(size))
 
     def expert_ranks(self, rank: int) -> tuple[int, ...]:
-        """Global ranks that share the experts with ``rank``, where each has whole ones."""
+        """Return the global ranks that share the experts with ``rank``, each with whole experts."""
         first = rank - rank % self.expert_parallel
         return tuple(range(first, first + self.expert_parallel))
 
     def strategy(self, layout: Layout) -> Strategy:
-        """Number of slices of each dimension."""
+        """Return the number of slices of each dimension."""
         sizes = {**self.axes, **self.expert_axes}
-        return tuple(math.prod(sizes[axis] for axis in axes_of(dimension)) for dimension in layout)
+        return tuple(math.prod(sizes[axis] for axis in dimension_axes(dimension)) for dimension in layout)
 
     def named(self, layout: Layout) -> NamedLayout:
-        """MindSpore's layout that names its axes."""
+        """Return MindSpore's layout with named axes."""
         from mindspore.parallel import Layout as NamedLayout
 
-        named = {axis for dimension in layout for axis in axes_of(dimension)}
+        named = {axis for dimension in layout for axis in dimension_axes(dimension)}
         axes = self.expert_axes if named & {*self.expert_axes} else self.axes
         devices = NamedLayout(tuple(axes.values()), tuple(axes))
         return devices(*("None" if dimension is None else dimension for dimension in layout))
 
     def check(self, layouts: Iterable[Layout]) -> None:
-        """Raises ``ValueError`` for layouts of one operator that integers cannot express on this mesh."""
+        """Raise ``ValueError`` for layouts of one operator that integers cannot express on this mesh."""
         layouts = tuple(layouts)
-        named = {axis for layout in layouts for dimension in layout for axis in axes_of(dimension)}
+        named = {axis for layout in layouts for dimension in layout for axis in dimension_axes(dimension)}
         sizes = self.expert_axes if named & {*self.expert_axes} else self.axes
         order = list(sizes)
         used: set[str] = set()
         for layout in layouts:
-            axes = [axis for dimension in layout for axis in axes_of(dimension)]
+            axes = [axis for dimension in layout for axis in dimension_axes(dimension)]
             unknown = [axis for axis in axes if axis not in order]
             if unknown:
                 raise ValueError(f"unknown axis '{unknown[0]}' in {layout}; axes: {', '.join(order)}")
@@ -123,13 +123,13 @@ class Mesh(MeshSizes):
             raise ValueError(f"copies along '{copies[0]}', outside of '{split[-1]}', cannot be written as integers")
 
 
-def axes_of(dimension: Dimension) -> tuple[str, ...]:
-    """The axes one dimension is split over."""
+def dimension_axes(dimension: Dimension) -> tuple[str, ...]:
+    """Return the axes over which one dimension is split."""
     if dimension is None:
         return ()
     return (dimension,) if isinstance(dimension, str) else dimension
 
 
 def mesh_of(config: RunConfig) -> Mesh:
-    """The devices of a configuration."""
+    """Return the devices of a configuration."""
     return Mesh(**keys_of(config.parallel_config))

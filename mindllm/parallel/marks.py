@@ -1,9 +1,9 @@
-"""Marks of the compiler on the cells of a model: operators whose results move to the host, layers in parts, layers that are
-alike, experts of sorted tokens.
+"""Marks of the compiler on the cells of a model: operators whose results move to the host, layers in parts, equal
+layers, experts of sorted tokens.
 
-Results that ``swap_config`` names move to the host until the backward pass needs them. The compiler puts a ``MoveTo`` behind a
-marked operator and one before its use in the backward pass (Cell.offload of MindSpore); it does so in the network that
-micro-batches share. What is recomputed is not kept, so there is nothing to move.
+Results that ``swap_config`` names move to the host until the backward pass needs them. The compiler inserts a ``MoveTo`` after a
+marked operator and one before its use in the backward pass (Cell.offload of MindSpore), in the network that micro-batches share.
+Recomputed results are not saved, so they cannot move.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
 from mindllm.parallel.context import group_of, mark_ranks
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import CONTEXT, Mesh
-from mindllm.parallel.operators import operators, operators_of
+from mindllm.parallel.operators import cell_operators, operators
 from mindllm.parallel.recompute import OPERATOR, match_some
 
 # Marks of the compiler on layers that take their rows in parts (``models/fine_grain_interleave.py``), as MindFormers sets them.
@@ -32,14 +32,14 @@ from mindllm.parallel.recompute import OPERATOR, match_some
 # which join the compiler orders two parts, so that one exchanges while the other computes. Joins need numbers of their own: of
 # two with one number it makes one block, whose order goes round in a circle ("Graph cycle exists").
 
-ON_ITS_OWN_ROWS = "skip_redistribution"
+SKIP_REDISTRIBUTION = "skip_redistribution"
 BLOCK = "fine_grained_interleaved_index"
 logger = logging.getLogger(__name__)
-MOVED, AHEAD = "offload", "backward_prefetch"  # attributes the compiler reads
+OFFLOAD, PREFETCH = "offload", "backward_prefetch"  # attributes the compiler reads
 
 
 def mark_row_parts(lm: CausalLM) -> None:
-    """Marks cuts and joins of all layers that have them."""
+    """Mark the cuts and joins of all layers that compute rows in parts."""
     for number, layer in enumerate(lm.model.layers):
         if not isinstance(layer, FineGrainInterleavedLayer):
             continue
@@ -52,14 +52,14 @@ def mark_row_parts(lm: CausalLM) -> None:
         if layer.joins:
             joins.append(layer.join)  # without a number: followed by a gather or a Send, it would wait for itself
         for operator in (*joins, *cuts):
-            operator.add_prim_attr(ON_ITS_OWN_ROWS, True)
+            operator.add_prim_attr(SKIP_REDISTRIBUTION, True)
 
 
 # Cell reuse on one CPU: layers that are alike are traced and optimised once, which takes a third off a first start.
 
 
 def reuse_equal_layers(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfig) -> None:
-    """Marks ``layers`` (one cell for each layer of the plan) as copies where specification and recomputation are the same.
+    """Mark ``layers`` (one cell per layer of the plan) as copies if specification and recomputation are equal.
 
     It is what ``mindspore.lazy_inline(policy="front")`` does, the policy the CPU back end can run; its key for equal cells
     is made when a cell is built, though, and does not know the operators that are recomputed.
@@ -71,17 +71,17 @@ def reuse_equal_layers(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunCo
 
 
 def split_into_parts(model: nn.Cell, mesh: Mesh, balanced: bool = False) -> None:
-    """Makes one operator of all that computes what a device has, experts of sorted tokens and attention in a ring, for the rank
-    of the parallel context.
+    """Make one operator of the cells that compute a device's own part, experts of sorted tokens and attention in a ring, for the
+    rank of the parallel context.
 
-    ``balanced``: rows that are sent have the lengths of a router that spreads them evenly, whatever it chooses.
+    ``balanced``: rows are sent in the numbers of a router that spreads them evenly, regardless of its choices.
     """
     _split_grouped_experts(model, mesh, balanced)
     _split_ring_attention(model, mesh)
 
 
 def _split_ring_attention(model: nn.Cell, mesh: Mesh) -> None:
-    """Makes one operator of the attention of each layer whose keys come round."""
+    """Make one operator of the attention of each layer whose keys rotate over devices."""
     cells = [cell for _, cell in model.cells_and_names() if isinstance(cell, RingAttention)]
     if not cells:
         return
@@ -95,7 +95,7 @@ def _split_ring_attention(model: nn.Cell, mesh: Mesh) -> None:
 
 
 def _split_grouped_experts(model: nn.Cell, mesh: Mesh, balanced: bool = False) -> None:
-    """Makes one operator of the experts of each layer."""
+    """Make one operator of the experts of each layer."""
     cells = [cell for _, cell in model.cells_and_names() if isinstance(cell, GroupedFeedForward)]
     if not cells:
         return
@@ -105,43 +105,43 @@ def _split_grouped_experts(model: nn.Cell, mesh: Mesh, balanced: bool = False) -
     for cell in cells:
         cell.split(group, len(ranks), ranks.index(rank), balanced)
         if len(ranks) > 1:
-            for operator in operators_of(cell.exchanging).values():
+            for operator in cell_operators(cell.exchanging).values():
                 if "group" in operator.attrs:
                     mark_ranks(operator, ranks)
 
 
 def apply_swap(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfig) -> None:
-    """Marks what is moved of ``layers``; call it when recomputation is marked.
+    """Mark the results of ``layers`` that move to the host. Recomputation must be marked before.
 
     Raises:
-        UserError: a pattern that matches nothing, or names only what is computed again.
+        UserError: a pattern matches nothing, or only recomputed results.
     """
     for number, (layer, assignment) in enumerate(zip(layers, plan.layers, strict=True)):
-        for pattern, ahead in config.swap_config.of_layer(number).items():
+        for pattern, prefetch in config.swap_config.of_layer(number).items():
             if assignment.recompute:
-                message = f"layer {number} is recomputed as a whole, and keeps nothing that could be moved"
+                message = f"layer {number} is fully recomputed and saves nothing that could be moved"
                 raise config.error("swap_config", f"{message}; leave it out here or in recompute_config.recompute")
-            found = _named(layer, pattern, config)
-            kept = {path: one for path, one in found.items() if OPERATOR not in one.attrs or not one.attrs[OPERATOR]}
-            if not kept:
-                message = f"'{pattern}' names what layer {number} computes again, and does not keep"
+            named = _named(layer, pattern, config)
+            saved = {path: operator for path, operator in named.items() if not operator.attrs.get(OPERATOR)}
+            if not saved:
+                message = f"'{pattern}' names results that layer {number} recomputes and does not save"
                 raise config.error("swap_config.op_swap", f"{message}; leave it out here or in recompute_config")
-            for one in kept.values():
-                one.add_prim_attr(MOVED, True)
-                one.add_prim_attr(AHEAD, ahead)
-            logger.info("Set swap at layer %d: %s", number, ", ".join(kept) if pattern else "all that is kept")
+            for operator in saved.values():
+                operator.add_prim_attr(OFFLOAD, True)
+                operator.add_prim_attr(PREFETCH, prefetch)
+            logger.info("Set swap at layer %d: %s", number, ", ".join(saved) if pattern else "all saved results")
 
 
 def _named(layer: nn.Cell, pattern: str, config: RunConfig) -> Mapping[str, Primitive]:
-    """Operators by path: those of the whole layer, or of what ``pattern`` finds."""
+    """Return operators by path: those of the whole layer, or those that ``pattern`` matches."""
     if not pattern:
         return operators(layer)
     try:
         items = match_some(layer, pattern, operators_only=False)
     except ValueError as error:
         raise config.error("swap_config.op_swap", str(error)) from None
-    found: dict[str, Primitive] = {}
+    named: dict[str, Primitive] = {}
     for item in items:
         inside = {"": item.target} if isinstance(item.target, Primitive) else operators(item.target)
-        found |= {f"{item.path}.{name}".rstrip("."): one for name, one in inside.items()}
-    return found
+        named |= {f"{item.path}.{name}".rstrip("."): operator for name, operator in inside.items()}
+    return named

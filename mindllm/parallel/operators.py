@@ -1,4 +1,4 @@
-"""The operators of a model by path, such as ``model.layers.0.attention.wq.matmul``: what shardings and patterns address."""
+"""The operators of a model by path, such as ``model.layers.0.attention.wq.matmul``, by which shardings and patterns name them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from mindspore import nn
 from mindspore.ops import Primitive
 
 
-def operators_of(cell: nn.Cell) -> dict[str, Primitive]:
-    """The operators a cell holds as attributes itself, by attribute name."""
+def cell_operators(cell: nn.Cell) -> dict[str, Primitive]:
+    """Return the operators that a cell has as attributes, by attribute name."""
     return {name: value for name, value in vars(cell).items() if isinstance(value, Primitive)}
 
 
 def operators(root: nn.Cell) -> dict[str, Primitive]:
-    """Every operator below ``root``, by dotted path from it."""
-    found: dict[str, Primitive] = {}
+    """Return every operator below ``root`` by dotted path from it."""
+    by_path: dict[str, Primitive] = {}
     for path, cell in root.cells_and_names():
-        for name, operator in operators_of(cell).items():
-            found[f"{path}.{name}" if path else name] = operator
-    return found
+        for name, operator in cell_operators(cell).items():
+            by_path[f"{path}.{name}" if path else name] = operator
+    return by_path

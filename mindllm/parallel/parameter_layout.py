@@ -21,11 +21,11 @@ class ParameterLayout:
         device_matrix: the devices of a stage as a grid; the last axis runs fastest.
         tensor_map: per dimension of the tensor the axis of the grid it is cut along, counted from the right; -1: not cut. Several
             axes where a strategy names several for a dimension, the outer ones first.
-        full_shape: of the whole tensor.
-        slice_shape: of the part that tensor parallelism leaves on a rank, before ``optimizer_group``.
-        optimizer_group: communication group over which the optimizer cuts dimension 0 once more; "" if it does not.
-        optimizer_ranks: its global ranks, where the graph communicates in it.
-        shared_by_stages: whether another stage holds the same parameter (a tied embedding).
+        full_shape: the shape of the whole tensor.
+        slice_shape: the shape of a rank's part after tensor parallelism, before ``optimizer_group``.
+        optimizer_group: communication group over which the optimizer cuts dimension 0 again; "" if it does not.
+        optimizer_ranks: its global ranks, if the graph communicates in it.
+        shared_by_stages: whether another stage has the parameter, too (a tied embedding).
     """
 
     device_matrix: tuple[int, ...]
@@ -46,7 +46,7 @@ class ParameterLayout:
         devices, axes, slice_shape, _, _, group, full_shape, parts, shared, *_ = layout
         if len(axes) != len(full_shape):
             if not all(axis in range(NOT_CUT, len(devices)) for axis in axes):
-                raise ValueError(f"the axes {shortened(axes)} are none of the devices {shortened(devices)}")
+                raise ValueError(f"the axes {shortened(axes)} are not axes of the devices {shortened(devices)}")
             sizes = [part * _length(devices, axis) for part, axis in zip(parts, axes, strict=True)]
             axes = _by_dimension(axes, sizes, full_shape)
         return cls(tuple(devices), tuple(axes), tuple(full_shape), tuple(slice_shape), str(group), (), bool(shared))
@@ -54,15 +54,15 @@ class ParameterLayout:
     @property
     def axes(self) -> tuple[tuple[int, ...], ...]:
         """Per dimension the axes of the grid that it is cut along."""
-        several = ((axis,) if isinstance(axis, int) else axis for axis in self.tensor_map)
-        return tuple(tuple(axis for axis in axes if axis != NOT_CUT) for axes in several)
+        axis_groups = ((axis,) if isinstance(axis, int) else axis for axis in self.tensor_map)
+        return tuple(tuple(axis for axis in axes if axis != NOT_CUT) for axes in axis_groups)
 
     def cuts(self, axes: Sequence[int]) -> int:
-        """Into how many parts a dimension is cut along axes."""
+        """Return the number of parts into which a dimension is cut along axes."""
         return math.prod(_length(self.device_matrix, axis) for axis in axes)
 
     def require_consistent(self) -> None:
-        """Raises ValueError or TypeError for a layout that no compiler makes, as a file of somebody else may hold."""
+        """Raise ValueError or TypeError for an invalid layout, which a file may have."""
         sizes = [*map(operator.index, (*self.device_matrix, *self.full_shape, *self.slice_shape))]
         axes = [operator.index(axis) for axes in self.axes for axis in axes]
         if len(self.axes) != len(self.full_shape) or min(sizes, default=1) < 1 or max(sizes, default=1) >= 1 << 48:
@@ -70,7 +70,7 @@ class ParameterLayout:
                 f"a layout of shape {shortened(self.full_shape)} has the axes {shortened(self.tensor_map)}"
             )
         if not all(0 <= axis < len(self.device_matrix) for axis in axes):
-            raise ValueError(f"the axes {shortened(axes)} are none of the devices {shortened(self.device_matrix)}")
+            raise ValueError(f"the axes {shortened(axes)} are not axes of the devices {shortened(self.device_matrix)}")
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> ParameterLayout:
@@ -78,7 +78,7 @@ class ParameterLayout:
         return cls(**{key: _tuples(value) for key, value in tree.items()})
 
     def slices(self, rank: int) -> tuple[slice, ...]:
-        """The part of the whole tensor that global ``rank`` keeps, one slice per dimension."""
+        """Return the part of the whole tensor that global ``rank`` has, one slice per dimension."""
         place = self._place(rank)
         cuts = []
         for size, axes in zip(self.full_shape, self.axes, strict=True):
@@ -92,27 +92,27 @@ class ParameterLayout:
         return tuple(slice(first, first + length) for first, length in cuts)
 
     def copies_before(self, rank: int) -> int:
-        """How many ranks of the stage below ``rank`` keep the same part.
+        """Return how many lower ranks of the stage have an equal part.
 
-        Optimizers' groups divide the ranks with the same slice: either neighbours form a group, or every n-th does.
+        The optimizer's groups divide the ranks with equal slices: either neighbors form a group, or every n-th rank does.
         """
         stage_devices = math.prod(self.device_matrix)
         first = rank - rank % stage_devices
         mapped = [axis for axes in self.axes for axis in axes]
         place = self._place(rank)
         copies = [
-            other
-            for other in range(first, first + stage_devices)
-            if all(self._place(other)[axis] == place[axis] for axis in mapped)
+            device
+            for device in range(first, first + stage_devices)
+            if all(self._place(device)[axis] == place[axis] for axis in mapped)
         ]
         if not self.optimizer_ranks:
             return copies.index(rank)
-        positions = [copies.index(other) for other in self.optimizer_ranks]
-        neighbours = len(positions) == 1 or positions[1] == positions[0] + 1
-        return positions[0] // len(positions) if neighbours else positions[0]
+        positions = [copies.index(device) for device in self.optimizer_ranks]
+        neighbors = len(positions) == 1 or positions[1] == positions[0] + 1
+        return positions[0] // len(positions) if neighbors else positions[0]
 
     def _place(self, rank: int) -> tuple[int, ...]:
-        """Coordinates of a rank in the grid, counted from the right like ``tensor_map``."""
+        """Return the coordinates of a rank in the grid, counted from the right like ``tensor_map``."""
         rest = rank % math.prod(self.device_matrix)
         coordinates = []
         for size in reversed(self.device_matrix):
@@ -122,12 +122,12 @@ class ParameterLayout:
 
 
 def _length(devices: Sequence[int], axis: int) -> int:
-    """Devices along an axis of their grid."""
+    """Return the number of devices along an axis of their grid."""
     return 1 if axis == NOT_CUT else devices[-1 - axis]
 
 
 def _by_dimension(axes: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The axes of each dimension, where MindSpore has taken one that is cut along several axes for as many dimensions.
+    """Return the axes of each dimension if MindSpore has represented one that is cut along several axes as several dimensions.
 
     Args:
         sizes: of these dimensions.
@@ -135,17 +135,17 @@ def _by_dimension(axes: Sequence[int], sizes: Sequence[int], shape: Sequence[int
     Raises:
         ValueError: they do not make up ``shape``.
     """
-    rest, found = list(zip(axes, sizes, strict=True)), []
-    for left, size in zip(range(len(shape) - 1, -1, -1), shape, strict=True):
-        own, held = list[int](), 1
-        while rest and (not own or held < size or (rest[0][1] == 1 and len(rest) > left)):
+    rest, result = list(zip(axes, sizes, strict=True)), []
+    for remaining, size in zip(range(len(shape) - 1, -1, -1), shape, strict=True):
+        dimension_axes, length_product = list[int](), 1
+        while rest and (not dimension_axes or length_product < size or (rest[0][1] == 1 and len(rest) > remaining)):
             axis, length = rest.pop(0)
-            own.append(axis)
-            held *= length
-        found.append(tuple(own))
-        if held != size:
-            raise ValueError(f"dimensions of {shortened(list(sizes))} make up none of {shortened(list(shape))}")
-    return tuple(found)
+            dimension_axes.append(axis)
+            length_product *= length
+        result.append(tuple(dimension_axes))
+        if length_product != size:
+            raise ValueError(f"dimensions of {shortened(list(sizes))} do not make up {shortened(list(shape))}")
+    return tuple(result)
 
 
 def _tuples(value: Any) -> Any:
@@ -153,5 +153,5 @@ def _tuples(value: Any) -> Any:
 
 
 def _part(first: int, length: int, parts: int, index: int) -> tuple[int, int]:
-    """Beginning and length of one of equal parts of a range."""
+    """Return start and length of one of equal parts of a range."""
     return first + length // parts * index, length // parts

@@ -1,9 +1,9 @@
 """Pipeline stages and micro batches (1F1B: Narayanan et al., 2019; interleaved chunks: Narayanan et al., 2021; chunks in a V:
 Qi et al., 2024, 2405.15362).
 
-Cells carry the number of their stage; MindSpore's compiler cuts the graph there, inserts Send and Receive, and orders
-forward and backward passes. A chunk needs no mark where it begins at the stage's falling back. In a V two follow each other on
-one stage, and every cell with a stage says its chunk, too: MindSpore 2.10 takes one that does not for the second.
+Cells have the number of their stage. MindSpore's compiler cuts the graph there, inserts Send and Receive, and orders forward and
+backward passes. A chunk that starts where stages begin again needs no mark. In a V two chunks follow each other on one stage, so
+that every cell also has the number of its chunk: without it MindSpore 2.10 assumes the second.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from mindllm.models.decoder import AttentionTables, Decoder
 from mindllm.models.weights import constant
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import DATA, Mesh
-from mindllm.parallel.operators import operators_of
+from mindllm.parallel.operators import cell_operators
 
 FIRST_OPERATORS = ("gather", "down", "matmul", "norm")  # what multiplies by a weight, by its name in its cell
-MESSAGE_OF_A_PIPELINE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
+PIPELINE_MESSAGE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
 
 
 def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: Kernels) -> None:
@@ -41,15 +41,15 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
 
     place = partial(_place, plan)
     first, last = plan.places[0], plan.places[-1]
-    for cell in _of_embedding(lm.model):
+    for cell in _embedding_cells(lm.model):
         place(cell, *first)
     for number, (layer, assignment) in enumerate(zip(lm.model.layers, plan.layers, strict=True)):
         place(layer, assignment.chunk, assignment.stage)
         if any(lm.model.drops):
             place(lm.model.dropout_keys[number], assignment.chunk, assignment.stage)
-    of_predictions = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.has_mtp else ()
-    of_head = (lm.lm_head, lm.unit_rows) if lm.normalised else (lm.lm_head,)
-    for cell in (lm.model.norm_out, *of_head, lm.cross_entropy, lm.losses, *of_predictions):
+    prediction_cells = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.has_mtp else ()
+    head_cells = (lm.lm_head, lm.unit_rows) if lm.normalised else (lm.lm_head,)
+    for cell in (lm.model.norm_out, *head_cells, lm.cross_entropy, lm.losses, *prediction_cells):
         place(cell, *last)
 
     def tables_at(chunk: int, stage: int) -> tuple[int, int]:
@@ -69,52 +69,52 @@ def _place(plan: LayerPlan, cell: nn.Cell, chunk: int, stage: int) -> None:
 
 
 def crossings(plan: LayerPlan) -> tuple[int, ...]:
-    """Numbers of the layers that begin a place of the pipeline behind another one."""
+    """Return the numbers of the layers that begin a later place of the pipeline."""
     at = [(layer.chunk, layer.stage) for layer in plan.layers]
-    return tuple(number for number, (before, own) in enumerate(pairwise(at), 1) if own != before)
+    return tuple(number for number, (before, after) in enumerate(pairwise(at), 1) if after != before)
 
 
-def place_pairs_on_stages(whole: PreferenceLoss, plan: LayerPlan) -> None:
-    """Puts the losses of pairs beside the head, and what passes both models' hidden states on where these come from and go."""
-    _place(plan, whole.pairs, *plan.places[-1])
-    for number, join, parts in zip(whole.crossings, whole.joins, whole.parts, strict=True):
-        before, behind = plan.layers[number - 1], plan.layers[number]
+def place_pairs_on_stages(pairs_loss: PreferenceLoss, plan: LayerPlan) -> None:
+    """Place the losses of pairs next to the head, and the cells that exchange hidden states at the ends of stages."""
+    _place(plan, pairs_loss.pairs, *plan.places[-1])
+    for number, join, parts in zip(pairs_loss.crossings, pairs_loss.joins, pairs_loss.parts, strict=True):
+        before, after = plan.layers[number - 1], plan.layers[number]
         _place(plan, join, before.chunk, before.stage)
-        _place(plan, parts, behind.chunk, behind.stage)
+        _place(plan, parts, after.chunk, after.stage)
 
 
-def _of_embedding(decoder: Decoder) -> list[nn.Cell]:
-    """The cells that make what the first layer gets."""
-    found = [decoder.tok_embeddings]
+def _embedding_cells(decoder: Decoder) -> list[nn.Cell]:
+    """Return the cells that compute the input of the first layer."""
+    cells = [decoder.tok_embeddings]
     if decoder.adds_noise:
-        found.append(decoder.embedding_noise)
+        cells.append(decoder.embedding_noise)
     if decoder.learns_positions:
-        found.append(decoder.position_embeddings)
+        cells.append(decoder.position_embeddings)
     if decoder.norms_embeddings:
-        found.append(decoder.embedding_norm)
+        cells.append(decoder.embedding_norm)
     if decoder.drops_embeddings:
-        found.append(decoder.embedding_dropout)
-    return found
+        cells.append(decoder.embedding_dropout)
+    return cells
 
 
 def fuse_gradient_communication(lm: CausalLM, plan: LayerPlan, groups: int) -> None:
-    """Gives parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
-    ahead = lm.prediction_losses if lm.has_mtp else ()
-    for cell in (*_of_embedding(lm.model), lm.model.norm_out, lm.lm_head, *ahead):
-        cell.set_comm_fusion(fusion_of_others(plan, groups))
+    """Give parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
+    predictions = lm.prediction_losses if lm.has_mtp else ()
+    for cell in (*_embedding_cells(lm.model), lm.model.norm_out, lm.lm_head, *predictions):
+        cell.set_comm_fusion(outer_fusion(plan, groups))
     for number, layer in enumerate(lm.model.layers):
-        layer.set_comm_fusion(fusion_of_layer(number, plan, groups))
+        layer.set_comm_fusion(layer_fusion(number, plan, groups))
 
 
-def fusion_of_layer(number: int, plan: LayerPlan, groups: int) -> int:
-    """The number of the message with a layer's gradients."""
+def layer_fusion(number: int, plan: LayerPlan, groups: int) -> int:
+    """Return the number of the message with a layer's gradients."""
     per_group = max((len(plan.layers) + 1) // groups, 1)
-    return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else number // per_group + 1
+    return PIPELINE_MESSAGE if plan.stages > 1 else number // per_group + 1
 
 
-def fusion_of_others(plan: LayerPlan, groups: int) -> int:
-    """The same of embedding, final norm and head."""
-    return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else groups
+def outer_fusion(plan: LayerPlan, groups: int) -> int:
+    """Return the number of the message with the gradients of embedding, final norm and head."""
+    return PIPELINE_MESSAGE if plan.stages > 1 else groups
 
 
 class SequenceOrder(nn.Cell):
@@ -133,11 +133,11 @@ class SequenceOrder(nn.Cell):
 
 
 class Inputs(nn.Cell):
-    """Gives a network the batch's columns by their places. ``sharded``: marks them as what the dataset gives, so that they are
-    split as ``dataset_strategy`` says.
+    """Passes the batch's columns to a network by position. ``sharded``: marks them as inputs of the dataset, so that they are
+    split by ``dataset_strategy``.
 
-    Columns are those of :func:`mindllm.parallel.context.input_columns`, in their order. What dropout is drawn by, the last one
-    of a model that ``drops``, is always given, and passed on where ``drop`` says. ``order``: in which tokens stand, if another.
+    Columns are those of :func:`mindllm.parallel.context.input_columns`, in order. The keys of dropout, the last column of a model
+    that ``drops``, are always an input, and passed on if ``drop`` is True. ``order``: the order of tokens, if it differs.
     """
 
     def __init__(
@@ -201,10 +201,10 @@ class RowPart(nn.Cell):
 
 
 class Copies(nn.Cell):
-    """Sum of the losses of ``count`` equal parts of the batch, each by operators of its own (multi-copy parallel).
+    """Sum of the losses of ``count`` equal parts of the batch, each by separate operators (multi-copy parallel).
 
-    The marks are those of ``nn.MicroBatchInterleaved``: by them the compiler orders the copies so that one exchanges while
-    another computes.
+    The marks are those of ``nn.MicroBatchInterleaved``, by which the compiler overlaps communication of one copy with computation
+    of another.
     """
 
     def __init__(self, network: nn.Cell, count: int) -> None:
@@ -292,14 +292,14 @@ class MicroBatches(nn.Cell):
 
 
 def mark_where_parts_end(lm: CausalLM) -> None:
-    """Marks the operator whose gradient ends the backward pass of a part: the first one with a weight that is trained.
+    """Mark the operator whose gradient ends the backward pass of a part: the first one with a trained weight.
 
-    MindSpore 2.10 marks the first one with any weight. Where that is frozen there is no such gradient, and compiling ends
-    with "Cannot find grad_accumulation border node".
+    MindSpore 2.10 marks the first one with any weight. If that is frozen it has no gradient, and compilation fails with "Cannot
+    find grad_accumulation border node".
     """
     for _, cell in lm.cells_and_names():
         trained = any(parameter.requires_grad for parameter in cell.get_parameters(expand=False))
-        operators = operators_of(cell)
+        operators = cell_operators(cell)
         first = next((name for name in FIRST_OPERATORS if name in operators), None)
         if trained and first:
             operators[first].add_prim_attr("first_parameter_cnode", 0)

@@ -1,4 +1,4 @@
-"""A layer plan as text: the log lines of the normalised plan, and the lists of a YAML that has this plan."""
+"""A layer plan as text: log lines of the normalized plan, and the lists of a YAML with this plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerAssignm
 
 
 def plan_lines(plan: LayerPlan) -> list[str]:
-    """The normalised plan as log lines, in the words of MindFormers."""
+    """Return the normalized plan as log lines in MindFormers' words."""
     sums = list(itertools.accumulate(plan.counts[chunk][stage] for chunk, stage in plan.places))
     rows = [sums[start : start + plan.stages] for start in range(0, len(sums), plan.stages)]
     lines = [
@@ -29,14 +29,14 @@ def plan_lines(plan: LayerPlan) -> list[str]:
 
 
 def render_plan(plan: LayerPlan) -> dict[str, object]:
-    """Writes a plan as YAML values by dotted key; a configuration with these values has this plan.
+    """Return a plan as YAML values by dotted key. A configuration with these values has this plan.
 
     Raises:
         UserError: recomputed layers that are not the first ones of their place, which no list can express; a pattern
             both selected and excluded.
     """
     for key, pattern in plan.contradictions():
-        raise UserError(f"layer plan: '{pattern}' stands both under {key} and under {EXCLUDES[key]}")
+        raise UserError(f"layer plan: '{pattern}' is both under {key} and under {EXCLUDES[key]}")
     average = len(plan.layers) // (plan.stages * plan.chunks)
     offset = tuple(tuple(count - average for count in row) for row in plan.counts)
     full = _full_counts(plan)
@@ -45,7 +45,7 @@ def render_plan(plan: LayerPlan) -> dict[str, object]:
     for number, (layer, read) in enumerate(zip(plan.layers, reread, strict=True)):
         if layer != read:
             raise UserError(
-                f"layer plan: no list can say that layer {number} has {_described(layer)}: counts take the first layers "
+                f"layer plan: no list can express that layer {number} has {_described(layer)}: counts take the first layers "
                 f"of chunk {layer.chunk} of stage {layer.stage}"
             )
     return {
@@ -62,7 +62,7 @@ def _full_counts(plan: LayerPlan) -> StageLayers:
 
 
 def _pattern_counts(plan: LayerPlan, key: str) -> dict[str, StageLayers]:
-    """For each pattern the count that reaches its last layer. Fully recomputed layers before it need no pattern."""
+    """Return for each pattern the count that reaches its last layer. Fully recomputed layers before it need no pattern."""
 
     def reach(pattern: str, layers: tuple[LayerAssignment, ...]) -> int:
         return max((index + 1 for index, layer in enumerate(layers) if pattern in layer.applied(key)), default=0)
@@ -75,7 +75,7 @@ def _per_place(plan: LayerPlan, count: Callable[[tuple[LayerAssignment, ...]], i
 
 
 def _described(layer: LayerAssignment) -> str:
-    patterns = {key: list(found) for key, found in layer.patterns.items()}
+    patterns = {key: list(names) for key, names in layer.patterns.items()}
     return "full recomputation" if layer.recompute and not patterns else f"recompute {layer.recompute}, {patterns}"
 
 
@@ -84,7 +84,7 @@ def _yaml_selection(counts: Mapping[str, StageLayers]) -> object:
 
 
 def _yaml_counts(counts: StageLayers) -> list[int] | list[list[int]]:
-    """One list where there is one chunk, else a list for each."""
+    """Return one list for a single chunk, or a list for each chunk."""
     return list(counts[0]) if len(counts) == 1 else _lists(counts)
 
 

@@ -1,7 +1,7 @@
-r"""Recomputation: marks layers, cells and operators whose results are computed again in the backward pass.
+r"""Recomputation: marks of layers, cells and operators whose results are recomputed in the backward pass.
 
-Trading time for memory goes back to Chen et al. (2016); what is selected follows MindFormers. Precedence: an excluded
-operator is kept even inside a fully recomputed layer, and full recomputation wins over selected operators.
+Trading time for memory was introduced by Chen et al. (2016); the selection follows MindFormers. Precedence: an excluded
+operator is saved even inside a fully recomputed layer, and full recomputation wins over selected operators.
 
 Operator patterns of ``recompute_config``: ``feed_forward\.w1\.activation\.silu``, relative to a decoder layer.
 
@@ -25,20 +25,20 @@ from mindllm.config.recompute import LEVEL_SEPARATOR, RecomputeConfig, forms_of
 from mindllm.errors import nearest
 from mindllm.models.pieces import EarlierPieces
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.parallel.operators import operators, operators_of
+from mindllm.parallel.operators import cell_operators, operators
 
 logger = logging.getLogger(__name__)
 
 # Attributes the compiler reads. (Primitive.recompute() can be called only once: the attribute then hides the method.)
 OPERATOR = "recompute"
-COMMUNICATION = "recompute_comm_op"  # also repeat what the compiler inserted beside the operator
+COMMUNICATION = "recompute_comm_op"  # also repeat the communication that the compiler inserts next to the operator
 Cells = Sequence[tuple[nn.Cell, LayerAssignment]]
 IN_ORDER = ("select_recompute", "select_comm_recompute", "select_recompute_exclude", "select_comm_recompute_exclude")
 
 
 @dataclass(frozen=True)
 class Match:
-    """What a pattern found in a layer: an operator or a cell, at a dotted path."""
+    """A match of a pattern in a layer: an operator or a cell, at a dotted path."""
 
     path: str
     target: Primitive | nn.Cell
@@ -49,24 +49,24 @@ class Match:
 
 
 def match(layer: nn.Cell, pattern: str) -> list[Match]:
-    """Everything in ``layer`` that ``pattern`` names."""
-    return [found for form in forms_of(pattern) for found in _match(layer, form.split(LEVEL_SEPARATOR), "")]
+    """Return everything in ``layer`` that ``pattern`` names."""
+    return [item for form in forms_of(pattern) for item in _match(layer, form.split(LEVEL_SEPARATOR), "")]
 
 
 def match_some(layer: nn.Cell, pattern: str, operators_only: bool) -> list[Match]:
-    """As :func:`match`.
+    """Return the matches of ``pattern``, only operators where an operator is required.
 
     Raises:
-        ValueError: nothing is found, or only cells where an operator is needed; says what is nearest.
+        ValueError: nothing matches, or only cells where an operator is required; names the nearest path.
     """
-    found = match(layer, pattern)
-    if operators_only and any(item.is_operator for item in found):
-        return [item for item in found if item.is_operator]
-    if found and not operators_only:
-        return found
-    reason = "names a cell, not an operator" if found else "matches no operator of a layer"
+    matches = match(layer, pattern)
+    if operators_only and any(item.is_operator for item in matches):
+        return [item for item in matches if item.is_operator]
+    if matches and not operators_only:
+        return matches
+    reason = "names a cell, not an operator" if matches else "matches no operator of a layer"
     candidates = [path.replace(".", LEVEL_SEPARATOR) for path in operators(layer)]
-    below = [path for path in candidates if found and path.startswith(found[0].path.replace(".", LEVEL_SEPARATOR))]
+    below = [path for path in candidates if matches and path.startswith(matches[0].path.replace(".", LEVEL_SEPARATOR))]
     raise ValueError(f"pattern '{pattern}' {reason}{nearest(pattern, below or candidates)}")
 
 
@@ -77,7 +77,7 @@ def _match(cell: nn.Cell, levels: list[str], path: str) -> Iterator[Match]:
         for name, child in cells.items():
             yield from _match(child, rest, f"{path}{name}.")
         return
-    for name, operator in operators_of(cell).items():
+    for name, operator in cell_operators(cell).items():
         if re.fullmatch(level, name):
             yield Match(path + name, operator)
     for name, child in cells.items():
@@ -85,7 +85,7 @@ def _match(cell: nn.Cell, levels: list[str], path: str) -> Iterator[Match]:
 
 
 def apply_recompute(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfig) -> None:
-    """Marks ``layers`` (one cell for each layer of the plan).
+    """Mark ``layers`` (one cell per layer of the plan).
 
     Raises:
         UserError: a pattern that matches nothing, or cells where communication needs operators; names key and pattern.
@@ -100,13 +100,13 @@ def apply_recompute(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfi
 
 
 def _keep_earlier_pieces(layer: nn.Cell) -> None:
-    """Keeps the keys and values that a piece of a sequence attends to: when it is computed again, later pieces have changed what
-    they are made from.
+    """Save the keys and values that a piece of a sequence attends to. When the piece is recomputed, later pieces have changed
+    their inputs.
     """
     for cell in layer.cells():
-        for held in cell.cells():
-            if isinstance(held, EarlierPieces):
-                for operator in operators_of(held).values():
+        for child in cell.cells():
+            if isinstance(child, EarlierPieces):
+                for operator in cell_operators(child).values():
                     operator.add_prim_attr(OPERATOR, False)
 
 
@@ -118,17 +118,17 @@ def _recompute_layer(layer: nn.Cell, options: RecomputeConfig) -> None:
 
 
 def _select(layer: nn.Cell, number: int, assignment: LayerAssignment, cells: Cells, config: RunConfig) -> None:
-    """Switches patterns on, then the excluded ones off.
+    """Select the operators of patterns, then deselect those of excluded ones.
 
-    A pattern may name something in other layers it is for only; one of those that plain counts stand for need not name
-    anything, as long as another does: a feed-forward without a gate multiplies nothing.
+    A pattern may match in some of its layers only. One of the patterns that plain counts select need not match at all, as long as
+    another one does: a feed-forward without a gate has no multiplication.
     """
     for key in IN_ORDER:
         touched = []
         for pattern in assignment.applied(key):
             if match(layer, pattern) or not (
                 assignment.is_default(key)
-                or any(match(cell, pattern) for cell, of in cells if pattern in of.applied(key))
+                or any(match(cell, pattern) for cell, planned in cells if pattern in planned.applied(key))
             ):
                 touched += _apply_pattern(layer, key, pattern, config)
         if touched:
@@ -138,15 +138,15 @@ def _select(layer: nn.Cell, number: int, assignment: LayerAssignment, cells: Cel
 
 
 def _apply_pattern(layer: nn.Cell, key: str, pattern: str, config: RunConfig) -> list[str]:
-    """Marks what one pattern finds; returns the paths."""
+    """Mark the matches of one pattern and return their paths."""
     communication, on = "comm" in key, not key.endswith("exclude")
     try:
-        found = match_some(layer, pattern, operators_only=communication or not on)
+        matches = match_some(layer, pattern, operators_only=communication or not on)
     except ValueError as error:
         raise config.error(f"recompute_config.{key}", str(error)) from None
-    for item in found:
+    for item in matches:
         if isinstance(item.target, Primitive):
             item.target.add_prim_attr(COMMUNICATION if communication else OPERATOR, on)
         else:
             item.target.recompute()
-    return [item.path for item in found]
+    return [item.path for item in matches]

@@ -1,7 +1,7 @@
-"""Says in the user's terms what MindSpore's compiler refused: which operator of the model, its strategy, its line, the reason.
+"""Errors of MindSpore's compiler in the user's terms: the operator of the model, its strategy, its line and the reason.
 
 The compiler names the kind of the operator and the lines through which it was reached, but not the operator. Its attribute
-names stand in those lines (``self.feed_forward``, ``self.w1``, ``self.matmul``), so they lead to its path in the model.
+names are in those lines (``self.feed_forward``, ``self.w1``, ``self.matmul``), so they lead to its path in the model.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CALLERS = 3
 
 
 class CompileFailed(UserError):
-    """MindSpore's compiler refused the configuration; holds what it said."""
+    """An error of MindSpore's compiler about the configuration."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A call on the way to an operator: where, and the expression that was called."""
+    """A call on the way to an operator: its place and expression."""
 
     file: str
     line: int
@@ -42,19 +42,19 @@ class Frame:
 
     def __str__(self) -> str:
         path = Path(self.file)
-        own = path.relative_to(PACKAGE.parent) if path.is_relative_to(PACKAGE) else Path(*path.parts[-3:])
-        return f"{own}:{self.line}"
+        shown = path.relative_to(PACKAGE.parent) if path.is_relative_to(PACKAGE) else Path(*path.parts[-3:])
+        return f"{shown}:{self.line}"
 
     @property
     def attribute(self) -> str:
-        """The attribute that was called: ``w1`` of ``self.w1(x)``."""
-        found = ATTRIBUTE.match(self.called)
-        return found.group(1) if found else ""
+        """The called attribute: ``w1`` of ``self.w1(x)``."""
+        match = ATTRIBUTE.match(self.called)
+        return match.group(1) if match else ""
 
 
 @contextmanager
 def refusals_explained(step: nn.Cell) -> Iterator[None]:
-    """Turns the compiler's refusal of an operator of ``step`` into a :class:`CompileFailed` that names it."""
+    """Turn the compiler's error about an operator of ``step`` into a :class:`CompileFailed` that names it."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError) as error:
@@ -65,13 +65,13 @@ def refusals_explained(step: nn.Cell) -> Iterator[None]:
 
 
 def frames(message: str) -> list[Frame]:
-    """The calls a message lists, the innermost first; whole definitions and MindSpore's own lines left out."""
-    found = []
+    """Return the calls that a message lists, innermost first, without definitions and MindSpore's own lines."""
+    calls = []
     for match in FRAME.finditer(message):
         called = match["text"][int(match["first"]) : int(match["last"])]
         if "/mindspore/" not in match["file"]:
-            found.append(Frame(match["file"], int(match["line"]), called))
-    return found
+            calls.append(Frame(match["file"], int(match["line"]), called))
+    return calls
 
 
 def _explanation(kind: str, calls: Sequence[Frame], step: nn.Cell) -> str:
@@ -89,24 +89,24 @@ def _explanation(kind: str, calls: Sequence[Frame], step: nn.Cell) -> str:
 
 
 def find_operator(kind: str, attributes: Sequence[str], step: nn.Cell) -> tuple[str, Any]:
-    """Path and primitive of the operator of ``kind`` that the attributes lead to; of equal layers that of the first.
+    """Return path and primitive of the operator of ``kind`` that the attributes lead to, the first of equal layers.
 
-    ``attributes`` are those called on the way, the outermost first.
+    ``attributes``: the attributes called on the way, outermost first.
     """
     from mindllm.models import CausalLM
     from mindllm.parallel.operators import operators
 
     model = next((cell for _, cell in step.cells_and_names() if isinstance(cell, CausalLM)), step)
-    best, found = 0, ("", None)
+    best, candidate = 0, ("", None)
     for path, operator in operators(model).items():
         names = [name for name in path.split(".") if not name.isdigit()]
         if operator.name == kind and len(names) > best and _leads_to(attributes, names):
-            best, found = len(names), (path, operator)
-    return found
+            best, candidate = len(names), (path, operator)
+    return candidate
 
 
 def _leads_to(attributes: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether ``names`` occur in ``attributes`` in their order, the last one last."""
+    """Return True if ``names`` occur in ``attributes`` in order, the last one last."""
     rest = iter(attributes)
     return bool(attributes) and attributes[-1] == names[-1] and all(name in rest for name in names)
 
@@ -118,6 +118,6 @@ def _strategy(operator: Any) -> str:
 
 
 def reason(log: str) -> str:
-    """The first reason the compiler logged; empty if it logged none."""
-    found = REASON.search(log)
-    return found["text"].strip() if found else ""
+    """Return the first reason that the compiler logged, or an empty string."""
+    match = REASON.search(log)
+    return match["text"].strip() if match else ""

@@ -1,4 +1,4 @@
-"""What each pipeline stage holds: runs of layers that are alike, and the micro-batches it keeps alive."""
+"""Pipeline stages: runs of equal layers, and the micro-batches that a stage keeps alive."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage; ``rank`` is its first one.
+    """A pipeline stage; ``rank`` is its first rank.
 
-    ``alive``: micro-batches whose activations it keeps at most (1F1B). In a V a stage is full when twice as many as there are
-    stages have begun, of most of which it keeps one chunk.
+    ``alive``: the maximum number of micro-batches whose activations it saves (1F1B). In a V it is twice the number of stages,
+    with one chunk saved for most of them.
     """
 
     number: int
@@ -50,12 +50,12 @@ class Stage:
 
     @property
     def likeness(self) -> tuple:
-        """Stages with the same one differ by numbers only: of layers in their runs, of micro-batches alive."""
+        """A key that is equal for stages that differ only in numbers of layers per run and of micro-batches alive."""
         return self.place, tuple((run.chunk, run.kind) for run in self.runs)
 
 
 def stages_of(config: RunConfig) -> list[Stage]:
-    """The stages of a run, in order."""
+    """Return the stages of a run, in order."""
     plan = make_plan(config)
     architecture = config.model.config.architecture
     differ = len(architecture.specifications()) > 1
@@ -75,7 +75,7 @@ def stages_of(config: RunConfig) -> list[Stage]:
 
 
 def _place(number: int, plan: LayerPlan) -> str:
-    """In a V the first stage has the head, too, and is called by it: its fullest moment may be the loss."""
+    """Return the kind of place. In a V the first stage also has the head, so that its peak may be the loss."""
     if plan.stages == 1:
         return ONLY
     return LAST if number == plan.last_stage else FIRST if number == 0 else MIDDLE
@@ -86,8 +86,8 @@ def _runs(plan: LayerPlan, kinds: list[LayerKind], stage: int) -> list[Run]:
 
     What layers keep does not depend on their order, so a small run has alternating layers one kind after another.
     """
-    held = Counter[tuple[int, LayerKind]]()
+    counts = Counter[tuple[int, LayerKind]]()
     for layer, kind in zip(plan.layers, kinds, strict=True):
         if layer.stage == stage:
-            held[layer.chunk, kind] += 1
-    return [Run(chunk, kind, count) for (chunk, kind), count in held.items()]
+            counts[layer.chunk, kind] += 1
+    return [Run(chunk, kind, count) for (chunk, kind), count in counts.items()]

@@ -1,8 +1,8 @@
-"""Layers of other stages, thin: what neighbours see of them remains, attention and experts go.
+"""Thin layers of other stages, without attention and experts, for compiling the graph of one stage faster.
 
-For the graph of one stage the compiler reads, differentiates and shards the layers of all stages, and cuts the others off. What
-it makes of the stage depends on the operators at its borders: norms and sums around attention and feed-forward, and what layers
-add to the loss. Those stay, with their shardings; what is between them hands on what it is given.
+For the graph of one stage the compiler reads, differentiates and shards the layers of all stages, and removes the others. The
+result depends on the operators at the borders of the stage: norms and sums around attention and feed-forward, and losses that
+layers add. Those remain, with their shardings; the cells between them pass their input on.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mindllm.parallel.layer_plan import LayerPlan
 
 
 class ThinAttention(nn.Cell):
-    """Hidden states ``[batch · seq, hidden]`` as they are."""
+    """Identity of hidden states ``[batch · seq, hidden]``."""
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         return x
 
 
 class ThinFeedForward(nn.Cell):
-    """Hidden states ``[batch · seq, hidden]`` as they are."""
+    """Identity of hidden states ``[batch · seq, hidden]``."""
 
     def construct(self, x: Tensor, random: Tensor | None = None) -> Tensor:
         return x
 
 
 class ThinExperts(nn.Cell):
-    """Hidden states ``[batch · seq, hidden]`` as they are, and what a router adds to the loss, fp32 ``[batch]``."""
+    """Identity of hidden states ``[batch · seq, hidden]``, with the loss that a router adds, fp32 ``[batch]``."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__(auto_prefix=False)
@@ -54,31 +54,31 @@ class ThinExperts(nn.Cell):
 
 
 def can_be_thin(config: RunConfig) -> bool:
-    """Whether nothing but the operators at its borders tells a stage of the layers of others.
+    """Return True if a stage depends on the layers of others only through the operators at its borders.
 
-    Optimizers that work on matrices or ranks of all layers exchange them, and what is watched is known of every layer.
+    Optimizers that work on matrices or ranks of all layers exchange them, and monitored figures need every layer.
     """
     tunes = config.model.config.pet_config is not None or config.is_preference_tuning
     return not (tunes or config.optimizer.type == MUON or config.monitor_config.watched())
 
 
-def make_others_thin(lm: CausalLM, plan: LayerPlan, stage: int) -> None:
-    """Make the layers thin that are not on ``stage``; call it when operators are sharded."""
+def thin_other_stages(lm: CausalLM, plan: LayerPlan, stage: int) -> None:
+    """Make the layers thin that are not on ``stage``. Operators must be sharded before."""
     for layer, assignment in zip(lm.model.layers, plan.layers, strict=True):
         if assignment.stage != stage and not isinstance(layer, FineGrainInterleavedLayer):
-            for cell in _make_thin(layer, several_chunks=plan.chunks > 1):
+            for cell in _make_thin(layer, multiple_chunks=plan.chunks > 1):
                 cell.pipeline_stage = assignment.stage
                 if plan.v_shape:
                     cell.pipeline_segment = assignment.chunk
 
 
-def _make_thin(layer: DecoderLayer, several_chunks: bool) -> Sequence[nn.Cell]:
+def _make_thin(layer: DecoderLayer, multiple_chunks: bool) -> Sequence[nn.Cell]:
     names = [(parameter, parameter.name) for parameter in layer.get_parameters()]
     layer.attention = ThinAttention()
     if not layer.has_experts:
         layer.feed_forward = ThinFeedForward()
-    elif not (several_chunks and layer.feed_forward.grouped):  # else gradients get no shape (MindSpore 2.10)
+    elif not (multiple_chunks and layer.feed_forward.grouped):  # otherwise gradients have no shape (MindSpore 2.10)
         layer.feed_forward = ThinExperts(layer.feed_forward)
-    for parameter, name in names:  # a cell that is set gives its parameters names of their place in the layer
+    for parameter, name in names:  # assigning a cell renames its parameters after their place in the layer
         parameter.name = name
     return layer.attention, layer.feed_forward

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.deadline import OutOfTime, passed
 from mindllm.planning.problem import Problem
-from mindllm.planning.recomputation.stage_choice import StageChoice, one_shift, shifts
+from mindllm.planning.recomputation.stage_choice import StageChoice, random_shift, shifts
 from mindllm.schedules.operations import BACKWARD, FORWARD
 from mindllm.schedules.orders import Timetable
 from mindllm.schedules.simulate import critical_path, simulate_times, step_times
@@ -132,6 +132,6 @@ class Search:
             self._weigh()
             counts = self.best.copy()
             for _ in range(int(self.random.integers(2, 6))):
-                counts = one_shift(counts, self.random)
+                counts = random_shift(counts, self.random)
             if np.isfinite(self.times(counts[None], deadline=deadline)[0]):
                 self.descend(counts, deadline)

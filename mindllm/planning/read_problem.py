@@ -26,7 +26,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a command line says of a pipeline; None leaves what the file says.
+    """The pipeline of a command line; None keeps the value of the file.
 
     Attributes:
         limit_mb: memory of every stage.
@@ -39,15 +39,15 @@ class Setting:
     limit_mb: float | None = None
 
     def fields(self) -> dict[str, Any]:
-        """What is given."""
+        """Return the values that are set."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
 
 def read_problem(path: Path, setting: Setting | None = None, instance: str | None = None) -> Problem:
-    """Reads a problem of any form; ``instance`` picks one of a file that holds several.
+    """Return the problem of a file in any form; ``instance`` picks one of a file with several.
 
     Raises:
-        UserError: no such file, no JSON, none of the forms, or a value that makes no sense; names the file and the key.
+        UserError: the file is missing or not JSON, its form is unknown, or a value is invalid; names the file and the key.
     """
     setting = setting or Setting()
     content = read_json(path)
@@ -80,25 +80,25 @@ def _pick(instances: Any, path: Path, name: str | None) -> Mapping[str, Any]:
     if name is None and len(by_name) == 1:
         return next(iter(by_name.values()))
     if name not in by_name:
-        given = f"--instance {name}: no such instance" if name else "holds several; choose one with --instance NAME"
-        raise UserError(f"{path}: {given}{nearest(name or '', by_name)}")
+        message = f"--instance {name}: no such instance" if name else "holds several; choose one with --instance NAME"
+        raise UserError(f"{path}: {message}{nearest(name or '', by_name)}")
     return by_name[name]
 
 
-def instance_fields(given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """An instance with dense and mixture-of-experts layers, kinds none and full, and a head on the last stage.
+def instance_fields(instance: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the fields of an instance with dense and MoE layers, kinds none and full, and a head on the last stage.
 
-    Its limits are what static memory leaves; on the last stage the head's memory is all that is static.
+    Its limits exclude static memory; on the last stage only the memory of the head is static.
     """
-    time, memory, stages = given["time"], given["memory_mb"], given["pipeline_stage"]
+    time, memory, stages = instance["time"], instance["memory_mb"], instance["pipeline_stage"]
     if stages < 2:
         raise UserError(f"{source}: pipeline_stage: such an instance has a first and a last stage (value {stages})")
     ratio = time["backward_over_forward"]
     layers = []
-    for name, count in given["layers"].items():
+    for name, count in instance["layers"].items():
         forward = time["forward"][name]
         kinds = {"none": {"backward": ratio * forward, "activation_mb": memory["activation_none"][name]}}
-        if "full" in given["recompute_kinds"]:
+        if "full" in instance["recompute_kinds"]:
             again = (ratio + time["full_recompute_over_forward"]) * forward
             kinds["full"] = {"backward": again, "activation_mb": memory["activation_full"][name]}
         parameter = memory["parameter"][name]
@@ -108,10 +108,10 @@ def instance_fields(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     limits = [memory["limit_stage0"], *[memory["limit_middle"]] * (stages - 2), memory["limit_last"]]
     static[-1] = memory["lm_head"]
     return {
-        "name": given["name"],
+        "name": instance["name"],
         "stages": stages,
-        "chunks": given["pp_interleave_num"],
-        "micro_batches": given["micro_batch_num"],
+        "chunks": instance["pp_interleave_num"],
+        "micro_batches": instance["micro_batch_num"],
         "layers": layers,
         "tail": {"forward": head, "backward": ratio * head},
         "static_mb": static,
@@ -119,32 +119,32 @@ def instance_fields(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-def layer_file_fields(given: Mapping[str, Any], setting: Setting, source: str) -> dict[str, Any]:
-    """A layer file; stages, micro-batches and the limit come from the command line."""
+def layer_file_fields(content: Mapping[str, Any], setting: Setting, source: str) -> dict[str, Any]:
+    """Return the fields of a layer file; stages, micro-batches and the limit come from the command line."""
     for key, option in (("stages", "--stages"), ("micro_batches", "--micro_batches")):
         if getattr(setting, key) is None:
             raise UserError(f"{source}: is a layer file, which does not say it: give {option}")
-    found: dict[str, list[Mapping[str, Any]]] = {"HEAD": [], "BODY": [], "TAIL": []}
-    for layer in given["layers_description"]:
+    fields: dict[str, list[Mapping[str, Any]]] = {"HEAD": [], "BODY": [], "TAIL": []}
+    for layer in content["layers_description"]:
         kind = layer["type"]
-        if kind not in found:
-            raise UserError(f"{source}: layers_description: type {kind}{nearest(kind, found)}")
-        found[kind].append(layer)
-    counts = given.get("auto_partition_layer", {})
+        if kind not in fields:
+            raise UserError(f"{source}: layers_description: type {kind}{nearest(kind, fields)}")
+        fields[kind].append(layer)
+    counts = content.get("auto_partition_layer", {})
     return {
-        "name": given.get("name", "layers"),
-        "layers": [_body(layer, counts, source) for layer in found["BODY"]],
-        "head": _end(found["HEAD"]),
-        "tail": _end(found["TAIL"]),
-        "static_mb": given.get("stage_const_mem") or 0,
+        "name": content.get("name", "layers"),
+        "layers": [_body(layer, counts, source) for layer in fields["BODY"]],
+        "head": _end(fields["HEAD"]),
+        "tail": _end(fields["TAIL"]),
+        "static_mb": content.get("stage_const_mem") or 0,
     }
 
 
 def _body(layer: Mapping[str, Any], counts: Mapping[str, int], source: str) -> dict[str, Any]:
-    name, listed, own = layer["name"], counts.get(layer["name"]), layer.get("nb_layer")
-    if listed is not None and own is not None and listed != own:
+    name, listed, layer_number = layer["name"], counts.get(layer["name"]), layer.get("nb_layer")
+    if listed is not None and layer_number is not None and listed != layer_number:
         raise UserError(
-            f"{source}: layer {name}: auto_partition_layer says {shortened(listed)} layers, nb_layer {shortened(own)}; "
+            f"{source}: layer {name}: auto_partition_layer has {shortened(listed)} layers, nb_layer {shortened(layer_number)}; "
             "SAPP takes nb_layer: write the same number in both, or leave one out"
         )
     forward = layer.get("forward_time", layer["time"])
@@ -155,7 +155,7 @@ def _body(layer: Mapping[str, Any], counts: Mapping[str, int], source: str) -> d
             kinds[name] = {"backward": _backward(layer, name, surcharge), "activation_mb": layer[memory]}
     return {
         "name": layer["name"],
-        "count": next((number for number in (listed, own) if number is not None), 1),
+        "count": next((number for number in (listed, layer_number) if number is not None), 1),
         "forward": forward,
         "parameter_mb": layer.get("memory_parameter") or 0,
         "kinds": kinds,
@@ -163,7 +163,7 @@ def _body(layer: Mapping[str, Any], counts: Mapping[str, int], source: str) -> d
 
 
 def _backward(layer: Mapping[str, Any], kind: str, surcharge: float) -> float:
-    """Measured, for all kinds or for this one, or twice the forward pass; with what is computed again."""
+    """Return the backward time with recomputation: measured for all kinds or for this one, else twice the forward pass."""
     measured = layer.get("backward_time", {})
     if isinstance(measured, Mapping):
         return measured.get(kind.upper(), 2 * layer["time"] * (1 + surcharge))

@@ -94,7 +94,7 @@ def _slower(kind: str, key: Hashable, alike: Sequence[Alike], share: float, pred
             }
             for one in ordered
         ],
-        "dtype": alike[0].ran.dtype, "operators": operators_of(group, predicted), **slow_in(alike),
+        "dtype": alike[0].ran.dtype, "operators": cell_operators(group, predicted), **slow_in(alike),
     }  # fmt: skip
     what = shortened(f"{kind} {ordered[0].kernels[0].shapes.strip(chr(34))} {alike[0].ran.dtype}", TEXT)
     return Term("kernel", what, share * sum(one.beyond for one in alike), group, detail, about=(kind, key))
@@ -132,7 +132,7 @@ def scope_of(name: str) -> tuple[int | None, str]:
     return int(found[1]), ".".join(part.partition("-")[0] for part in cells if part)
 
 
-def operators_of(group: Hashable, predicted: PredictedStep) -> list[str]:
+def cell_operators(group: Hashable, predicted: PredictedStep) -> list[str]:
     """Return names of predicted operators that do the work of a group; of vector operators none, they are too many."""
     own = predicted.operators.get(group)
     return sorted(own.names) if own and group != VECTORS else []
@@ -143,6 +143,6 @@ def group_name(group: Hashable, predicted: PredictedStep) -> str:
     assert isinstance(group, tuple)
     if group == VECTORS:
         return "vector operators"
-    names = operators_of(group, predicted)
+    names = cell_operators(group, predicted)
     sizes = " x ".join(map(str, group[1])) if isinstance(group[1], tuple) else f"{group[1]:,} million operations"
     return f"{group[0]} {sizes}" + (f" ({', '.join(names[:2])})" if names else "")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.architecture.layer_counts import IN_PIECES, ZERO_BUBBLE_V
-from mindllm.planning.reports.picture import COLOURS, Window, windows_of
+from mindllm.planning.reports.picture import COLOURS, Window, picture_windows
 from mindllm.schedules.operations import NAMES
 from mindllm.schedules.simulate import Timeline
 from mindllm.timing.pass_times import PassTimes
@@ -139,7 +139,7 @@ def schedule(figures: Mapping[str, Any]) -> str:
         return ""
     times = PassTimes.of_tree(figures["passes"])
     line = times.simulated()
-    windows = windows_of(line)
+    windows = picture_windows(line)
     height, every = row_height(times.stages)
     labels = "".join(
         f'<text x="100%" y="{(stage + 0.5) * height:.1f}">{stage}</text>' for stage in range(0, times.stages, every)

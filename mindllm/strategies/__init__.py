@@ -1,1 +1,1 @@
-"""Finds the parallel strategy of a run on a number of devices: enumerated, pruned, predicted, planned, and held to a dry run."""
+"""Search for the parallel strategy of a run: enumerate, prune, predict, plan, and validate by a dry run."""

@@ -1,4 +1,4 @@
-"""The strategies of a run on a number of devices, and why those are left out that cannot be."""
+"""Candidate strategies of a run on a number of devices, and the reasons to exclude others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mindllm.config import RunConfig
 from mindllm.config.checks.layers import check_experts
 from mindllm.config.checks.sequence import check_context_parallel, check_pieces
 from mindllm.config.parallel import GATHER, RING, ULYSSES
-from mindllm.strategies.dispatch import NO_DISPATCH, Dispatch, dispatches, with_dispatch
+from mindllm.strategies.dispatch import DENSE_DISPATCH, Dispatch, dispatches, with_dispatch
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy
 
@@ -37,7 +37,7 @@ PIECES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Sharing:
-    """How many ranks share each sequence, whether they exchange it for heads, in balanced halves, and whether keys go round."""
+    """Context parallelism: ranks per sequence, and whether heads are exchanged, halves balanced, keys in a ring."""
 
     ranks: int = 1
     heads: bool = False
@@ -50,7 +50,7 @@ class Sharing:
         return " ".join((f" cp{self.ranks}", *forms)) if self.ranks > 1 else ""
 
     def keys(self) -> dict[str, object]:
-        """Of ``parallel_config``."""
+        """Return the keys of ``parallel_config``."""
         return {
             CONTEXT.key: self.ranks,
             "context_parallel_algo": ULYSSES if self.heads else RING if self.ring else GATHER,
@@ -58,13 +58,13 @@ class Sharing:
         }
 
 
-GATHERED, BALANCED, OF_HEADS = Sharing(), Sharing(balanced=True), Sharing(heads=True)
+GATHERED, BALANCED, HEAD_EXCHANGE = Sharing(), Sharing(balanced=True), Sharing(heads=True)
 RINGS = (Sharing(balanced=True, ring=True), Sharing(ring=True))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One strategy; ``micro_batches`` are accumulated where there is no pipeline. ``schedule``: one of ``SEARCHED``."""
+    """A strategy; ``micro_batches`` are accumulated if there is no pipeline. ``schedule`` is one of ``SEARCHED``."""
 
     data_parallel: int
     model_parallel: int
@@ -79,7 +79,7 @@ class Candidate:
     sharing: Sharing = Sharing()
     schedule: str = ONE_F_ONE_B
     pieces: int = 1
-    dispatch: Dispatch = NO_DISPATCH
+    dispatch: Dispatch = DENSE_DISPATCH
 
     @property
     def v_shape(self) -> bool:
@@ -103,7 +103,7 @@ class Candidate:
         )
 
     def strategy(self, config: RunConfig) -> Strategy:
-        """What the model of time is told."""
+        """Return the strategy for the model of time."""
         piped = self.pipeline_stage > 1
         return Strategy(
             self.data_parallel,
@@ -127,7 +127,7 @@ class Candidate:
         )
 
     def overrides(self) -> dict[str, object]:
-        """The keys of the run YAML, but for the plan of layers."""
+        """Return the keys of the run YAML, without the plan of layers."""
         piped = self.pipeline_stage > 1
         return {
             "use_parallel": True,
@@ -168,63 +168,69 @@ def candidates(
     devices: int,
     batch: int,
     device: Device,
-    left_out: Counter[str],
+    excluded: Counter[str],
     schedules: Collection[str] = (ONE_F_ONE_B,),
     forms: Collection[str] = (),
 ) -> Iterator[Candidate]:
-    """Yield all strategies whose sizes divide, in the orders ``schedules`` of micro-batches; ``left_out`` counts the others by
-    reason. ``forms``: those of the dispatch of experts; empty: those that compute what the run computes.
+    """Yield all strategies whose sizes divide, in the given ``schedules`` of micro-batches.
+
+    ``excluded`` counts the others by reason. ``forms`` are the dispatch forms of experts; empty: the forms that compute the same
+    as the run.
     """
     widest = device.links[0].devices or devices
     for tensor in _divisors(devices):
         if reason := _tensor_reason(config, tensor, widest):
-            left_out[reason] += 1
+            excluded[reason] += 1
             continue
         for stages in _divisors(devices // tensor):
             if stages > config.model.config.layer_count:
-                left_out["more stages than layers"] += 1
+                excluded["more stages than layers"] += 1
                 continue
             ranks = devices // tensor // stages
             for sharing in sharings(config, ranks, tensor, stages):
                 most = PIECES[-1] if SEQPIPE in schedules else 1
                 replicas = ranks // sharing.ranks
-                for one in _split(config, sharing, replicas, tensor, stages, batch, left_out, most, forms):
-                    if can_dispatch(config, one):
-                        yield from _in_orders(config, one, schedules)
+                for candidate in _split(config, sharing, replicas, tensor, stages, batch, excluded, most, forms):
+                    if can_dispatch(config, candidate):
+                        yield from _in_orders(config, candidate, schedules)
                     else:
-                        left_out["MindSpore does not compile this dispatch of experts on this mesh"] += 1
+                        excluded["MindSpore does not compile this dispatch of experts on this mesh"] += 1
 
 
-def _in_orders(config: RunConfig, one: Candidate, schedules: Collection[str]) -> Iterator[Candidate]:
-    """A strategy in each of the orders of micro-batches that MindSpore trains it in, as far as a candidate decides."""
-    for schedule in (known for known in SEARCHED if known in schedules):
+def _in_orders(config: RunConfig, candidate: Candidate, schedules: Collection[str]) -> Iterator[Candidate]:
+    """Yield a strategy in each schedule of micro-batches that MindSpore supports for it, as far as a candidate decides."""
+    for schedule in (searched for searched in SEARCHED if searched in schedules):
         for pieces in PIECES if schedule in IN_PIECES else PIECES[:1]:
-            ordered = replace(one, schedule=schedule, pieces=pieces)
+            ordered = replace(candidate, schedule=schedule, pieces=pieces)
             if _may_order(config, ordered):
                 yield ordered
 
 
-def _may_order(config: RunConfig, one: Candidate) -> bool:
-    """Whether MindSpore trains a candidate in its order (``config/checks``), and another one does not have the same."""
-    if one.pieces > 1:
-        enough = one.micro_batches * (one.pieces if one.chunks == 1 else 1) >= one.pipeline_stage > 1
-        return enough and not any(check_pieces(_with_pieces(config, one)))
-    if one.pipeline_stage > 1 and one.micro_batches < one.pipeline_stage:
+def _may_order(config: RunConfig, candidate: Candidate) -> bool:
+    """Return True if MindSpore supports the schedule of a candidate (``config/checks``) and no other candidate is equivalent."""
+    if candidate.pieces > 1:
+        enough = (
+            candidate.micro_batches * (candidate.pieces if candidate.chunks == 1 else 1) >= candidate.pipeline_stage > 1
+        )
+        return enough and not any(check_pieces(_with_pieces(config, candidate)))
+    if candidate.pipeline_stage > 1 and candidate.micro_batches < candidate.pipeline_stage:
         return False
-    if one.schedule == ZERO_BUBBLE_V:
-        enough = one.chunks == CHUNKS_OF_A_V and one.micro_batches >= 2 * one.pipeline_stage
+    if candidate.schedule == ZERO_BUBBLE_V:
+        enough = candidate.chunks == CHUNKS_OF_A_V and candidate.micro_batches >= 2 * candidate.pipeline_stage
         return enough and not config.parallel.parallel_optimizer_config.gradient_accumulation_shard
-    return one.schedule == ONE_F_ONE_B or (one.schedule == SEQSMARTVPP and one.chunks > 1)  # whole, others are 1F1B
+    return candidate.schedule == ONE_F_ONE_B or (
+        candidate.schedule == SEQSMARTVPP and candidate.chunks > 1
+    )  # whole, others are 1F1B
 
 
-def _with_pieces(config: RunConfig, one: Candidate) -> RunConfig:
-    """The run with what its pieces are checked by."""
+def _with_pieces(config: RunConfig, candidate: Candidate) -> RunConfig:
+    """Return the run with the keys that determine whether pieces are supported."""
     sizes = {
-        "model_parallel": one.model_parallel, "pipeline_stage": one.pipeline_stage, "seq_split_num": one.pieces,
-        "use_seq_parallel": one.sequence_parallel, **one.sharing.keys(),
+        "model_parallel": candidate.model_parallel, "pipeline_stage": candidate.pipeline_stage, "seq_split_num": candidate.pieces,
+        "use_seq_parallel": candidate.sequence_parallel, **candidate.sharing.keys(),
     }  # fmt: skip
-    pipeline = config.parallel.pipeline_config.model_copy(update={"pipeline_scheduler": one.schedule})
-    model = config.model.config.model_copy(update={"pp_interleave_num": one.chunks, "fine_grain_interleave": 1})
+    pipeline = config.parallel.pipeline_config.model_copy(update={"pipeline_scheduler": candidate.schedule})
+    model = config.model.config.model_copy(update={"pp_interleave_num": candidate.chunks, "fine_grain_interleave": 1})
     changes = {
         "parallel_config": config.parallel_config.model_copy(update=sizes),
         "parallel": config.parallel.model_copy(update={"pipeline_config": pipeline}),
@@ -235,22 +241,22 @@ def _with_pieces(config: RunConfig, one: Candidate) -> RunConfig:
 
 
 def _split(
-    config: RunConfig, sharing: Sharing, replicas: int, tensor: int, stages: int, batch: int, left_out: Counter[str],
+    config: RunConfig, sharing: Sharing, replicas: int, tensor: int, stages: int, batch: int, excluded: Counter[str],
     pieces: int, forms: Collection[str],
 ) -> Iterator[Candidate]:  # fmt: skip
-    """Candidates in 1F1B whose micro-batches fill the stages, if need be in ``pieces``."""
+    """Yield candidates in 1F1B whose micro-batches fill the stages, possibly in ``pieces``."""
     experts = expert_layouts(config, replicas, tensor, forms)
     for size in MICRO_BATCH_SIZES if sharing.ranks == 1 else MICRO_BATCH_SIZES[:1]:
         if batch % (replicas * size):
-            left_out["the global batch is not divisible by replicas x micro-batch"] += 1
+            excluded["the global batch is not divisible by replicas x micro-batch"] += 1
             continue
         micro = batch // replicas // size
         if stages > 1 and micro * pieces < stages:
-            left_out["fewer micro-batches than stages"] += 1
+            excluded["fewer micro-batches than stages"] += 1
             continue
         for chunks in CHUNKS if stages > 1 else CHUNKS[:1]:
             if chunks > 1 and (stages * chunks > config.model.config.layer_count or micro % stages):
-                left_out["chunks need a layer each, and micro-batches in groups of the stages"] += 1
+                excluded["chunks need a layer each, and micro-batches in groups of the stages"] += 1
                 continue
             switches = itertools.product(
                 (False, True)[: 1 + (tensor > 1)], (False, True)[: 1 + (replicas * sharing.ranks > 1)], experts
@@ -262,18 +268,19 @@ def _split(
 
 
 def sharings(config: RunConfig, devices: int, tensor: int, stages: int) -> Iterator[Sharing]:
-    """Sequences whole, and shared in each form that the run may have; in balanced halves wherever that changes something."""
+    """Yield whole sequences, and each supported form of context parallelism, in balanced halves if that has an effect."""
     yield Sharing()
     for ranks in _divisors(devices)[1:]:
-        for alike in ((BALANCED, GATHERED), (OF_HEADS,), RINGS):
-            forms = (replace(form, ranks=ranks) for form in alike)
+        for variants in ((BALANCED, GATHERED), (HEAD_EXCHANGE,), RINGS):
+            forms = (replace(form, ranks=ranks) for form in variants)
             yield from itertools.islice((form for form in forms if _may_share(config, form, tensor, stages)), 1)
 
 
 def _may_share(config: RunConfig, sharing: Sharing, tensor: int, stages: int) -> bool:
-    """In a pipeline in a ring, or where rows have masks anyway: the formula of memory does not count those that others bring.
+    """Return True if the models of memory and time cover this context parallelism.
 
-    Not beside experts and latent attention, whose exchanges are not modelled.
+    A pipeline requires a ring, or rows with masks: the formula of memory does not count additional masks. Experts and latent
+    attention are not covered.
     """
     model = config.model.config
     if model.expert_num > 1 or model.kv_lora_rank is not None:
@@ -295,7 +302,7 @@ def expert_layouts(
     """
     model = config.model.config
     if model.expert_num == 1:
-        return [(1, None, NO_DISPATCH)]
+        return [(1, None, DENSE_DISPATCH)]
     return [
         (groups, ranks, dispatch)
         for ranks in sorted({1, tensor})
@@ -323,20 +330,21 @@ def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def can_dispatch(config: RunConfig, one: Candidate) -> bool:
+def can_dispatch(config: RunConfig, candidate: Candidate) -> bool:
     """Return True if MindSpore compiles the dispatch of a candidate on its mesh, whatever its plan recomputes."""
-    if not one.dispatch.grouped:
+    if not candidate.dispatch.grouped:
         return True
-    run = with_dispatch(config, one.dispatch)
+    run = with_dispatch(config, candidate.dispatch)
     sizes = {
-        "data_parallel": one.data_parallel, "model_parallel": one.model_parallel, "pipeline_stage": one.pipeline_stage,
-        "expert_parallel": one.expert_parallel, "expert_model_parallel": one.expert_model_parallel,
+        "data_parallel": candidate.data_parallel, "model_parallel": candidate.model_parallel,
+        "pipeline_stage": candidate.pipeline_stage,
+        "expert_parallel": candidate.expert_parallel, "expert_model_parallel": candidate.expert_model_parallel,
     }  # fmt: skip
-    model = run.model.config.model_copy(update={"pp_interleave_num": one.chunks})
-    parts = one.micro_batches if one.pipeline_stage == 1 else 1
+    model = run.model.config.model_copy(update={"pp_interleave_num": candidate.chunks})
+    parts = candidate.micro_batches if candidate.pipeline_stage == 1 else 1
     changes = {
         "parallel_config": run.parallel_config.model_copy(update=sizes),
-        "parallel": run.parallel.model_copy(update={"enable_parallel_optimizer": one.optimizer_shard}),
+        "parallel": run.parallel.model_copy(update={"enable_parallel_optimizer": candidate.optimizer_shard}),
         "runner_config": run.runner_config.model_copy(update={"gradient_accumulation_steps": parts}),
         "recompute_config": run.recompute_config.model_copy(update={"recompute": True}),
         "model": run.model.model_copy(update={"config": model}),

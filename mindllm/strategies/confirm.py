@@ -1,6 +1,6 @@
-"""The best strategies held to MindSpore's dry run.
+"""Validate the best strategies by MindSpore's dry run.
 
-One that does not fit is planned again, with as much memory left free as the formula was wrong by.
+A strategy that does not fit is planned again, with the error of the formula left free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mindllm.errors import UserError
 from mindllm.parallel.stages import stages_of
 from mindllm.planning.solve import Infeasible
 from mindllm.strategies.constraints import UNLIMITED, Constraints
-from mindllm.strategies.search import Planned, plan_one
+from mindllm.strategies.search import Planned, plan_candidate
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
 from mindllm.timing.verdict import RESERVED
@@ -24,7 +24,7 @@ from mindllm.units import GIB
 PLANS = 3  # of a strategy
 
 
-def held_to_dry_run(
+def validate_by_dry_run(
     config: RunConfig,
     best: Sequence[Planned],
     device: Device,
@@ -33,32 +33,35 @@ def held_to_dry_run(
     progress: Progress = unwatched,
     constraints: Constraints = UNLIMITED,
 ) -> list[Planned]:
-    """Those that fit, the fastest first, with the memory that the dry run finds.
+    """Return the strategies that fit, the fastest first, with the memory of the dry run.
 
     Args:
-        config: the run whose strategies they are.
-        best: planned by the formula of memory.
-        limit: of a device, bytes.
+        config: the run.
+        best: strategies planned by the formula of memory.
+        device: what steps are predicted on.
+        limit: bytes of a device.
         seconds: for each plan.
-        progress: told of simulations, and of what each strategy needs.
-        constraints: what a strategy that is planned again may recompute.
+        progress: gets simulations, and the memory of each strategy.
+        constraints: limits of strategies that are planned again.
     """
     simulations = simulations_here(progress=progress)
-    found = [_held(config, one, simulations, device, limit, seconds, constraints) for one in best]
-    return sorted((one for one in found if one is not None), key=lambda planned: planned.step.seconds)
+    validated = [
+        _plan_until_fits(config, planned, simulations, device, limit, seconds, constraints) for planned in best
+    ]
+    return sorted((planned for planned in validated if planned is not None), key=lambda planned: planned.step.seconds)
 
 
-def simulated(one: Planned, progress: Progress = unwatched) -> Planned:
-    """The same run with the memory that the dry run finds."""
-    return _measured(one, simulations_here(progress=progress))
+def simulated(planned: Planned, progress: Progress = unwatched) -> Planned:
+    """Return the run with the memory of the dry run."""
+    return _measured(planned, simulations_here(progress=progress))
 
 
-def _measured(one: Planned, simulations: Simulations) -> Planned:
-    stages = forecast_stages(one.config, stages_of(one.config), simulations)
-    return replace(one, memory=tuple(float(stage.device_peak) for stage in stages), simulated=True)
+def _measured(planned: Planned, simulations: Simulations) -> Planned:
+    stages = forecast_stages(planned.config, stages_of(planned.config), simulations)
+    return replace(planned, memory=tuple(float(stage.device_peak) for stage in stages), simulated=True)
 
 
-def _held(
+def _plan_until_fits(
     config: RunConfig,
     first: Planned,
     simulations: Simulations,
@@ -67,31 +70,31 @@ def _held(
     seconds: float,
     constraints: Constraints,
 ) -> Planned | None:
-    """One strategy, planned until it fits; None where it does not in :data:`PLANS` plans."""
-    one: Planned | None = first
-    for left in reversed(range(PLANS)):
-        if one is None:
+    """Plan a strategy until it fits; None if none of :data:`PLANS` plans fits."""
+    planned: Planned | None = first
+    for attempts_left in reversed(range(PLANS)):
+        if planned is None:
             break
-        measured = _measured(one, simulations)
+        measured = _measured(planned, simulations)
         memory = measured.memory
-        told = f"{one.candidate.name}: dry run {max(memory) / GIB:.1f} GB"
+        message = f"{planned.candidate.name}: dry run {max(memory) / GIB:.1f} GB"
         if max(memory) <= limit:
-            simulations.progress(f"{told}, fits")
+            simulations.progress(f"{message}, fits")
             return measured
-        missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
+        missed = max(real - formula for real, formula in zip(memory, planned.memory, strict=True) if real > limit)
         less = (limit - missed) / (1 - RESERVED)
-        one = _with_less(config, one, device, less, seconds, constraints) if left else None
+        planned = _with_less(config, planned, device, less, seconds, constraints) if attempts_left else None
         simulations.progress(
-            f"{told}, does not fit{f'; planned again with {missed / GIB:.1f} GIB left free' if one else ''}"
+            f"{message}, does not fit{f'; planned again with {missed / GIB:.1f} GIB left free' if planned else ''}"
         )
     return None
 
 
 def _with_less(
-    config: RunConfig, one: Planned, device: Device, limit: float, seconds: float, constraints: Constraints
+    config: RunConfig, planned: Planned, device: Device, limit: float, seconds: float, constraints: Constraints
 ) -> Planned | None:
-    """The same strategy planned for less memory; None where nothing fits that."""
+    """Return the strategy planned for less memory; None if nothing fits."""
     try:
-        return plan_one(config, one.candidate, device, limit, seconds, constraints)
+        return plan_candidate(config, planned.candidate, device, limit, seconds, constraints)
     except (Infeasible, UserError):
         return None

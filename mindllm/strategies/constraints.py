@@ -1,4 +1,4 @@
-"""What a person does not want of a strategy, whatever it would gain."""
+"""Limits of a strategy that apply whatever it would gain."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Constraints:
     Attributes:
         most_tensor: tensor-parallel ranks at most; None: those of a node.
         most_stages: pipeline stages at most.
-        recompute_attention: whether attention may be computed again. False: layers keep all, or recompute what their feed-forward
-            multiplies elementwise.
+        recompute_attention: whether attention may be recomputed. False: layers keep everything, or recompute the elementwise
+            product of their feed-forward.
         tokens_per_second: of all devices together, at least.
-        dispatch: forms of the dispatch of experts to try, of ``DISPATCHES``; empty: those that compute what the run computes.
+        dispatch: dispatch forms of experts to try, of ``DISPATCHES``; empty: the forms that compute the same as the run.
     """
 
     most_tensor: int | None = None
@@ -36,22 +36,22 @@ class Constraints:
     dispatch: tuple[str, ...] = ()
 
     def refusal(self, candidate: Candidate) -> str:
-        """Why a candidate is left out; empty where it is not."""
+        """Return the reason to exclude a candidate; empty if there is none."""
         if self.most_tensor is not None and candidate.model_parallel > self.most_tensor:
-            return f"over {self.most_tensor} tensor-parallel ranks, which were not wanted"
+            return f"over {self.most_tensor} tensor-parallel ranks (excluded by constraints)"
         if self.most_stages is not None and candidate.pipeline_stage > self.most_stages:
-            return f"over {self.most_stages} stages, which were not wanted"
+            return f"over {self.most_stages} stages (excluded by constraints)"
         return ""
 
     def admit(self, config: RunConfig, candidate: Candidate) -> bool:
         """Return True if a run as its YAML is, with the strategy ``candidate``, is within the limits."""
         if self.refusal(candidate):
             return False
-        grouped_alone = (
+        single_group = (
             candidate.dispatch.grouped and candidate.expert_parallel == 1
-        )  # both grouped forms are the same there
+        )  # both grouped forms are equal then
         form = candidate.dispatch.form
-        if self.dispatch and form not in self.dispatch and not (grouped_alone and {*self.dispatch} != {PLACES}):
+        if self.dispatch and form not in self.dispatch and not (single_group and {*self.dispatch} != {PLACES}):
             return False
         return self.recompute_attention or {*make_plan(config).kinds()} <= {*self.kinds.values()}
 
@@ -62,11 +62,11 @@ class Constraints:
 
     @property
     def strongest(self) -> LayerKind:
-        """The one of :attr:`kinds` that keeps least."""
+        """The kind of :attr:`kinds` that keeps least."""
         return self.kinds[FULL if self.recompute_attention else SELECT]
 
     def tree(self) -> dict[str, Any]:
-        """The fields as plain values, of which this is made again."""
+        """Return the fields as plain values, from which constraints can be rebuilt."""
         return asdict(self)
 
 

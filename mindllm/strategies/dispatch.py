@@ -1,4 +1,4 @@
-"""The dispatch of tokens to experts as a part of a strategy: the forms a search tries, and which change what a run computes."""
+"""The dispatch of tokens to experts in a strategy: the forms that a search tries, and their effect on the computation."""
 
 from __future__ import annotations
 
@@ -50,37 +50,37 @@ class Dispatch:
         return " grouped" if groups == 1 else f" {self.form}"
 
 
-NO_DISPATCH = Dispatch()
-"""That of a dense model."""
+DENSE_DISPATCH = Dispatch()
+"""The dispatch of a dense model."""
 
 
-def own_dispatch(config: RunConfig) -> Dispatch:
+def run_dispatch(config: RunConfig) -> Dispatch:
     """Return the dispatch of a run."""
     model = config.model.config
     if model.expert_num == 1:
-        return NO_DISPATCH
+        return DENSE_DISPATCH
     return Dispatch(model.capacity_factor, model.moe_grouped_gemm, config.sends_tokens)
 
 
-def check_forms(config: RunConfig, wanted: Collection[str]) -> None:
-    """Raise UserError where a form of dispatch is unknown, or the model has no experts."""
-    for form in wanted:
+def check_forms(config: RunConfig, requested: Collection[str]) -> None:
+    """Raise UserError if a form of dispatch is unknown, or if the model has no experts."""
+    for form in requested:
         if form not in DISPATCHES:
             message = f"unknown dispatch of experts (value {form!r}){nearest(form, DISPATCHES)}"
             raise UserError.of(Problem(None, ("dispatch",), message, form))
-    if wanted and config.model.config.expert_num == 1:
+    if requested and config.model.config.expert_num == 1:
         message = "the model has no experts; leave it out"
-        raise UserError.of(Problem(None, ("dispatch",), message, list(wanted)))
+        raise UserError.of(Problem(None, ("dispatch",), message, list(requested)))
 
 
-def dispatches(config: RunConfig, groups: int, wanted: Collection[str]) -> list[Dispatch]:
+def dispatches(config: RunConfig, groups: int, requested: Collection[str]) -> list[Dispatch]:
     """Return the forms to try with ``groups`` of ranks that share experts.
 
-    ``wanted`` empty: those that compute what the run computes. Fixed places without a capacity are not among them, because
-    grouped products yield the same and leave out the places that no token takes.
+    Empty ``requested``: the forms that compute the same as the run. Fixed places without a capacity are excluded, because
+    grouped products yield the same without computing places that no token takes.
     """
     model = config.model.config
-    forms = wanted or ((ALLTOALL, ALLGATHER) if model.capacity_factor is None else (PLACES,))
+    forms = requested or ((ALLTOALL, ALLGATHER) if model.capacity_factor is None else (PLACES,))
     tried = (
         Dispatch(model.capacity_factor)
         if form == PLACES
@@ -113,7 +113,7 @@ def computes_the_same(before: RunConfig, after: RunConfig) -> bool:
 
 
 def describe_changes(before: RunConfig, after: RunConfig) -> Iterator[str]:
-    """Yield a line about changed keys of dispatch and about what they change in the computation."""
+    """Yield a line about changed keys of dispatch and their effect on the computation."""
     changes = dispatch_changes(before, after)
     if not changes:
         return

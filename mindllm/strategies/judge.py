@@ -1,4 +1,4 @@
-"""A candidate's step and memory: first with the fewest recomputed layers that fit, then as the planner would place layers."""
+"""Estimate the step and memory of a candidate with the fewest recomputed layers that fit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def judge(
     limit: float,
     constraints: Constraints = UNLIMITED,
 ) -> Judged | None:
-    """Predict a candidate; None where no recomputation makes it fit.
+    """Predict a candidate; None if no recomputation makes it fit.
 
     ``base`` is the workload of the run with the candidate's dispatch of experts.
     """
@@ -85,23 +85,26 @@ def judge(
 
 
 def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int], again: LayerKind, v_shape: bool) -> LayerPlan:
-    """The first layers of each stage recomputed as ``again`` says, so many as ``recomputed`` says."""
-    seen, layers = Counter[int](), []
+    """Return the plan that recomputes the first ``recomputed`` layers of each stage as ``again``."""
+    placed, layers = Counter[int](), []
     for chunk, stage in places_in_order(len(counts[0]), len(counts), v_shape):
         for _ in range(counts[chunk][stage]):
-            kind = again if seen[stage] < recomputed[stage] else LayerKind()
+            kind = again if placed[stage] < recomputed[stage] else LayerKind()
             layers.append(LayerAssignment.of_kind(kind, stage, chunk))
-            seen[stage] += 1
+            placed[stage] += 1
     return LayerPlan(len(counts[0]), len(counts), tuple(layers), v_shape)
 
 
 def _layers_to_recompute(
-    workload: Workload, kept: tuple[float, ...], full: tuple[float, ...], limit: float
+    workload: Workload, bytes_kept: tuple[float, ...], full: tuple[float, ...], limit: float
 ) -> Counter[int]:
-    """Return how many layers each stage recomputes to fit; ``kept`` and ``full`` are its bytes with none and with all."""
-    found = Counter[int]()
-    for stage, (most, least) in enumerate(zip(kept, full, strict=True)):
+    """Return the number of layers that each stage recomputes to fit.
+
+    ``bytes_kept`` and ``full`` are the bytes of each stage with no and with all layers recomputed.
+    """
+    counts = Counter[int]()
+    for stage, (most, least) in enumerate(zip(bytes_kept, full, strict=True)):
         layers = sum(layer.stage == stage for layer in workload.plan.layers)
         if most > limit:
-            found[stage] = min(layers, math.ceil((most - limit) / max(1.0, most - least) * layers) + 1)
-    return found
+            counts[stage] = min(layers, math.ceil((most - limit) / max(1.0, most - least) * layers) + 1)
+    return counts

@@ -23,10 +23,10 @@ class Entry(Judged):
 
     Attributes:
         seconds: of a step.
-        source: ``planned``: layers placed and recomputed as the planner says; ``estimated``: layers spread evenly, the first
-            ones recomputed until they fit; ``as written``: the run as its YAML is.
+        source: ``planned``: layers and recomputation by the planner; ``estimated``: layers spread evenly, the first ones
+            recomputed until they fit; ``as written``: the run as its YAML is.
         memory_source: ``formula`` or ``dry run``.
-        fits: whether no stage needs more than the limit.
+        fits: whether every stage is within the limit.
     """
 
     seconds: float
@@ -45,7 +45,7 @@ class Entry(Judged):
         return max(self.memory)
 
     def tree(self) -> dict[str, Any]:
-        """Return it as plain values, in seconds and bytes."""
+        """Return the entry as plain values, in seconds and bytes."""
         return {
             "name": self.name,
             "strategy": self.candidate.tree(),
@@ -61,11 +61,11 @@ class Entry(Judged):
 def list_strategies(
     judged: Iterable[Judged], planned: Sequence[Planned], hand: Planned | None, limit: float
 ) -> tuple[Entry, ...]:
-    """Return every strategy once, the fastest first: planned if it was planned, estimated otherwise; and the YAML as it is.
+    """Return every strategy and the YAML as it is, the fastest first: planned if it was planned, otherwise estimated.
 
-    What does not fit ``limit`` bytes comes last.
+    Strategies that do not fit ``limit`` bytes come last.
     """
-    runs = [(one, PLANNED) for one in planned] + ([(hand, AS_WRITTEN)] if hand else [])
+    runs = [(run, PLANNED) for run in planned] + ([(hand, AS_WRITTEN)] if hand else [])
     entries = [
         Entry(one.candidate, one.step.tokens_per_device, one.memory, one.step.seconds, source,
               DRY_RUN if one.simulated else FORMULA, one.room(limit).fits)
@@ -73,11 +73,11 @@ def list_strategies(
     ]  # fmt: skip
     step = runs[0][0].step
     rate = step.seconds * step.tokens_per_device  # all strategies train the same tokens on the same devices
-    known = {one.candidate for one in planned}
+    planned_candidates = {one.candidate for one in planned}
     entries += [
         Entry(one.candidate, one.speed, one.memory, rate / one.speed, ESTIMATED, FORMULA, max(one.memory) <= limit)
         for one in judged
-        if one.candidate not in known
+        if one.candidate not in planned_candidates
     ]
     return tuple(sorted(entries, key=lambda entry: (not entry.fits, -entry.speed)))
 
@@ -100,9 +100,9 @@ def write_csv(entries: Sequence[Entry], path: Path) -> None:
                 *fields,
             )
         )
-        for rank, one in enumerate(entries, 1):
-            figures = (one.seconds, one.speed, one.peak / GIB, one.fits, one.source, one.memory_source)
-            writer.writerow((rank, one.name, *figures, *_fields(one).values()))
+        for rank, entry in enumerate(entries, 1):
+            figures = (entry.seconds, entry.speed, entry.peak / GIB, entry.fits, entry.source, entry.memory_source)
+            writer.writerow((rank, entry.name, *figures, *_fields(entry).values()))
 
 
 def _fields(entry: Entry) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Why a predicted step reaches a low model FLOPs utilisation: the largest causes, as shares of the step."""
+"""Causes of a low model FLOPs utilization of a predicted step, as shares of the step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mindllm.timing.step_work import step_work
 from mindllm.timing.workload import Workload
 
 LOW_UTILISATION = 0.1
-"""Below it a result says why."""
+"""Utilization below which results list the causes."""
 SMALLEST_SHARE, MOST_CAUSES = 0.03, 5
-BUBBLE, ONCE = "bubble and rest", "the fixed cost of a step"
+BUBBLE, FIXED_COST = "bubble and rest", "the fixed cost of a step"
 EMPTY_PLACES = "experts computing places that no token takes"
 SMALL_PRODUCTS = "products too small for the device's full speed"
 EXPERT_PRODUCTS = "feed_forward.experts."
-OTHERS = {
+CAUSES = {
     REPEATED: "recomputation",
     HOST: "launches of the host",
     "attention": "attention",
@@ -33,13 +33,13 @@ OTHERS = {
 
 
 def utilisation_causes(step: StepTime) -> dict[str, float]:
-    """Return what a step with a low utilisation is spent on, as shares of it, the largest first; empty if it is not low."""
+    """Return the causes of a low utilization as shares of the step, the largest first; empty if it is not low."""
     if step.utilisation >= LOW_UTILISATION:
         return {}
     spent, fixed = mean_stage(step), step.device.step_overhead.value
     spent[BUBBLE] -= fixed
-    causes = {OTHERS.get(name, f"{name} inside a layer"): seconds for name, seconds in spent.items() if name != MATRIX}
-    causes |= {ONCE: fixed, **_wasted_products(step)}
+    causes = {CAUSES.get(name, f"{name} inside a layer"): seconds for name, seconds in spent.items() if name != MATRIX}
+    causes |= {FIXED_COST: fixed, **_wasted_products(step)}
     shares = {cause: seconds / step.seconds for cause, seconds in causes.items()}
     largest = sorted(shares.items(), key=lambda item: -item[1])[:MOST_CAUSES]
     return {cause: share for cause, share in largest if share >= SMALLEST_SHARE}
@@ -53,7 +53,7 @@ def explain_utilisation(step: StepTime, name: str) -> Iterator[str]:
 
 
 def _wasted_products(step: StepTime) -> dict[str, float]:
-    """Return seconds of products, mean of the stages: rows of empty places, and what the rest loses to small sizes."""
+    """Return seconds of products, mean of the stages: rows of empty places, and the loss by small sizes."""
     workload, device = step.workload, step.device.of_ranks(step.workload.strategy.device_num)
     work, wasted = step_work(workload), {EMPTY_PLACES: 0.0, SMALL_PRODUCTS: 0.0}
     runs = workload.strategy.runs / workload.plan.stages
@@ -61,19 +61,21 @@ def _wasted_products(step: StepTime) -> dict[str, float]:
     for place in work.places:
         for key, count in place.items():
             part = work.parts[key]
-            for one in (*part.forward, *part.backward):
-                if not isinstance(one, Operator) or one.kind != MATRIX:
+            for operator in (*part.forward, *part.backward):
+                if not isinstance(operator, Operator) or operator.kind != MATRIX:
                     continue
-                seconds = operator_seconds(one, device) * count * runs
-                idle = empty[key] if one.name.startswith(EXPERT_PRODUCTS) else 0.0
+                seconds = operator_seconds(operator, device) * count * runs
+                idle = empty[key] if operator.name.startswith(EXPERT_PRODUCTS) else 0.0
                 wasted[EMPTY_PLACES] += idle * seconds
-                wasted[SMALL_PRODUCTS] += (1 - idle) * max(0.0, seconds - _at_full_speed(one, device) * count * runs)
+                wasted[SMALL_PRODUCTS] += (1 - idle) * max(
+                    0.0, seconds - _at_full_speed(operator, device) * count * runs
+                )
     return wasted
 
 
-def _at_full_speed(one: Operator, device: Device) -> float:
+def _at_full_speed(operator: Operator, device: Device) -> float:
     """Return the seconds of a product at the rate that large ones reach."""
-    return one.flops / (device.matrix_rate(one.dtype) * device.efficiency.matrix.value)
+    return operator.flops / (device.matrix_rate(operator.dtype) * device.efficiency.matrix.value)
 
 
 def _empty_share(workload: Workload, key: Hashable) -> float:

@@ -21,25 +21,31 @@ def render_page(title: str, entries: Sequence[Entry], limit: float, to_proof: bo
 
     ``to_proof``: with a link back to the proof of the run next to it.
     """
-    front = pareto([one for one in entries if one.fits])
+    front = pareto([entry for entry in entries if entry.fits])
     head = "".join(
         f"<th>{name}</th>" for name in ("strategy", "step s", "tokens/s/device", "GB of the fullest stage", "source")
     )
-    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(one))}</tr>" for one in front)
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(entry))}</tr>" for entry in front)
     table = f'<div class="table"><table><tr>{head}</tr>{rows}</table></div>'
-    body = f"{_of_yaml(entries, limit)}{_picture(entries, front, limit)}{table}"
+    body = f"{_yaml_paragraph(entries, limit)}{_picture(entries, front, limit)}{table}"
     return fill(TEMPLATE, {"title": title}, {"mark": mark("search", to_proof), "body": body})
 
 
-def _cells(one: Entry) -> tuple[str, ...]:
+def _cells(entry: Entry) -> tuple[str, ...]:
     """Return a row of the table."""
-    memory = f"{one.peak / GIB:.1f}"
-    return one.name, f"{one.seconds:.2f}", f"{one.speed:,.0f}", memory, f"{one.source}, memory by {one.memory_source}"
+    memory = f"{entry.peak / GIB:.1f}"
+    return (
+        entry.name,
+        f"{entry.seconds:.2f}",
+        f"{entry.speed:,.0f}",
+        memory,
+        f"{entry.source}, memory by {entry.memory_source}",
+    )
 
 
-def _of_yaml(entries: Sequence[Entry], limit: float) -> str:
+def _yaml_paragraph(entries: Sequence[Entry], limit: float) -> str:
     """Return the paragraph about the YAML as it is."""
-    hand = next((one for one in entries if one.source == AS_WRITTEN), None)
+    hand = next((entry for entry in entries if entry.source == AS_WRITTEN), None)
     if hand is None:
         return ""
     fits = "fits" if hand.fits else f"does not fit: it {Room(hand.memory, limit)}"
@@ -52,21 +58,23 @@ def _of_yaml(entries: Sequence[Entry], limit: float) -> str:
 
 def _picture(entries: Sequence[Entry], front: Sequence[Entry], limit: float) -> str:
     # points on the edge of the frame would be cut
-    memory = 1.03 * max(limit, *(one.peak for one in entries))
-    speed = 1.05 * max(one.speed for one in entries)
+    memory = 1.03 * max(limit, *(entry.peak for entry in entries))
+    speed = 1.05 * max(entry.speed for entry in entries)
 
     def place(size: float, rate: float) -> tuple[float, float]:
         return EDGE + (WIDTH - 2 * EDGE) * size / memory, HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * rate / speed
 
-    def point(one: Entry, kind: str, size: int) -> str:
-        x, y = place(one.peak, one.speed)
-        text = html.escape(f"{one.name}: {one.speed:,.0f} tokens/s/device, {one.peak / GIB:.1f} GB, {one.source}")
-        if one.source != AS_WRITTEN:
+    def point(entry: Entry, kind: str, size: int) -> str:
+        x, y = place(entry.peak, entry.speed)
+        text = html.escape(
+            f"{entry.name}: {entry.speed:,.0f} tokens/s/device, {entry.peak / GIB:.1f} GB, {entry.source}"
+        )
+        if entry.source != AS_WRITTEN:
             return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" class="{kind}"><title>{text}</title></circle>'
         corner = f'x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10"'
         return f'<rect {corner} class="hand"><title>{text}</title></rect>'
 
-    drawn = [point(one, "point", 3) for one in entries] + [point(one, "front", 5) for one in front]
+    drawn = [point(entry, "point", 3) for entry in entries] + [point(entry, "front", 5) for entry in front]
     x = place(limit, 0.0)[0]
     drawn.append(
         f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" class="limit"/>'
@@ -76,7 +84,7 @@ def _picture(entries: Sequence[Entry], front: Sequence[Entry], limit: float) -> 
 
 
 def _axes(memory: float, speed: float, place: Callable[[float, float], tuple[float, float]]) -> str:
-    """The frame with round ticks, their lines, and what is on the axes."""
+    """Return the frame with round ticks, grid lines and labels."""
     across = [(place(tick * GIB, 0.0)[0], tick) for tick in round_ticks(memory / GIB, 8)]
     upwards = [(place(0.0, tick)[1], tick) for tick in round_ticks(speed, 6)]
     lines = [f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" class="grid"/>' for x, _ in across]

@@ -1,4 +1,4 @@
-"""The search: all candidates judged, what was judged before taken from a file, the best ones planned."""
+"""The search: judge all candidates, reuse earlier judgements from a file, plan the best."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mindllm.reduced_runs.even import even_keys
 from mindllm.sources import software_key
 from mindllm.strategies.candidates import Candidate, Sharing, candidates, read_candidate
 from mindllm.strategies.constraints import UNLIMITED, Constraints
-from mindllm.strategies.dispatch import Dispatch, own_dispatch, with_dispatch
+from mindllm.strategies.dispatch import Dispatch, run_dispatch, with_dispatch
 from mindllm.strategies.judge import Judged, judge, read_judged
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.configured import workload_of
@@ -38,26 +38,26 @@ from mindllm.timing.workload import Workload
 
 AnyJudged = TypeVar("AnyJudged", bound=Judged)
 FILE = "candidates.jsonl"
-NO_PLAN = "no plan of its layers fits the memory"
-TOGETHER = 200  # candidates of a piece on a cluster: what they take should be more than starting a process
+UNPLANNED = "no plan of its layers fits the memory"
+TOGETHER = 200  # candidates per task on a cluster, so that a task takes longer than starting its process
 FUNCTION = f"{__name__}:judge_some"  # which nodes of the cluster call
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search found, the fastest first, and why other strategies were left out."""
+class SearchResult:
+    """Results of a search, the fastest first, and the counts of excluded strategies by reason."""
 
     judged: tuple[Judged, ...]
-    left_out: Counter[str]
+    excluded: Counter[str]
     tried: int
-    kept: int
+    reused: int
 
 
 @dataclass(frozen=True)
 class Planned:
     """A candidate as a run: its configuration, predicted with the planner's placement of layers and recomputation.
 
-    ``simulated``: whether its memory is what a dry run found.
+    ``simulated``: its memory is that of a dry run.
     """
 
     candidate: Candidate
@@ -68,11 +68,11 @@ class Planned:
 
     @property
     def source(self) -> str:
-        """Who says what memory it needs."""
+        """The source of its memory."""
         return "in the dry run" if self.simulated else "by formula"
 
     def room(self, limit: float) -> Room:
-        """Its memory beside what a device gives."""
+        """Return its memory next to the limit of a device."""
         return Room(self.memory, limit, 0.0 if self.simulated else RESERVED)
 
 
@@ -86,55 +86,62 @@ def search(
     progress: Progress = unwatched,
     constraints: Constraints = UNLIMITED,
     schedules: Collection[str] = (ONE_F_ONE_B,),
-) -> Found:
+) -> SearchResult:
     """Judge every candidate in some of ``SEARCHED``.
 
-    With a ``directory`` what is judged is kept there, and what an interrupted search of the same run judged is not judged again.
+    With a ``directory`` judgements are stored there, and those of an interrupted search of the same run are reused.
     """
     if config.swap_config.swap:
         raise config.error(
             "swap_config.swap", "a search chooses recomputation, not what waits on the host; write false"
         )
-    left_out = Counter[str]()
-    tried = candidates(config, devices, batch, device, left_out, schedules, constraints.dispatch)
-    every = {one: constraints.refusal(one) for one in tried}
-    wanted = [one for one, refusal in every.items() if not refusal]
-    left_out.update(refusal for refusal in every.values() if refusal)
+    excluded = Counter[str]()
+    tried = candidates(config, devices, batch, device, excluded, schedules, constraints.dispatch)
+    refusals = {candidate: constraints.refusal(candidate) for candidate in tried}
+    allowed = [candidate for candidate, refusal in refusals.items() if not refusal]
+    excluded.update(refusal for refusal in refusals.values() if refusal)
     key = _key(config, device, limit, constraints)
-    known = _known(directory / FILE, key, {one.name: one for one in wanted}) if directory else {}
-    missing = [one for one in wanted if one.name not in known]
-    with _kept(directory, key) as keep:
+    judgements = (
+        _read_judgements(directory / FILE, key, {candidate.name: candidate for candidate in allowed})
+        if directory
+        else {}
+    )
+    missing = [candidate for candidate in allowed if candidate.name not in judgements]
+    with _judgement_file(directory, key) as keep:
         judged = (
             spread_judgements(config, missing, device, limit, constraints)
             if is_spread()
             else _judged(config, missing, device, limit, constraints)
         )
-        for number, (one, found) in enumerate(judged):
+        for number, (candidate, judgement) in enumerate(judged):
             progress("predicting strategies", number, len(missing))
-            known[one.name] = found
-            keep(one.name, found)
-    fitting = [found for one in wanted if (found := known[one.name]) is not None]
-    left_out["no recomputation makes it fit the memory"] = len(wanted) - len(fitting)
-    ranked = sorted(fitting, key=lambda one: -one.speed)
-    return Found(tuple(ranked), +left_out, len(wanted), len(wanted) - len(missing))
+            judgements[candidate.name] = judgement
+            keep(candidate.name, judgement)
+    fitting = [judgement for candidate in allowed if (judgement := judgements[candidate.name]) is not None]
+    excluded["no recomputation makes it fit the memory"] = len(allowed) - len(fitting)
+    ranked = sorted(fitting, key=lambda candidate: -candidate.speed)
+    return SearchResult(tuple(ranked), +excluded, len(allowed), len(allowed) - len(missing))
 
 
 def _judged(
-    config: RunConfig, wanted: Sequence[Candidate], device: Device, limit: float, constraints: Constraints
+    config: RunConfig, candidates: Sequence[Candidate], device: Device, limit: float, constraints: Constraints
 ) -> Iterator[tuple[Candidate, Judged | None]]:
-    bases = _workloads(config, wanted)
-    for one in wanted:
-        yield one, judge(config, bases[one.dispatch], one, device, limit, constraints)
+    bases = _workloads(config, candidates)
+    for candidate in candidates:
+        yield candidate, judge(config, bases[candidate.dispatch], candidate, device, limit, constraints)
 
 
-def _workloads(config: RunConfig, wanted: Sequence[Candidate]) -> dict[Dispatch, Workload]:
+def _workloads(config: RunConfig, candidates: Sequence[Candidate]) -> dict[Dispatch, Workload]:
     """Return the workload of a run with each dispatch of experts that candidates have."""
-    return {dispatch: workload_of(with_dispatch(config, dispatch)) for dispatch in {one.dispatch for one in wanted}}
+    return {
+        dispatch: workload_of(with_dispatch(config, dispatch))
+        for dispatch in {candidate.dispatch for candidate in candidates}
+    }
 
 
 @contextmanager
-def _kept(directory: Path | None, key: str) -> Iterator[Callable[[str, Judged | None], None]]:
-    """Yield what keeps a judgement of a candidate at once: in the directory's file, or nowhere."""
+def _judgement_file(directory: Path | None, key: str) -> Iterator[Callable[[str, Judged | None], None]]:
+    """Yield a function that immediately stores a judgement in the directory's file, if there is a directory."""
     if directory is None:
         yield lambda name, judged: None
         return
@@ -154,8 +161,8 @@ def _key(config: RunConfig, device: Device, limit: float, constraints: Constrain
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _known(path: Path, key: str, wanted: Mapping[str, Candidate]) -> dict[str, Judged | None]:
-    """Return the judgements of ``wanted`` candidates, by name, that earlier searches of this run left in a file.
+def _read_judgements(path: Path, key: str, allowed: Mapping[str, Candidate]) -> dict[str, Judged | None]:
+    """Return the judgements of ``allowed`` candidates, by name, from earlier searches of this run.
 
     Raises:
         UserError: the file was not written by a search.
@@ -164,9 +171,9 @@ def _known(path: Path, key: str, wanted: Mapping[str, Candidate]) -> dict[str, J
     def read(line: Any) -> tuple[bool, str, Judged | None]:
         run, name, tree = line["run"], line["name"], line["judged"]
         judged = None if tree is None else read_judged(tree)
-        if not isinstance(run, str) or (judged and judged.candidate != wanted.get(name, judged.candidate)):
+        if not isinstance(run, str) or (judged and judged.candidate != allowed.get(name, judged.candidate)):
             raise ValueError("a candidate under the name of another one")
-        return run == key and name in wanted, name, judged
+        return run == key and name in allowed, name, judged
 
     try:
         lines = read_kept_lines(path, read)
@@ -174,7 +181,7 @@ def _known(path: Path, key: str, wanted: Mapping[str, Candidate]) -> dict[str, J
         return {}
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    return {name: judged for is_wanted, name, judged in lines if is_wanted}
+    return {name: judged for is_current, name, judged in lines if is_current}
 
 
 def plan_best(
@@ -190,26 +197,26 @@ def plan_best(
 ) -> list[Planned]:
     """Plan layers and recomputation of the best candidates; return the runs, the fastest first.
 
-    Planning ends with ``count`` of them, or goes on while the next candidate is estimated as faster than all planned ones. A
-    candidate without a plan is left out and gives its place to the next; ``on_refusal`` gets it with the reason. No more than
-    twice ``count`` are tried beyond the first ``count``.
+    Planning ends after ``count`` plans, unless the next candidate is estimated as faster than all planned ones. A candidate
+    without a plan is passed to ``on_refusal`` with the reason, and the next one takes its place. At most ``2 * count``
+    additional candidates are tried.
     """
     planned: list[Planned] = []
-    for number, one in enumerate(judged[: 3 * count]):
+    for number, estimate in enumerate(judged[: 3 * count]):
         fastest = max((run.step.tokens_per_device for run in planned), default=0.0)
-        if len(planned) >= count and one.speed <= fastest:
+        if len(planned) >= count and estimate.speed <= fastest:
             break
         progress("planning the best", min(number, count - 1), min(count, len(judged)))
         try:
-            planned.append(plan_one(config, one.candidate, device, limit, seconds, constraints))
+            planned.append(plan_candidate(config, estimate.candidate, device, limit, seconds, constraints))
         except Infeasible:
-            on_refusal(one.candidate, NO_PLAN)
+            on_refusal(estimate.candidate, UNPLANNED)
         except UserError as error:
-            on_refusal(one.candidate, str(error))
+            on_refusal(estimate.candidate, str(error))
     return sorted(planned, key=lambda run: run.step.seconds)
 
 
-def plan_one(
+def plan_candidate(
     config: RunConfig,
     candidate: Candidate,
     device: Device,
@@ -217,11 +224,11 @@ def plan_one(
     seconds: float,
     constraints: Constraints = UNLIMITED,
 ) -> Planned:
-    """A candidate with layers placed and recomputed as the planner says.
+    """Return a candidate with layers and recomputation by the planner.
 
     Raises:
         Infeasible: nothing fits ``limit`` bytes.
-        UserError: no plan was found in ``seconds``, or none that a YAML says.
+        UserError: no plan was found in ``seconds``, or it has no YAML form.
     """
     plain = {**even_keys(config, candidate.pipeline_stage, candidate.chunks), **candidate.overrides()}
     bare = override_config(config, plain)
@@ -237,13 +244,13 @@ def plan_one(
 
 
 def pareto(judged: Sequence[AnyJudged]) -> list[AnyJudged]:
-    """Return the strategies that no other one beats in both speed and memory of the fullest stage, the fastest first."""
+    """Return the strategies that no other one beats in both speed and peak memory, the fastest first."""
     front: list[AnyJudged] = []
     least = math.inf
-    for one in sorted(judged, key=lambda each: (-each.speed, max(each.memory))):
-        if max(one.memory) < least:
-            front.append(one)
-            least = max(one.memory)
+    for strategy in sorted(judged, key=lambda each: (-each.speed, max(each.memory))):
+        if max(strategy.memory) < least:
+            front.append(strategy)
+            least = max(strategy.memory)
     return front
 
 
@@ -254,8 +261,8 @@ def decided_keys() -> frozenset[str]:
     return frozenset((*mixture.overrides(), *planned))
 
 
-def own(config: RunConfig, device: Device) -> Planned:
-    """The run as its YAML is, predicted alike."""
+def evaluate_current(config: RunConfig, device: Device) -> Planned:
+    """Return the run as its YAML is, with its prediction."""
     workload = workload_of(config)
     strategy, sizes = workload.strategy, config.parallel_config
     routed = config.model.config.expert_num > 1
@@ -265,27 +272,27 @@ def own(config: RunConfig, device: Device) -> Planned:
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
         Sharing(sizes.size(CONTEXT), sizes.exchanges_heads, sizes.context_parallel_balanced, sizes.passes_keys),
         strategy.schedule if sizes.pipeline_stage > 1 and strategy.schedule in SEARCHED else ONE_F_ONE_B, strategy.pieces,
-        own_dispatch(config),
+        run_dispatch(config),
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))
 
 
 def spread_judgements(
-    config: RunConfig, wanted: Sequence[Candidate], device: Device, limit: float, constraints: Constraints
+    config: RunConfig, candidates: Sequence[Candidate], device: Device, limit: float, constraints: Constraints
 ) -> Iterator[tuple[Candidate, Judged | None]]:
-    """Yield candidates with what the nodes of a Ray cluster say of them, as it comes, some hundreds by each piece of work."""
+    """Yield candidates with judgements of the nodes of a Ray cluster, in the order of completion."""
     tree, described = tree_of(config), device.model_dump(mode="json")
     with RayPool() as cluster:
         groups = {}
-        for first in range(0, len(wanted), TOGETHER):
-            group = wanted[first : first + TOGETHER]
-            arguments = (tree, [one.tree() for one in group], described, limit, constraints.tree())
+        for first in range(0, len(candidates), TOGETHER):
+            group = candidates[first : first + TOGETHER]
+            arguments = (tree, [candidate.tree() for candidate in group], described, limit, constraints.tree())
             task = Task(f"judging {group[0].name} and others", FUNCTION, arguments)
             groups[id(task)] = group
             cluster.submit(task)
         for outcome in cluster.outcomes():
-            for one, judged in zip(groups[id(outcome.task)], outcome.value, strict=True):
-                yield one, read_judged(judged) if judged else None
+            for candidate, judged in zip(groups[id(outcome.task)], outcome.value, strict=True):
+                yield candidate, read_judged(judged) if judged else None
 
 
 def judge_some(
@@ -296,7 +303,7 @@ def judge_some(
     constraints: dict[str, Any],
 ) -> list[dict[str, Any] | None]:
     """Judge candidates on a node; None for those that do not fit."""
-    config, known = load_config(tree), Device.model_validate(device)
+    config, described = load_config(tree), Device.model_validate(device)
     limits, read = Constraints(**constraints), [read_candidate(one) for one in candidates]
-    found = [judged for _, judged in _judged(config, read, known, limit, limits)]
-    return [one.tree() if one else None for one in found]
+    judgements = [judged for _, judged in _judged(config, read, described, limit, limits)]
+    return [one.tree() if one else None for one in judgements]

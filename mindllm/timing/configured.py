@@ -14,12 +14,13 @@ from mindllm.timing.workload import Numerics, Strategy, UpdateRule, Workload
 def mindformers_workload(config: RunConfig) -> Workload | None:
     """The same where MindFormers itself runs the YAML that ``config`` was read from; None where it was none of MindFormers.
 
-    Four things differ. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask of every pair of
+    Five things differ. Unless ``use_attn_mask_compression`` is true, the kernel of attention is given a mask of every pair of
     tokens (``sparse_mode`` 0, ``llama_transformer.py`` of r1.3.0), where ours is always compressed. That kernel takes ALiBi's
     bias, where ours is composed. A
     kernel draws and applies dropout (``nn.Dropout``), where ours is drawn in the graph. And unless ``jit_level`` is O0 or O1, a
     graph engine compiles the step (O2) and is taken to make one kernel of casts, mask and softmax: published speeds of composed
-    attention say so (docs/benchmarks/published_yamls.md).
+    attention say so (docs/benchmarks/published_yamls.md). At O1 and O2 the update of a weight in half precision is one kernel
+    with its casts.
 
     Raises:
         UserError: the run has something that is not modelled.
@@ -42,7 +43,8 @@ def mindformers_workload(config: RunConfig) -> Workload | None:
         dropout="kernel",
         plain_softmax=said.get("jit_level") in ("O0", "O1"),
     )
-    return replace(workload, numerics=numerics)
+    update = replace(workload.update, fuses_casts=said.get("jit_level") != "O0")
+    return replace(workload, numerics=numerics, update=update)
 
 
 def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:

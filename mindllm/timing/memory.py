@@ -57,7 +57,7 @@ CAST_UPDATE = 5 * FP32_BYTES
 """Bytes of a number whose weight is in half precision while it is updated: weight and gradient as they are cast, and what the
 update yields of weight and moments before they are stored (``AdamApplyOneWithDecay`` in MindSpore's dry run)."""
 COMPRESSED_MASK = 2048 * 2048  # bytes, of sequences of any length
-CAPPED_LOGITS = 5 * FP32_BYTES  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
+CAPPED_LOGITS = 4 * FP32_BYTES  # of one under a soft cap: the cap's tanh, and three of the cross entropy
 MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no more
 
 
@@ -361,7 +361,8 @@ def loss_bytes(workload: Workload) -> float:
     whole = workload.loss_chunks == 1
     heads = 1 + architecture.predictions if whole else 1  # without slices all logits are there at once
     logits = heads * bytes_of_logit(workload) * workload.rank_tokens * vocabulary
-    slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
+    # A step without accumulators keeps the gradient of the head's weight of every slice until it adds them up.
+    slices = 0 if whole or not workload.keeps_gradients else workload.loss_chunks
     of_slices = slices * HALF_BYTES * vocabulary * architecture.hidden_size
     head = last_parameters(workload)
     read = HALF_BYTES * head.frozen if casts and not holds_frozen_in_half(workload) else 0.0
@@ -379,22 +380,13 @@ def loss_bytes(workload: Workload) -> float:
 def bytes_of_logit(workload: Workload) -> float:
     """Return the bytes of one logit that are there at once in the cross entropy.
 
-    Of several copies each has its one-hot labels, which need no logits, and either its logits or, until their gradient comes,
-    their exponentials; the one in its backward pass has two gradients more.
-
-    The gradients do not depend on the loss. Where a step without tensor-parallel ranks waits for the gathered weight of the head,
-    MindSpore makes both gradients before the product with the one-hot labels, which still needs the logits: one more, and with
-    accumulation, whose labels are there from the start, two more.
+    MindSpore has three tensors of the size of the logits: the shifted logits, the one-hot labels, and one more in the loss and in
+    its gradient. Of several copies of a micro-batch each has the first two, and one of them has the third.
     """
     if workload.architecture.head.soft_cap is not None:
         return CAPPED_LOGITS
-    forms, strategy = workload.numerics.forms, workload.strategy
-    if not forms.casts:
-        return forms.logit
-    gathers = strategy.shards(strategy.replica_num) > 1 and last_parameters(workload).trained > 0.0
-    if gathers and workload.plan.stages == strategy.model_parallel == workload.loss_chunks == 1:
-        return forms.logit + FP32_BYTES * (1 + workload.accumulates)
-    return forms.logit * (1 + 1 / strategy.copies) / 2
+    forms = workload.numerics.forms
+    return forms.logit * (2 + 1 / workload.strategy.copies) / 3 if forms.casts else forms.logit
 
 
 def gradient_of_head(workload: Workload, head: Held) -> float:

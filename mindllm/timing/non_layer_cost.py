@@ -44,6 +44,9 @@ HALF_CLIP_BYTES = (
 )  # gradients in half precision are cast for the norm, and to be scaled and back
 HALF_UPDATE_BYTES = 3 * CAST + UPDATE_BYTES + 4 * FP32_BYTES + 2 * HALF_BYTES
 """Of weights in half precision: gradient and weight are cast, and the result back; it is assigned, as moments are."""
+FUSED_HALF_UPDATE_BYTES = 3 * HALF_BYTES + 4 * FP32_BYTES
+"""Bytes of the same update in one kernel: it reads gradient, weight and two moments, and writes the last three."""
+FUSED_HALF_CLIP_BYTES = 3 * HALF_BYTES  # the norm reads a gradient, scaling reads and writes it
 MASTER_UPDATE_BYTES = UPDATE_BYTES + CAST + 2 * HALF_BYTES  # the weight is a rounded copy, which is assigned
 SCALED_BYTES = 2 * HALF_BYTES + 4 * FP32_BYTES
 """Bytes of a number that a scaled loss adds to an update of Megatron-LM (``optimizer.py``, 2022): a gradient is read in half
@@ -319,7 +322,9 @@ def update_operator(held: Held, workload: Workload) -> Operator:
     """Clipping and AdamW of what a rank updates; behind a scaled loss also what that takes."""
     rule = workload.update
     passes = UPDATE_BYTES + CLIP_BYTES + HALF_BYTES + SCALED_BYTES * workload.numerics.scaled_loss
-    if rule.in_half:
+    if rule.in_half and rule.fuses_casts and not rule.master_weights:
+        passes = FUSED_HALF_UPDATE_BYTES + FUSED_HALF_CLIP_BYTES
+    elif rule.in_half:
         passes = (MASTER_UPDATE_BYTES if rule.master_weights else HALF_UPDATE_BYTES) + HALF_CLIP_BYTES
     otherwise = held.projected + coded_numbers(held, workload.strategy)
     return elementwise("update", held.own(workload.strategy) - otherwise, passes)

@@ -140,7 +140,7 @@ class SavedForms:
     results: int = 2
     statistics: int = 16 * FP32_BYTES
     activation: bool = True
-    logit: int = 4 * FP32_BYTES
+    logit: int = 3 * FP32_BYTES
     placeholders: bool = False
     casts: bool = True
     padded: bool = True
@@ -212,6 +212,7 @@ class UpdateRule:
         weight_bytes: bytes of a number of the weights, and of their gradients and accumulators.
         casts_weights: whether products read casts of the weights, which have another type.
         wide_sums: whether gradients in half precision are added up in single precision.
+        fuses_casts: whether the update of weights in half precision is one kernel with its casts.
         master_weights: whether the state has weights in single precision, of which those of the model are rounded copies.
         scales_heads: whether QK-clip scales queries and keys behind it.
     """
@@ -225,6 +226,7 @@ class UpdateRule:
     casts_weights: bool = True
     master_weights: bool = False
     wide_sums: bool = False
+    fuses_casts: bool = False
 
     @property
     def in_half(self) -> bool:

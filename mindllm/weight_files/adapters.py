@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
 from mindllm.train.checkpoint.loading import Base, Checkpoint, shape_differences
 from mindllm.train.checkpoint.tensors import LazyTensor, TensorSource, read_slices
-from mindllm.train.state import RunState
+
+if TYPE_CHECKING:
+    from mindllm.train.state import RunState
 
 Weights = Mapping[str, TensorSource]
 LAYER = re.compile(r"model\.layers\.(\d+)\.")

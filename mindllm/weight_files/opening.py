@@ -14,7 +14,6 @@ from mindllm.train.checkpoint import Checkpoint, load_checkpoint
 from mindllm.train.checkpoint.loading import Base
 from mindllm.train.checkpoint.manifest import WEIGHTS, read_manifest
 from mindllm.train.checkpoint.tensors import TensorSource, stored_tensors
-from mindllm.train.job.output_directory import CHECKPOINTS, newest_checkpoint
 from mindllm.weight_files.hugging_face import read_hugging_face, weight_files
 from mindllm.weight_files.mindformers import is_mindformers, mindformers_files, mindformers_tensors, read_mindformers
 from mindllm.weight_files.peft import is_peft
@@ -112,6 +111,8 @@ def latest_weights(path: Path) -> Path:
     Raises:
         UserError: the run has no checkpoint yet.
     """
+    from mindllm.train.job.output_directory import CHECKPOINTS, newest_checkpoint  # imports MindSpore
+
     if not (path / CHECKPOINTS).is_dir() or is_hugging_face(path) or is_peft(path) or is_mindformers(path):
         return path
     return newest_checkpoint(path)

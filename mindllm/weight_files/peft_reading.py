@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse.linalg import svds
 
 from mindllm.architecture.adapters import MAGNITUDE, VALUES, WEIGHT, A, B, is_adapter_weight
 from mindllm.config import ModelConfig
@@ -490,5 +489,7 @@ def _largest_singular(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.nda
     smaller = min(matrix.shape)
     if smaller <= SMALL or rank + 1 > smaller // 8:
         return np.linalg.svd(matrix, full_matrices=False)
+    from scipy.sparse.linalg import svds
+
     left, values, right = svds(matrix, k=rank + 1, v0=np.ones(smaller), return_singular_vectors=True)
     return left[:, ::-1], values[::-1], right[::-1]

@@ -22,7 +22,7 @@ from mindllm.compiled.graph.compiled_graph import (
 )
 from mindllm.compiled.rank import compile_ranks as subject
 from mindllm.compiled.rank.derived_ranks import NotDerivable, derived, sample_of
-from mindllm.parallel.layout import Mesh, own_group_name
+from mindllm.parallel.layout import Mesh, model_group_name
 from mindllm.parallel.parameter_layout import ParameterLayout
 
 MESH = Mesh(data_parallel=4, model_parallel=4, pipeline_stage=2)
@@ -76,7 +76,7 @@ def test_groups_that_the_model_has_itself_have_the_names_that_it_gives_them():
     assert len(found) == 12
     for rank, graph in found.items():
         (name,) = (node.attributes["group"] for node in graph.nodes() if node.op == "AllReduce")
-        assert name == own_group_name(MESH.ranks_along("dp", rank))
+        assert name == model_group_name(MESH.ranks_along("dp", rank))
         assert graph.groups[name] == MESH.ranks_along("dp", rank)
 
 
@@ -225,7 +225,7 @@ def _with_attribute(graph: CompiledGraph, name: str, value) -> CompiledGraph:
 def _of_own_groups(graph: CompiledGraph, name: str = "") -> CompiledGraph:
     """Its sum is over a group that the model has made, and named."""
     ranks = MESH.ranks_along("dp", graph.rank)
-    own = name or own_group_name(ranks)
+    own = name or model_group_name(ranks)
     nodes = [
         replace(node, attributes={**node.attributes, "group": own}) if node.op == "AllReduce" else node
         for node in graph.step.nodes

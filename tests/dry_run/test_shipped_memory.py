@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mindllm.config import load_config
-from mindllm.strategies.search import own
+from mindllm.strategies.search import evaluate_current
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.units import GIB
 from toolkit.benchmark.tune_shipped import SHIPPED
@@ -19,4 +19,6 @@ NAMES = sorted(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_strategy_fits_its_devices(name):
     config = load_config(SHIPPED / f"{name}.yaml")
-    assert max(own(config, DEVICE).memory) <= float(config.context.max_device_memory.removesuffix("GB")) * GIB
+    assert (
+        max(evaluate_current(config, DEVICE).memory) <= float(config.context.max_device_memory.removesuffix("GB")) * GIB
+    )

@@ -24,7 +24,7 @@ from mindllm.models import Kernels, build_model  # noqa: E402
 from mindllm.models.attention.sequence_order import balanced_order  # noqa: E402
 from mindllm.models.causal_lm import for_evaluation  # noqa: E402
 from mindllm.models.experts.expert_load import LOSS_PROBE  # noqa: E402
-from mindllm.models.mtp import Ahead  # noqa: E402
+from mindllm.models.mtp import TokenShift  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.callbacks.figures import mean_mtp_loss  # noqa: E402
 from mindllm.train.step import ForwardBackward  # noqa: E402
@@ -186,7 +186,7 @@ def test_weights_are_those_the_architecture_counts(ours):
 
 
 def test_the_mask_ends_with_the_sequence_and_with_documents():
-    ahead = Ahead(2, np.arange(6), documents=True)
+    ahead = TokenShift(2, np.arange(6), documents=True)
     mask = Tensor(np.array([[1, 1, 1, 1, 0, 1]], np.float32))
     np.testing.assert_array_equal(ahead(Tensor(np.arange(6, dtype=np.int32)[None])).asnumpy()[0, :4], [2, 3, 4, 5])
     np.testing.assert_array_equal(ahead.mask(mask, None).asnumpy(), [[1, 1, 0, 1, 0, 0]])
@@ -225,7 +225,7 @@ def test_files_hold_them_with_what_they_share(pair, ours, tmp_path, caplog):
     fewer = config.model_copy(update={"num_nextn_predict_layers": 1})
     with caplog.at_level("INFO"):
         assert set(read_hugging_face(directory, fewer)) == set(fewer.architecture.weight_shapes())
-    assert "layers from 3 on, which predict ahead, are not read" in caplog.text
+    assert "prediction layers from 3 on are not read" in caplog.text
     more = config.model_copy(update={"num_nextn_predict_layers": 3})
     with pytest.raises(UserError, match="does not hold layer 4, which predicts ahead"):
         read_hugging_face(directory, more)
@@ -234,7 +234,7 @@ def test_files_hold_them_with_what_they_share(pair, ours, tmp_path, caplog):
 def test_tokens_to_come_are_found_where_they_stand():
     """Of a sequence that two devices share in balanced halves."""
     order = balanced_order(8, 2)
-    ahead = Ahead(2, order, documents=False)
+    ahead = TokenShift(2, order, documents=False)
     tokens = Tensor(order.reshape(1, 8) * 10)
     assert ahead(tokens).asnumpy().tolist() == [[min(position + 2, 7) * 10 for position in order]]
     mask = ahead.mask(Tensor(np.ones((1, 8), np.float32)), None).asnumpy()

@@ -15,7 +15,7 @@ from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import initialise, model_weights
 from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layout import Mesh
-from mindllm.parallel.marks import BLOCK, ON_ITS_OWN_ROWS, mark_row_parts
+from mindllm.parallel.marks import BLOCK, SKIP_REDISTRIBUTION, mark_row_parts
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 from mindllm.reduced_runs.model import reduce_model, single_device
@@ -93,7 +93,7 @@ def test_cuts_and_joins_have_layouts_and_marks():
     marked = {path: op.attrs[BLOCK] for path, op in operators(model).items() if BLOCK in op.attrs}
     joins = [block for path, block in marked.items() if ".join" in path]
     assert joins == [1, 2], "a number for every join, none for the last: rows are gathered there"
-    assert all(ON_ITS_OWN_ROWS in op.attrs for path, op in operators(model).items() if path in marked)
+    assert all(SKIP_REDISTRIBUTION in op.attrs for path, op in operators(model).items() if path in marked)
 
 
 WIDE = {f"model.model_config.{key}": value for key, value in {

@@ -209,7 +209,7 @@ def test_what_a_v_cannot_have_is_refused_on_loading(changes, says):
 
 def test_layers_that_are_not_the_first_cannot_be_rendered():
     layers = [LayerAssignment(stage=0, recompute=recompute) for recompute in (False, True)]
-    with pytest.raises(UserError, match="no list can say that layer 0"):
+    with pytest.raises(UserError, match="no list can express that layer 0"):
         render_plan(LayerPlan(1, 1, tuple(layers)))
 
 

@@ -63,9 +63,9 @@ def test_what_mindspore_answers_is_read(given_layout):
 @pytest.mark.parametrize(
     ("place", "wrong", "said"),
     [
-        (7, [3, 196, 512], "make up none"),
-        (1, [1, 7, -1], "none of the devices"),
-        (1, ["1", 2, -1], "none of the devices"),
+        (7, [3, 196, 512], "do not make up"),
+        (1, [1, 7, -1], "not axes of the devices"),
+        (1, ["1", 2, -1], "not axes of the devices"),
     ],
 )
 def test_dimensions_that_make_up_no_other_are_refused(place, wrong, said):

@@ -12,7 +12,7 @@ from small_cluster import cluster_run
 
 from mindllm.config import RunConfig
 from mindllm.config.tuning import PreferenceConfig
-from mindllm.finetune.preference import PreferenceLoss, base_of
+from mindllm.finetune.preference import PreferenceLoss, make_reference
 from mindllm.finetune.transform import tune
 from mindllm.models.causal_lm import CausalLM
 from mindllm.models.decoder import Decoder
@@ -79,7 +79,7 @@ def placed_beside_reference() -> PreferenceLoss:
     tune(policy, run.model.config, kernels)
     place = partial(place_on_stages, plan=plan, model=run.model.config, kernels=kernels)
     place(policy)
-    reference = base_of(policy, run.model.config, kernels, place)
+    reference = make_reference(policy, run.model.config, kernels, place)
     whole = PreferenceLoss(policy, reference, PreferenceConfig(), run.model.config.seq_length, crossings(plan))
     place_pairs_on_stages(whole, plan)
     return whole

@@ -7,7 +7,7 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.config.tuning import PreferenceConfig
-from mindllm.finetune.preference import losses_of
+from mindllm.finetune.preference import make_losses
 from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import model_weights
@@ -228,7 +228,7 @@ def test_lengths_of_rows_have_copies_on_replicas_of_tensor_parallel_devices():
     ids=str,
 )
 def test_every_operator_of_the_loss_of_pairs_has_one_entry(options):
-    cell = losses_of(PreferenceConfig.model_validate(options), 16)
+    cell = make_losses(PreferenceConfig.model_validate(options), 16)
     table = pairs_table(cell)
     assert set(table) == {path for path, op in operators(cell).items() if op.name not in FOLLOWERS}
     apply_sharding(cell, table, Mesh(2, 2))

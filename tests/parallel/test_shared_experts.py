@@ -3,7 +3,7 @@
 import pytest
 
 from mindllm.compiled.graph.mind_ir import _with_ranks
-from mindllm.parallel.layout import RANKS_OF_GROUP, Mesh
+from mindllm.parallel.layout import GROUP_RANKS, Mesh
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(0, (0, 1)), (3, (2, 3)), (6, (6, 7))])
@@ -24,7 +24,7 @@ def test_exchanges_of_a_model_have_the_ranks_of_their_group_and_so_have_their_gr
     everybody = (0, 1, 2, 3)
     found = _with_ranks(
         {
-            "AllGather": {"group": "ours", "group_rank_ids": everybody, RANKS_OF_GROUP: (2, 3)},
+            "AllGather": {"group": "ours", "group_rank_ids": everybody, GROUP_RANKS: (2, 3)},
             "gradient": {"group": "ours", "group_rank_ids": everybody},
             "AllReduce": {"group": "of the compiler", "group_rank_ids": everybody},
             "Add": {},

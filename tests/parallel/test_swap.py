@@ -56,8 +56,8 @@ def test_of_a_whole_layer_what_is_computed_again_is_left_out():
 @pytest.mark.parametrize(
     ("recompute", "swap", "said"),
     [
-        ({"recompute": True}, {}, "layer 0 is recomputed as a whole"),
-        ({"select_recompute": [MUL]}, {"op_swap": {"op_name": MUL}}, "names what layer 0 computes again"),
+        ({"recompute": True}, {}, "layer 0 is fully recomputed"),
+        ({"select_recompute": [MUL]}, {"op_swap": {"op_name": MUL}}, "names results that layer 0 recomputes"),
         ({}, {"op_swap": {"op_name": r"feed_forward\.mull"}}, "matches no operator"),
     ],
 )

@@ -22,7 +22,7 @@ from mindllm.config.tuning import PreferenceConfig  # noqa: E402
 from mindllm.data.chat.pairs import pair_sample  # noqa: E402
 from mindllm.data.rows import Row  # noqa: E402
 from mindllm.families import with_file_names  # noqa: E402
-from mindllm.finetune.preference import PreferenceLoss, base_of  # noqa: E402
+from mindllm.finetune.preference import PreferenceLoss, make_reference  # noqa: E402
 from mindllm.finetune.transform import tune  # noqa: E402
 from mindllm.models import CausalLM, Kernels  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402
@@ -114,7 +114,7 @@ def their_loss(model, pairs, options):
 def test_loss_gradients_and_figures_are_those_of_the_published_formula(kind, sides, tmp_path):
     pairs, options = random_pairs(), LOSSES[kind]
     section = PreferenceConfig.model_validate(options)
-    reference = base_of(sides.policy, sides.config, sides.kernels) if section.has_reference else None
+    reference = make_reference(sides.policy, sides.config, sides.kernels) if section.has_reference else None
     cell = PreferenceLoss(sides.policy, reference, section, LENGTH)
     samples = [*(pair_sample(pair, LENGTH) for pair in pairs), pair_sample([], LENGTH)]  # the last one is padding
     batch = {name: Tensor(np.stack([sample[name] for sample in samples])) for name in samples[0]}
@@ -140,7 +140,7 @@ def test_loss_gradients_and_figures_are_those_of_the_published_formula(kind, sid
 
 
 def test_the_reference_has_the_weights_of_the_policy_and_no_others(sides):
-    reference = base_of(sides.policy, sides.config, sides.kernels)
+    reference = make_reference(sides.policy, sides.config, sides.kernels)
     own = {item.name: item for item in sides.policy.get_parameters()}
     assert all(item is own[item.name] for item in reference.get_parameters())
     assert {item.name for item in own.values()} - {item.name for item in reference.get_parameters()} == set(

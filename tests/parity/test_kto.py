@@ -21,7 +21,7 @@ from test_peft_training import read_back  # noqa: E402
 from mindllm.config.tuning import PreferenceConfig  # noqa: E402
 from mindllm.data.chat.pairs import pair_sample  # noqa: E402
 from mindllm.data.rows import Row  # noqa: E402
-from mindllm.finetune.preference import PreferenceLoss, base_of  # noqa: E402
+from mindllm.finetune.preference import PreferenceLoss, make_reference  # noqa: E402
 from mindllm.train.callbacks.figures import unpaired_figures  # noqa: E402
 from mindllm.train.step import ForwardBackward  # noqa: E402
 
@@ -88,7 +88,7 @@ def batch_of(rows):
 def test_loss_gradients_and_figures_are_those_of_trl(case, sides, tmp_path):  # noqa: F811
     seed, options = CASES[case]
     rows = questions_and_answers(seed)
-    reference = base_of(sides.policy, sides.config, sides.kernels)
+    reference = make_reference(sides.policy, sides.config, sides.kernels)
     cell = PreferenceLoss(sides.policy, reference, PreferenceConfig.model_validate(options), LENGTH)
     batch = batch_of(rows)
     weights = ParameterTuple(cell.trainable_params())

@@ -12,7 +12,7 @@ from mindllm.planning.one_chunk.split_program import merge, undominated
 from mindllm.planning.plan import evaluate, problem_orders
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
-from mindllm.planning.recomputation.stage_table import StageTable, held_micro_batches
+from mindllm.planning.recomputation.stage_table import StageTable, live_micro_batches
 from mindllm.planning.several_chunks.planner import all_splits
 from mindllm.planning.solve import solve
 from mindllm.schedules.orders import stage_orders, timetable
@@ -83,7 +83,7 @@ def test_what_is_decided_is_what_all_splits_say(kind, schedule, width):
         problem = random_problem(
             seed, stages, layers, 3, micro_batches, schedule=schedule, layer_kinds=1 + seed % 2 * (layers > 1)
         )
-        held = held_micro_batches(problem_orders(problem))
+        held = live_micro_batches(problem_orders(problem))
         table = StageTable(problem, Mixes(problem), held, layers)
         steps = {}
         for counts in all_splits(problem).tolist():
@@ -93,7 +93,7 @@ def test_what_is_decided_is_what_all_splits_say(kind, schedule, width):
                 continue
         programme = kind(problem, table)
         if not steps:
-            assert programme.decide(programme.no_limit(), width) is None
+            assert programme.decide(programme.upper_bound(), width) is None
             continue
         optimum = min(steps.values())
         found = programme.decide(optimum * (1 + 1e-9), width)
@@ -115,7 +115,7 @@ def test_with_delays_no_step_that_a_split_reaches_is_ruled_out(stages, micro_bat
     ]
     fields = {"stages": stages, "micro_batches": micro_batches, "layers": layers, "point_to_point": delay}
     problem = make_problem(fields, "one split")
-    table = StageTable(problem, Mixes(problem), held_micro_batches(problem_orders(problem)), 1)
+    table = StageTable(problem, Mixes(problem), live_micro_batches(problem_orders(problem)), 1)
     step = evaluate(problem, table.plan([1] * stages)).step_time
     assert OneFOneB(problem, table).decide(step * (1 + 1e-9), 64) is not None
 

@@ -267,7 +267,7 @@ def test_runs_that_tell_nothing_apart_are_refused(tmp_path):
     from mindllm.planning.costs.measured import Run
 
     flat = Run("flat.yaml", np.full(4, 9000.0), np.array([[4, 0, 0, 0, 0]] * 4), np.array([4, 3, 2, 1]), {})
-    with pytest.raises(UserError, match="do not tell"):
+    with pytest.raises(UserError, match="do not determine"):
         fit_memory([flat])
 
 

@@ -20,7 +20,7 @@ from mindllm.planning.costs import formula
 from mindllm.prove.pieces import Options
 from mindllm.prove.prove import prove_run
 from mindllm.schedules.steady import NotSteady
-from mindllm.strategies.search import own
+from mindllm.strategies.search import evaluate_current
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
@@ -373,7 +373,7 @@ def test_one_margin_decides_in_all_commands(share, fits, tmp_path, capsys):
     assert planned(capsys, "--config", SOURCE, limit)["yaml_fits"] == fits
     assert predict(config, DEVICE).fits == fits
     assert prove_run(config, Options(), quick=True).answer("memory").figures["fits"] == fits
-    assert own(config, DEVICE).room(memory_limit(config, DEVICE)).fits == fits
+    assert evaluate_current(config, DEVICE).room(memory_limit(config, DEVICE)).fits == fits
     assert main(["--config", str(SOURCE), "--no-validate", limit]) == 0
     assert f"limit {needed / share:.2f} GB, 5% reserved: {0.95 * needed / share:.2f} GB" in capsys.readouterr().out
 

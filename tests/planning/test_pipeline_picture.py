@@ -8,7 +8,7 @@ import pytest
 from mindllm.planning.plan import Plan, try_plan
 from mindllm.planning.problem import make_problem
 from mindllm.planning.reports import picture
-from mindllm.planning.reports.picture import draw_schedule, stage_memory, windows_of
+from mindllm.planning.reports.picture import draw_schedule, picture_windows, stage_memory
 from mindllm.planning.reports.schedule_page import page_data
 from mindllm.planning.solve import even_split
 from mindllm.schedules.operations import BACKWARD, FORWARD, NAMES, WEIGHT
@@ -53,13 +53,13 @@ def test_memory_is_that_of_the_table_though_passes_follow_each_other(delay):
 
 def test_few_micro_batches_are_shown_whole():
     drawn = even()
-    assert windows_of(drawn.line) == [(0.0, pytest.approx(drawn.line.makespan), "")]
+    assert picture_windows(drawn.line) == [(0.0, pytest.approx(drawn.line.makespan), "")]
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_of_many_the_start_one_period_and_the_end_are_shown(chunks, tmp_path):
     drawn = even(micro_batches=400, chunks=chunks)
-    start, period, end = windows_of(drawn.line)
+    start, period, end = picture_windows(drawn.line)
     step = float(drawn.line.end.max())
     assert [start[2], period[2], end[2]] == ["start", "one period", "end"]
     assert start[0] == 0
@@ -76,12 +76,12 @@ def test_a_period_is_as_long_as_the_schedule_needs_to_repeat(monkeypatch):
     layers = [{"name": "body", "count": 4, "forward": 10, "kinds": {"none": {"backward": 20, "activation_mb": 1}}}]
     fields = {"stages": 4, "micro_batches": 200, "point_to_point": 5, "layers": layers}
     drawn = try_plan(make_problem(fields, "delays"), Plan((("none",),) * 4))
-    _, period, _ = windows_of(drawn.line)
+    _, period, _ = picture_windows(drawn.line)
     assert period[2] == "one period"
     first = drawn.line.start[(drawn.line.table.place == 0) & (drawn.line.table.what == FORWARD)]
     assert ((first >= period[0] - 1e-9) & (first < period[1] - 1e-9)).sum() == 4
     monkeypatch.setattr(picture, "LONGEST", 1)
-    assert windows_of(drawn.line)[1][2] == "the middle"
+    assert picture_windows(drawn.line)[1][2] == "the middle"
 
 
 def test_the_page_has_every_operation_with_its_name(tmp_path):

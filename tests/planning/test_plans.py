@@ -235,5 +235,5 @@ def test_a_mix_that_no_list_can_say_is_not_planned():
     problem = make_problem({"stages": 1, "micro_batches": 1, "layers": [body], "limit_mb": 80}, "lists")
     plan = solve(problem, LONGEST).best.plan
     assert set(plan.places[0]) in ({"select"}, {"comm"})
-    with pytest.raises(Exception, match="no list can say"):
+    with pytest.raises(Exception, match="no list can express"):
         write_plan(problem, Plan((("select", "comm"),)))

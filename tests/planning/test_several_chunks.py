@@ -13,7 +13,7 @@ from planning_problems import every_plan, random_problem
 from mindllm.planning.plan import evaluate, problem_orders
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
-from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
+from mindllm.planning.several_chunks.bound_process import BoundProcess, build_tree
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.layer_tree import PLACES, STAGES, Box, above, below
 from mindllm.planning.several_chunks.path_program import PathProgram
@@ -60,7 +60,7 @@ def test_the_tree_is_a_bound_from_the_first_report_to_the_last(seed, layer_kinds
     problem = small_problem(seed, layer_kinds, schedule)
     optimum = min(done.line.makespan for done in fitting(problem))
     reports = []
-    tree_of(problem, optimum, 1e-4, soon()).bound(soon(), reports.append)
+    build_tree(problem, optimum, 1e-4, soon()).bound(soon(), reports.append)
     assert reports
     assert max(reports) <= optimum * (1 + 1e-9)
     assert reports[-1] >= optimum * (1 - 1.1e-4)
@@ -73,7 +73,7 @@ def test_a_better_plan_than_the_best_is_not_ruled_out(seed, layer_kinds, schedul
     optimum = min(done.line.makespan for done in fitting(problem))
     for worse in (1 + 5e-5, 1.001, 1.05):
         reports = []
-        tree_of(problem, worse * optimum, 1e-4, soon()).bound(soon(), reports.append)
+        build_tree(problem, worse * optimum, 1e-4, soon()).bound(soon(), reports.append)
         assert max(reports) <= optimum * (1 + 1e-9)
 
 
@@ -88,7 +88,7 @@ def test_the_tree_ends_below_the_optimum_and_near_it(seed, layers, kinds):
         return
     optimum = min(done.line.makespan for done in found)
     reports = []
-    tree_of(problem, 1.02 * optimum, 1e-4, soon()).bound(soon(), reports.append)
+    build_tree(problem, 1.02 * optimum, 1e-4, soon()).bound(soon(), reports.append)
     assert max(reports) <= optimum * (1 + 1e-9)
     assert reports[-1] >= optimum * (1 - 2e-3)
 
@@ -166,7 +166,7 @@ def test_planning_all_stages_anew_gives_the_best_plan():
     found = fitting(problem)
     plans = Reoptimiser(program_of(problem), Mixes(problem))
     plans.offer(max(found, key=lambda done: done.line.makespan).plan)
-    assert plans.plan_anew(np.arange(problem.places), soon())
+    assert plans.replan(np.arange(problem.places), soon())
     assert plans.best_time == pytest.approx(min(done.line.makespan for done in found), rel=1e-3)
 
 

@@ -64,7 +64,7 @@ def test_the_fewest_devices_that_are_fast_enough(found):
     wanted = Constraints(tokens_per_second=9 * best)
     more = find_run(replace(REQUEST, devices=16, fewer=True, constraints=wanted), "c")
     assert more.device_count == 16
-    with pytest.raises(CheckFailed, match=r"8 devices train at most .* tokens a second, .* were wanted"):
+    with pytest.raises(CheckFailed, match=r"8 devices train at most .* tokens a second, .* are required"):
         find_run(replace(REQUEST, constraints=wanted), "c")
 
 

@@ -20,7 +20,7 @@ from mindllm.strategies.dispatch import Dispatch, describe_changes, with_dispatc
 from mindllm.strategies.judge import judge
 from mindllm.strategies.low_utilisation import EMPTY_PLACES, utilisation_causes
 from mindllm.strategies.outcome import Wanted, find_strategies
-from mindllm.strategies.search import judge_some, own
+from mindllm.strategies.search import evaluate_current, judge_some
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.units import GIB
@@ -71,7 +71,7 @@ def test_every_candidate_is_a_run_that_loads():
     every = tried(config, ("places", "allgather", "alltoall"))
     for one in every[:: len(every) // 24]:
         run = override_config(config, {**even_keys(config, one.pipeline_stage, one.chunks), **one.overrides()})
-        assert own(run, DEVICE).candidate == one
+        assert evaluate_current(run, DEVICE).candidate == one
 
 
 def test_forms_that_mindspore_does_not_compile_are_left_out():
@@ -92,7 +92,7 @@ def test_a_candidate_is_judged_with_its_own_dispatch():
     config = mixture()
     one = next(one for one in tried(config) if one.dispatch.sends and one.optimizer_shard and one.pipeline_stage == 1)
     judged = judge(config, workload_of(with_dispatch(config, one.dispatch)), one, DEVICE, LIMIT)
-    as_run = own(override_config(config, {**even_keys(config, 1, 1), **one.overrides()}), DEVICE)
+    as_run = evaluate_current(override_config(config, {**even_keys(config, 1, 1), **one.overrides()}), DEVICE)
     assert judged.speed == pytest.approx(as_run.step.tokens_per_device)
     assert judged.memory == pytest.approx(as_run.memory)
 
@@ -110,7 +110,7 @@ def test_nodes_of_a_cluster_judge_each_dispatch_alike():
 def test_a_dispatch_that_a_run_has_is_checked_as_the_run_itself_is():
     config = mixture(**SORTED, moe_token_dispatcher_type="alltoall")
     assert not list(check_experts(config))
-    assert own(config, DEVICE).candidate.dispatch == Dispatch(grouped=True, sends=True)
+    assert evaluate_current(config, DEVICE).candidate.dispatch == Dispatch(grouped=True, sends=True)
 
 
 def test_the_search_leaves_experts_that_compute_every_place_and_says_that_the_run_computes_the_same():
@@ -145,12 +145,12 @@ def test_a_changed_capacity_is_said_to_change_what_is_computed():
 
 
 def test_a_low_utilisation_is_explained_by_its_causes():
-    step = own(mixture(seq_length=2048), DEVICE).step
+    step = evaluate_current(mixture(seq_length=2048), DEVICE).step
     causes = utilisation_causes(step)
     assert step.utilisation < 0.1
     assert sum(causes.values()) <= 1.0
     assert causes[EMPTY_PLACES] > 0.03
-    sorted_step = own(mixture(**SORTED), DEVICE).step
+    sorted_step = evaluate_current(mixture(**SORTED), DEVICE).step
     assert EMPTY_PLACES not in utilisation_causes(sorted_step)
     line = next(
         part
@@ -164,7 +164,7 @@ def test_a_step_with_a_usual_utilisation_needs_no_explanation():
     from mindllm.config import load_config
     from toolkit.benchmark.tune_shipped import SHIPPED
 
-    step = own(load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), DEVICE).step
+    step = evaluate_current(load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), DEVICE).step
     assert utilisation_causes(step) == {}
 
 

@@ -17,7 +17,7 @@ from mindllm.config import render_config
 from mindllm.planning.solve import Infeasible
 from mindllm.strategies.listing import AS_WRITTEN, DRY_RUN, ESTIMATED, PLANNED
 from mindllm.strategies.outcome import Wanted, differences, find_strategies, shown_gain
-from mindllm.strategies.search import NO_PLAN, pareto, plan_best, search
+from mindllm.strategies.search import UNPLANNED, pareto, plan_best, search
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.units import GIB
 
@@ -128,14 +128,14 @@ def test_a_strategy_that_the_dry_run_refutes_is_not_on_the_list(found, monkeypat
     def hold(config, best, *arguments):
         return [replace(one, simulated=True) for one in best if one.candidate == second]
 
-    monkeypatch.setattr("mindllm.strategies.confirm.held_to_dry_run", hold)
+    monkeypatch.setattr("mindllm.strategies.confirm.validate_by_dry_run", hold)
     monkeypatch.setattr("mindllm.strategies.confirm.simulated", lambda hand, progress: replace(hand, simulated=True))
     held = find_strategies(run(), DEVICE, Wanted(best=2, seconds=2.0, dry_run=2))
     assert [one.candidate for one in held.best] == [second]
     listed = {one.candidate: one for one in held.entries if one.source != AS_WRITTEN}
     assert first not in listed
     assert (listed[second].source, listed[second].memory_source) == (PLANNED, DRY_RUN)
-    assert held.found.left_out["does not fit in the dry run"] == 1
+    assert held.found.excluded["does not fit in the dry run"] == 1
 
 
 def test_planning_goes_on_while_an_estimate_is_ahead_of_all_plans(monkeypatch):
@@ -151,9 +151,9 @@ def test_planning_goes_on_while_an_estimate_is_ahead_of_all_plans(monkeypatch):
         step = SimpleNamespace(tokens_per_device=1.0 if slower else 1e9, seconds=2.0 if slower else 1.0)
         return SimpleNamespace(candidate=candidate, step=step)
 
-    monkeypatch.setattr("mindllm.strategies.search.plan_one", plan)
+    monkeypatch.setattr("mindllm.strategies.search.plan_candidate", plan)
     refused = {}
     planned = plan_best(config, judged, DEVICE, 16 * GIB, 1, 1.0, on_refusal=refused.__setitem__)
     assert [one.step.seconds for one in planned] == [1.0, 2.0]
     assert tried == [one.candidate for one in judged[:3]]
-    assert refused == {judged[0].candidate: NO_PLAN}
+    assert refused == {judged[0].candidate: UNPLANNED}

@@ -5,7 +5,7 @@ from small_cluster import cluster_run
 
 from mindllm.config import override_config
 from mindllm.strategies.candidates import Candidate, sharings
-from mindllm.strategies.search import own
+from mindllm.strategies.search import evaluate_current
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
@@ -53,7 +53,7 @@ def test_over_stages_keys_go_round_in_order():
 def test_every_form_is_the_run_that_the_search_judges():
     for sharing in sharings(run(), 4, 1, 1):
         made = shared(sharing)
-        judged = own(made, DEVICE)
+        judged = evaluate_current(made, DEVICE)
         assert judged.candidate.sharing == sharing
         assert judged.step.seconds == pytest.approx(step_time(workload_of(made), DEVICE).seconds)
 

@@ -13,7 +13,7 @@ from mindllm.cli.search import main
 from mindllm.config import load_config
 from mindllm.strategies.candidates import Candidate, candidates
 from mindllm.strategies.judge import judge
-from mindllm.strategies.search import own, plan_one
+from mindllm.strategies.search import evaluate_current, plan_candidate
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.units import GIB
@@ -45,9 +45,9 @@ def test_it_is_judged_and_planned_as_the_run_that_is_written():
     judged = judge(config, workload_of(config), IN_A_V, DEVICE, LIMIT)
     assert judged is not None
     assert max(judged.memory) <= LIMIT
-    planned = plan_one(config, IN_A_V, DEVICE, LIMIT, 20.0)
+    planned = plan_candidate(config, IN_A_V, DEVICE, LIMIT, 20.0)
     assert planned.config.parallel.pipeline_config.v_shape
-    assert own(planned.config, DEVICE).candidate == IN_A_V
+    assert evaluate_current(planned.config, DEVICE).candidate == IN_A_V
     assert planned.step.times.schedule == ZERO_BUBBLE_V
     assert planned.step.tokens_per_device >= judged.speed * 0.999
 

@@ -13,7 +13,7 @@ from mindllm.config import load_config, override_config
 from mindllm.reduced_runs.even import even_keys
 from mindllm.strategies.candidates import Candidate, candidates
 from mindllm.strategies.judge import judge, read_judged
-from mindllm.strategies.search import own, plan_one
+from mindllm.strategies.search import evaluate_current, plan_candidate
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.units import GIB
@@ -38,7 +38,7 @@ def test_pieces_are_tried_beside_whole_sequences_and_load():
     assert len({one.name for one in every}) == len(every)
     for one in ordered[:: len(ordered) // 12]:
         run = override_config(config, {**even_keys(config, one.pipeline_stage, one.chunks), **one.overrides()})
-        assert own(run, DEVICE).candidate == one
+        assert evaluate_current(run, DEVICE).candidate == one
 
 
 def test_pieces_fill_stages_that_micro_batches_do_not():
@@ -58,8 +58,8 @@ def test_it_is_judged_and_planned_as_the_run_that_is_written():
     judged = judge(config, workload_of(config), PIECES, DEVICE, LIMIT)
     assert read_judged(json.loads(json.dumps(judged.tree()))).candidate == PIECES
     assert max(judged.memory) <= LIMIT
-    planned = plan_one(config, PIECES, DEVICE, LIMIT, 2.0)
-    assert own(planned.config, DEVICE).candidate == PIECES
+    planned = plan_candidate(config, PIECES, DEVICE, LIMIT, 2.0)
+    assert evaluate_current(planned.config, DEVICE).candidate == PIECES
     assert (planned.step.times.schedule, planned.step.times.pieces) == (SEQPIPE, 4)
     assert planned.step.tokens_per_device >= judged.speed * 0.999
     assert max(planned.memory) <= LIMIT

@@ -12,7 +12,7 @@ from mindllm.strategies import confirm
 from mindllm.strategies.candidates import Candidate
 from mindllm.strategies.judge import Judged
 from mindllm.strategies.outcome import Wanted, compared, find_strategies
-from mindllm.strategies.search import own, plan_best
+from mindllm.strategies.search import evaluate_current, plan_best
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
@@ -38,7 +38,7 @@ def test_scores_that_no_kernel_fuses_are_in_the_plan():
 
 def test_a_yaml_that_fits_by_formula_is_held_to_the_dry_run_too(monkeypatch):
     config, device = load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), read_device(DEFAULT)
-    hand = own(config, device)
+    hand = evaluate_current(config, device)
     assert hand.room(LIMIT).fits
     forecast = [SimpleNamespace(device_peak=60 * GIB), SimpleNamespace(device_peak=40 * GIB)]
     monkeypatch.setattr(confirm, "forecast_stages", lambda run, stages, simulations: forecast)
@@ -66,7 +66,7 @@ def test_what_does_not_fit_in_the_dry_run_is_planned_again_with_what_the_formula
 
     monkeypatch.setattr(confirm, "forecast_stages", forecast)
     told = []
-    held = confirm.held_to_dry_run(
+    held = confirm.validate_by_dry_run(
         config, [planned], device, LIMIT, 600.0, lambda what, done=0, total=None: told.append(what)
     )
     said = "\n".join(told)
@@ -92,6 +92,6 @@ def test_why_the_first_strategy_cannot_be_planned_is_told(monkeypatch):
     def refuse(*arguments):
         raise UserError(said)
 
-    monkeypatch.setattr("mindllm.strategies.search.plan_one", refuse)
+    monkeypatch.setattr("mindllm.strategies.search.plan_candidate", refuse)
     with pytest.raises(CheckFailed, match=f"can be planned; of the first: {said}"):
         find_strategies(config, read_device(DEFAULT), Wanted(devices=4, best=2))

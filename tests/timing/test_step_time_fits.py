@@ -11,7 +11,7 @@ from mindllm.cli.time import main
 from mindllm.config import load_config
 from mindllm.errors import CheckFailed
 from mindllm.strategies.outcome import recommended
-from mindllm.strategies.search import own
+from mindllm.strategies.search import evaluate_current
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
@@ -102,8 +102,8 @@ def test_a_yaml_that_does_not_fit_is_not_called_best(capsys, tmp_path, small):
 
 
 def test_the_fastest_that_fits_is_recommended(small):
-    hand = own(load_config(small[0]), DEVICE)
-    slower = own(load_config(small[0], ["--recompute_config.recompute=true"]), DEVICE)
+    hand = evaluate_current(load_config(small[0]), DEVICE)
+    slower = evaluate_current(load_config(small[0], ["--recompute_config.recompute=true"]), DEVICE)
     needed = max(hand.memory) / (1 - RESERVED)
     assert recommended([slower], hand, needed) is hand
     assert recommended([slower], hand, 0.99 * needed) is slower

@@ -222,7 +222,7 @@ def test_paths_that_are_no_checkpoint_are_explained(tmp_path):
     for wrong in (tmp_path, tmp_path / "checkpoint"):
         with pytest.raises(UserError, match=f"pass one of them: --resume_training={path}"):
             load_checkpoint(wrong)
-    with pytest.raises(UserError, match=f"is a file; .* give --load_checkpoint={path}"):
+    with pytest.raises(UserError, match=f"is a file; .* pass --load_checkpoint={path}"):
         load_checkpoint(path / "model.safetensors", option="--load_checkpoint")
     with pytest.raises(UserError, match=r"does not exist; there is llm-12$"):
         load_checkpoint(tmp_path / "checkpoint" / "llm-13")

@@ -45,7 +45,7 @@ def with_another_term(self, losses, loss_mask):
 
 
 def with_shifted_labels(self, hidden, weight, labels):
-    return self.cross_entropy(self.head(hidden, weight), ops.concat((labels[1:], labels[:1])))
+    return self.cross_entropy(self.head(hidden, weight), ops.concat((labels[1:], labels[:1])))[0]
 
 
 def with_next_labels(self, labels):

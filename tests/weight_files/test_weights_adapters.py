@@ -188,7 +188,7 @@ def test_bottlenecks_in_files_of_their_own(base, tmp_path, capsys):
     path = tmp_path / "adapter/adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"adapter_length": "wide"}))
     assert tool("merge", tmp_path / "adapter", tmp_path / "merged", "--base", base) == 2
-    assert "adapter_length: is not understood" in capsys.readouterr().err
+    assert "adapter_length: invalid value" in capsys.readouterr().err
 
 
 def test_an_adapter_is_not_exported_as_a_model(base, tmp_path, capsys):

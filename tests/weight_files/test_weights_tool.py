@@ -196,5 +196,5 @@ def test_mistakes_about_the_architecture(directory, tmp_path):
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "a.safetensors")
     printed = run("import", tmp_path / "a.safetensors", tmp_path / "ours", expect=2)
     assert "do not define their architecture; add --model RUN.yaml" in printed
-    assert "has a config.json of its own" in run("import", directory, tmp_path / "ours", "--model", directory, expect=2)
+    assert "has its own config.json" in run("import", directory, tmp_path / "ours", "--model", directory, expect=2)
     assert not (tmp_path / "ours").exists()

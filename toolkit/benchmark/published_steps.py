@@ -17,8 +17,9 @@ from mindllm.config import RecomputeConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerPlan, read_plan
+from mindllm.timing.costs.work import size_of
 from mindllm.timing.measured.calibrate import Measured
-from mindllm.timing.workload import Numerics, Strategy, Workload
+from mindllm.timing.workload import Numerics, Strategy, UpdateRule, Workload
 
 MEGATRON = Numerics("float16", gradient_bytes=2, fused_attention=False, dropout="fused", scaled_loss=True)
 SELECTIVE = (
@@ -134,10 +135,14 @@ def atlas(row: Row) -> Measured | None:
         expert_parallel=groups,
         copies=int(row["micro_batch_interleave"] or 1),
     )
-    gradients = 4 if row["param_init_type"] == "float32" else 2
     flash, compressed = (row.get(key) == "True" for key in ("flash_attention", "use_attn_mask_compression"))
-    numerics = Numerics(row["compute_dtype"], gradients, flash, reads_masks=flash and not compressed)
-    workload = Workload(ModelConfig.model_validate(fields).architecture, sequence, strategy, plan, numerics)
+    weight_bytes = size_of(row["param_init_type"])
+    numerics = Numerics(row["compute_dtype"], weight_bytes, flash, reads_masks=flash and not compressed)
+    # MindFormers has no copies in single precision of weights in half precision. Its graphs are compiled with fusion.
+    casts = row["param_init_type"] == "float32" or row["param_init_type"] != row["compute_dtype"]
+    update = UpdateRule(weight_bytes=weight_bytes, casts_weights=casts, fuses_casts=True)
+    architecture = ModelConfig.model_validate(fields).architecture
+    workload = Workload(architecture, sequence, strategy, plan, numerics, update=update)
     return Measured(
         row["model"], workload, workload.tokens / strategy.device_num / float(row["tokens_per_s_per_device"])
     )

@@ -15,7 +15,7 @@ from typing import Any
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
 from mindllm.errors import UserError
-from mindllm.strategies.search import Planned, own, plan_best, search
+from mindllm.strategies.search import Planned, evaluate_current, plan_best, search
 from mindllm.terminal.console import error_console
 from mindllm.timing.device import DEFAULT, Device, read_device
 from mindllm.units import GIB
@@ -83,7 +83,7 @@ def beside(name: str, device: Device, best: int, seconds: float) -> dict[str, An
         "reason": "",
     }
     try:
-        row["hand"] = _told(own(config, device))
+        row["hand"] = _told(evaluate_current(config, device))
         with tempfile.TemporaryDirectory(prefix="mindllm_strategies_") as directory:
             judged = search(config, devices, config.global_batch_size, device, limit, Path(directory)).judged
         planned = plan_best(config, judged, device, limit, best, seconds)

@@ -11,9 +11,10 @@ import numpy as np
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """float64 ``[heads]``: a geometric sequence from ``2^(-8/heads)``.
+    """Return float64 ``[heads]``: a geometric sequence from ``2^(-8/heads)``.
 
-    Where ``heads`` is no power of two: that of the power below, then every other one of the power above (their reference code).
+    If ``heads`` is not a power of two, it is the sequence of the power below, then every second number of the power above
+    (the paper's reference code).
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
@@ -22,6 +23,6 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 
 def alibi_bias(heads: int, length: int) -> np.ndarray:
-    """What is added to the scores of keys ``0 … length - 1``: float32 ``[1, heads, 1, length]``."""
+    """Return the bias added to the scores of keys ``0 … length - 1``: float32 ``[1, heads, 1, length]``."""
     bias = alibi_slopes(heads)[:, None] * np.arange(length)
     return bias.astype(np.float32)[None, :, None, :]

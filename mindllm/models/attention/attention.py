@@ -20,10 +20,10 @@ from mindllm.models.norm import make_norm
 from mindllm.models.pieces import EarlierPieces
 from mindllm.models.weights import InitStd, constant
 
-ATTENTION_SALT = 1  # of the numbers that dropout is drawn by
+ATTENTION_SALT = 1  # of the random numbers of dropout
 Tables = tuple[Tensor, ...]
-"""What all layers of a context read about positions: rotary cosines and sines, or nothing; of a piece of a sequence cosines,
-sines, which places are its own, and its number."""
+"""Position tables of all layers of a context: rotary cosines and sines, or nothing. For a piece of a sequence: cosines, sines, a
+mask of its places, and its number."""
 AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
@@ -79,7 +79,7 @@ class ComposedAttention(nn.Cell):
         """Query ``[batch, heads, q, d]``, key, value ``[batch, num_kv_heads, k, d]`` -> as query, with the width of the values.
 
         The mask is additive: ``[q, k]``, or ``[batch, 1, q, k]`` with one for each row. The bias is ``[1, heads, 1, k]``.
-        ``random``, int32 ``[batch, q]``, is what dropout is drawn by.
+        ``random``, int32 ``[batch, q]``, has the keys of dropout.
         """
         columns = self.dropout.columns if self.drops else None
         return self.attend(self.mul(query, self.scale), key, value, mask, bias, random, columns)
@@ -92,9 +92,9 @@ class ComposedAttention(nn.Cell):
         mask: Tensor,
         bias: Tensor | None,
         random: Tensor | None,
-        columns_of_dropout: Tensor | None,
+        dropout_columns: Tensor | None,
     ) -> Tensor:
-        """The same for a query that is scaled already."""
+        """Compute the attention of a scaled query. Shapes are those of :meth:`construct`."""
         batch, _, rows, _ = query.shape
         columns = key.shape[2]
         query = self.reshape(query, (batch, self.num_kv_heads, -1, self.head_dim))
@@ -112,7 +112,7 @@ class ComposedAttention(nn.Cell):
         weights = self.cast(self.normalised(scores), self.output_dtype)
         if self.drops:
             weights = self.reshape(weights, (batch, self.num_heads, rows, columns))
-            weights = self.dropout(weights, random, columns_of_dropout)
+            weights = self.dropout(weights, random, dropout_columns)
         weights = self.operand(weights)
         weights = self.reshape(weights, (batch, self.num_kv_heads, -1, columns))
         context = self.context(weights, self.operand(value))
@@ -125,7 +125,7 @@ class ComposedAttention(nn.Cell):
 class CausalAttention(ComposedAttention):
     """:class:`ComposedAttention` under a causal mask ``[seq, seq]`` on a CPU, in blocks of query rows.
 
-    A block sees the keys up to its own end: of the half that the mask would hide, most is not computed.
+    A block only uses the keys up to its own end, so that most of the masked half is not computed.
     """
 
     def __init__(self, spec: AnyAttention, kernels: Kernels, seq_length: int) -> None:
@@ -142,7 +142,7 @@ class CausalAttention(ComposedAttention):
         bias: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor:
-        """As :class:`ComposedAttention`, with as many queries as keys."""
+        """Compute attention with as many queries as keys. Shapes are those of :class:`ComposedAttention`."""
         query = self.mul(query, self.scale)
         length = query.shape[2]
         blocks = causal_blocks(length)
@@ -150,12 +150,14 @@ class CausalAttention(ComposedAttention):
         for index in range(blocks):
             start, end = length * index // blocks, length * (index + 1) // blocks
             rows = self.cut(query, start, end)
-            part_of_mask = self.cut_mask(mask, start, end)
+            block_mask = self.cut_mask(mask, start, end)
             keys, values = self.cut(key, 0, end), self.cut(value, 0, end)
-            of_keys = self.slice(bias, (0, 0, 0, 0), (1, self.num_heads, 1, end)) if self.biased else None
-            of_rows = self.slice(random, (0, start), (random.shape[0], end - start)) if random is not None else None
+            block_bias = self.slice(bias, (0, 0, 0, 0), (1, self.num_heads, 1, end)) if self.biased else None
+            block_random = (
+                self.slice(random, (0, start), (random.shape[0], end - start)) if random is not None else None
+            )
             columns = self.slice(self.dropout.columns, (0, 0, 0, 0), (1, 1, 1, end)) if self.drops else None
-            parts = (*parts, self.attend(rows, keys, values, part_of_mask, of_keys, of_rows, columns))
+            parts = (*parts, self.attend(rows, keys, values, block_mask, block_bias, block_random, columns))
         return parts[0] if blocks == 1 else self.concat(parts)
 
     def cut_mask(self, mask: Tensor, start: int, end: int) -> Tensor:
@@ -172,7 +174,7 @@ class CausalAttention(ComposedAttention):
         return self.slice(x, (0, 0, start, 0), (batch, heads, end - start, width))
 
     def normalised(self, scores: Tensor) -> Tensor:
-        """As a matrix: the CPU back end's reductions, of which the gradient has one, are slow over more dimensions."""
+        """Normalize the scores as a matrix: the CPU back end's reductions are slow over more dimensions."""
         return self.softmax(self.reshape(scores, (-1, scores.shape[-1])))
 
 
@@ -207,8 +209,8 @@ class Attention(nn.Cell):
         self.merge_transpose = P.Transpose()
         self.in_pieces = kernels.pieces is not None
         if kernels.pieces is not None:
-            held = (kernels.pieces, self.num_kv_heads, seq_length, self.head_dim, kernels.activation)
-            self.key_cache, self.value_cache = EarlierPieces(*held), EarlierPieces(*held)
+            cache = (kernels.pieces, self.num_kv_heads, seq_length, self.head_dim, kernels.activation)
+            self.key_cache, self.value_cache = EarlierPieces(*cache), EarlierPieces(*cache)
 
     def heads(self, x: Tensor, batch: int, count: int) -> Tensor:
         """``[batch · seq, count · d] -> [batch, count, seq, d]``."""
@@ -230,7 +232,7 @@ class Attention(nn.Cell):
         return self.rotary(query, tables[0], tables[1]) if self.rotates else query
 
     def keys(self, rows: Tensor, batch: int, tables: Tables) -> Tensor:
-        """The same of keys."""
+        """Split rows of keys into heads, normalize and rotate them. Shapes are those of :meth:`queries`."""
         key = self.heads(rows, batch, self.num_kv_heads)
         if self.norms_heads:
             key = self.key_norm(key)
@@ -249,7 +251,7 @@ class Attention(nn.Cell):
         return self.wq(x), self.wk(x), self.wv(x)
 
     def attended(self, query: Tensor, key: Tensor, value: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor:
-        """What :meth:`rows` of whole sequences attend to, before the output projection: ``[batch · seq, heads · d]``."""
+        """Compute attention of the :meth:`rows` of whole sequences before the output projection: ``[batch · seq, heads · d]``."""
         query, key = self.queries(query, batch, tables), self.keys(key, batch, tables)
         value = self.heads(value, batch, self.num_kv_heads)
         return self.merged(self.attention(query, key, value, mask, self.bias(), None))
@@ -261,16 +263,16 @@ class Attention(nn.Cell):
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         query, key, value = self.project(x, batch, tables, random)
         if self.in_pieces:
-            own, piece = tables[2], tables[3]
-            key, kept_keys = self.key_cache(key, own, piece)
-            value, kept_values = self.value_cache(value, own, piece)
-            query = P.depend(P.depend(query, kept_keys), kept_values)
+            places, piece = tables[2], tables[3]
+            key, saved_keys = self.key_cache(key, places, piece)
+            value, saved_values = self.value_cache(value, places, piece)
+            query = P.depend(P.depend(query, saved_keys), saved_values)
         context = self.attention(query, key, value, mask, self.bias(), random)
         return self.output(context, random)
 
 
 def attention_core(spec: AnyAttention, kernels: Kernels, seq_length: int) -> nn.Cell:
-    """Causal attention of heads, in the form the device is good at."""
+    """Return causal attention of heads in the form that is fastest on the device."""
     if kernels.ring:
         return RingAttention(spec, kernels)
     if kernels.balanced:

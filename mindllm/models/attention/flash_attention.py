@@ -11,13 +11,13 @@ from mindllm.models.attention.largest_logit import LargestLogit
 from mindllm.models.kernels import Kernels
 
 # Values of sparse_mode.
-WHOLE_MASK = 0
+FULL_MASK = 0
 CAUSAL_BY_COMPRESSED_MASK = 2  # the mask is 2048 x 2048 whatever the length, the upper triangle is skipped
-BAND_BY_COMPRESSED_MASK = 4  # the same, and keys further back than pre_tokens are skipped too
+BAND_BY_COMPRESSED_MASK = 4  # additionally skips keys more than pre_tokens back
 
-LARGEST_OF_ROWS, CONTEXT = 0, 3
+ROW_MAXIMA, CONTEXT = 0, 3
 """Outputs of the operator: the largest scaled and masked score of each query, fp32 ``[batch, heads, seq, 8]`` with eight equal
-numbers, and what the queries attend to.
+numbers, and the context of the queries.
 """
 
 
@@ -29,7 +29,7 @@ class FlashAttention(nn.Cell):
         self.masks_of_rows = kernels.document_masks
         mode, band = CAUSAL_BY_COMPRESSED_MASK, {}
         if kernels.document_masks:
-            mode = WHOLE_MASK
+            mode = FULL_MASK
         elif spec.window is not None and spec.window < seq_length:
             mode, band = BAND_BY_COMPRESSED_MASK, {"pre_tokens": spec.window - 1, "next_tokens": 0}
         self.flash_attention = flash_attention_score(spec, mode, **band)
@@ -46,17 +46,17 @@ class FlashAttention(nn.Cell):
         bias: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor:
-        found = self.flash_attention(query, key, value, None, None, None, mask, None)
-        return self.largest(found[CONTEXT], found[LARGEST_OF_ROWS]) if self.watched else found[CONTEXT]
+        outputs = self.flash_attention(query, key, value, None, None, None, mask, None)
+        return self.largest(outputs[CONTEXT], outputs[ROW_MAXIMA]) if self.watched else outputs[CONTEXT]
 
 
 class BalancedFlashAttention(nn.Cell):
     """Causal attention of tokens in :func:`.balanced_order` of a sequence, shapes of :class:`FlashAttention`.
 
-    The early half of a sequence stands in order: its queries see the early keys before them. The late half stands in reverse: a
-    query sees the late keys that stand behind it, and all early ones, which is one band of the late keys followed by the early
-    ones. So both are compressed masks, nothing that is hidden is computed, and a device with a piece of each half has as
-    many scores as every other.
+    The early half of a sequence is in order: its queries see the early keys before them. The late half is reversed: a query sees
+    the late keys after it and all early ones, which is one band of the late keys followed by the early ones. Both halves
+    therefore have compressed masks without computing masked scores, and a device with a piece of each half has as many scores as
+    any other.
     """
 
     masks_of_rows = False
@@ -94,12 +94,12 @@ class BalancedFlashAttention(nn.Cell):
         early_keys, early_values = self.half(early_keys), self.half(early_values)
         keys = self.join_keys((self.half(late_keys), early_keys))
         values = self.join_values((self.half(late_values), early_values))
-        of_early = self.early(self.half(early), early_keys, early_values, None, None, None, mask, None)
-        of_late = self.late(self.half(late), keys, values, None, None, None, mask, None)
-        first, second = of_early[CONTEXT], of_late[CONTEXT]
+        early_outputs = self.early(self.half(early), early_keys, early_values, None, None, None, mask, None)
+        late_outputs = self.late(self.half(late), keys, values, None, None, None, mask, None)
+        first, second = early_outputs[CONTEXT], late_outputs[CONTEXT]
         if self.watched:
-            first = self.largest(first, of_early[LARGEST_OF_ROWS])
-            second = self.largest(second, of_late[LARGEST_OF_ROWS])
+            first = self.largest(first, early_outputs[ROW_MAXIMA])
+            second = self.largest(second, late_outputs[ROW_MAXIMA])
         return self.reshape(self.join((self.in_halves(first), self.in_halves(second))), query.shape)
 
     def in_pieces(self, x: Tensor) -> Tensor:
@@ -112,12 +112,12 @@ class BalancedFlashAttention(nn.Cell):
         return self.reshape(x, (x.shape[0], x.shape[1], self.ranks * self.piece, x.shape[5]))
 
     def in_halves(self, x: Tensor) -> Tensor:
-        """The way back from :meth:`half`."""
+        """Invert :meth:`half`."""
         return self.reshape(x, (x.shape[0], x.shape[1], self.ranks, 1, self.piece, x.shape[3]))
 
 
 def flash_attention_score(spec: AttentionSpec | LatentAttentionSpec, mode: int, **band: int) -> P.Primitive:
-    """The operator for ``[batch, heads, seq, d]``; ``mode`` is its ``sparse_mode``."""
+    """Return the operator for ``[batch, heads, seq, d]``; ``mode`` is its ``sparse_mode``."""
     return ms.ops.operations.nn_ops.FlashAttentionScore(
         head_num=spec.num_heads,
         keep_prob=1.0,

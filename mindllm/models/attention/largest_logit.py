@@ -1,7 +1,7 @@
-"""The largest attention logit of each head since it was last asked for, kept beside a layer while it computes.
+"""The largest attention logit of each head since the last reading, recorded in a layer during computation.
 
-A maximum over micro-batches and replicas is no sum, so no gradient can carry it; it is a parameter that the forward pass raises.
-On several devices each keeps that of its own rows and heads: who needs it of all of them exchanges it once per step.
+A maximum over micro-batches and replicas is not a sum, so a gradient cannot carry it. It is a parameter that the forward pass
+raises. Each device has the maximum of its own rows and heads, which is exchanged once per step where all of them are needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOWEST = -3e38  # before there was any; the mask adds a finite number, too
 
 
 class LargestLogit(nn.Cell):
-    """``(passed, scores)`` -> ``passed`` as it is; behind it the largest score that each head has seen is up to date.
+    """``(passed, scores)`` -> ``passed`` unchanged, after an update of the largest score of each head.
 
     Scores are masked: ``[batch, heads, q, k]``, or the largest of each query, ``[batch, heads, q, any number]``.
     """
@@ -32,10 +32,10 @@ class LargestLogit(nn.Cell):
         self.assign = P.Assign()
 
     def construct(self, passed: Tensor, scores: Tensor) -> Tensor:
-        found = self.cast(self.reduce_max(P.stop_gradient(scores), (0, 2, 3)), ms.float32)
-        return P.depend(passed, self.assign(self.largest_logit, self.maximum(self.largest_logit, found)))
+        maxima = self.cast(self.reduce_max(P.stop_gradient(scores), (0, 2, 3)), ms.float32)
+        return P.depend(passed, self.assign(self.largest_logit, self.maximum(self.largest_logit, maxima)))
 
 
 def largest_logits(model: nn.Cell) -> list[Parameter]:
-    """Those of all layers that keep them, by their names."""
+    """Return the largest logits of all layers that record them, by name."""
     return [item for item in model.get_parameters() if item.name.endswith(LARGEST)]

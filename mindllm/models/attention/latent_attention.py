@@ -70,27 +70,27 @@ class LatentAttention(nn.Cell):
     def project(
         self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]`` with their own ``d``.
+        """Return queries, keys and values ``[batch, heads, seq, d]`` of ``x`` ``[batch · seq, hidden]``, each with its own ``d``.
 
-        ``random``, here and below, is what the dropout of adapters is drawn by.
+        ``random`` has the keys of the adapters' dropout, here and below.
         """
         turned = self.turned_key(x, batch, tables, random)
         key, value = self.keys_and_values(self.narrow(x, random), turned, batch, random)
         return self.join_query(self.query(x, batch, tables, random)), key, value
 
     def narrow(self, x: Tensor, random: Tensor | None = None) -> Tensor:
-        """What keys and values are made of, ``[batch · seq, kv_lora_rank]``."""
+        """Return the latent of keys and values, ``[batch · seq, kv_lora_rank]``."""
         return self.key_value_latent_norm(self.wkv_down(x, random))
 
     def turned_key(self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None) -> Tensor:
-        """The part of the keys that is one for all heads: ``[batch, 1, seq, turned]``."""
+        """Return the rotated part of the keys, which all heads share: ``[batch, 1, seq, rotated]``."""
         key = self.reshape(self.wk_rotary(x, random), (batch, 1, -1, self.qk_rope_head_dim))
         return self.key_rotary(key, tables[0], tables[1])
 
     def keys_and_values(
         self, narrow: Tensor, turned: Tensor, batch: int, random: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Those of all heads, ``[batch, heads, seq, d]``, of what :meth:`narrow` and :meth:`turned_key` give."""
+        """Return keys and values of all heads, ``[batch, heads, seq, d]``, from :meth:`narrow` and :meth:`turned_key`."""
         turned = self.to_all_heads(turned, self.nothing)
         key = self.join_key((self.heads(self.wk_plain(narrow, random), batch, self.qk_nope_head_dim), turned))
         value = self.wv(narrow, random)
@@ -100,7 +100,7 @@ class LatentAttention(nn.Cell):
         return key, self.transpose(padded, (0, 2, 1, 3))
 
     def query(self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The plain and the turned part of queries, ``[batch, heads, seq, d]``."""
+        """Return the plain and the rotated part of queries, ``[batch, heads, seq, d]``."""
         if self.compresses_queries:
             latent = self.query_latent_norm(self.wq_down(x, random))
             plain, turned = self.wq_up_plain(latent, random), self.wq_up_rotary(latent, random)
@@ -124,12 +124,12 @@ class LatentAttention(nn.Cell):
         return self.output(self.without_padding(context), random)
 
     def without_padding(self, x: Tensor) -> Tensor:
-        """The channels of values."""
+        """Return the channels of values."""
         return self.cut(x, (0, 0, 0, 0), (x.shape[0], x.shape[1], x.shape[2], self.value_dim))
 
 
 class Padding(nn.Cell):
-    """``count`` zeros behind the channels, the last dimension of four: the fused kernel has one width for keys and values."""
+    """Appends ``count`` zeros to the channels: the fused kernel has one width for keys and values."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""How many tokens went to each expert, told by the gradient of a weight that is always zero.
+"""The number of tokens per expert, as the gradient of a weight that is always zero.
 
-What is multiplied with that weight and added to the loss changes nothing, and its gradient is the count. So counts take the way
-of all gradients: they are added over micro batches, replicas and processes, are computed once however often a layer is, and
-need no output of the graph.
+The product of that weight with the counts, added to the loss, changes nothing, and the gradient is the count. Counts are
+therefore summed over micro-batches, replicas and processes like all gradients, are computed once even if a layer is recomputed,
+and need no output of the graph.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from mindllm.architecture.experts import RouterSpec
 
 PROBE = "feed_forward.load.probe"
 PAIRS_PROBE = "pairs.probe"
-"""The same of what is counted of pairs of answers (``finetune/preference.py``)."""
+"""The counter of pairs of answers (``finetune/preference.py``)."""
 LOSS_PROBE = "prediction_losses."
-"""What names of counters of what layers predict ahead have in them (``models/mtp.py``)."""
+"""Part of the names of prediction layers' counters (``models/mtp.py``)."""
 ROUTER_BIAS = "feed_forward.router.bias"
 
 
 def is_probe(name: str) -> bool:
-    """Whether a parameter is no weight but such a counter."""
+    """Return True if a parameter is a counter and not a weight."""
     return name.endswith((PROBE, PAIRS_PROBE)) or LOSS_PROBE in name
 
 
 class ExpertLoad(nn.Cell):
-    """A mask of chosen experts fp32 ``[batch, seq, experts]`` and whether there was a place for each choice, fp32
-    ``[batch, seq, chosen]`` -> zeros fp32 ``[batch]``.
+    """A mask of chosen experts fp32 ``[batch, seq, experts]`` and a mask of choices with a place, fp32 ``[batch, seq, chosen]``
+    -> zeros fp32 ``[batch]``.
 
-    The gradient of ``probe`` ``[experts + 1]`` is the part of a sequence's tokens that chose each expert, then the choices that
-    were dropped per token, times what the sequence counts for in the loss.
+    The gradient of ``probe`` ``[experts + 1]`` is the fraction of a sequence's tokens that chose each expert, then the dropped
+    choices per token, times the weight of the sequence in the loss.
     """
 
     def __init__(self, spec: RouterSpec) -> None:
@@ -48,8 +48,8 @@ class ExpertLoad(nn.Cell):
         self.sum = P.ReduceSum()
         self.reshape = P.Reshape()
 
-    def construct(self, mask: Tensor, kept: Tensor) -> Tensor:
-        kept = self.reshape(self.of_kept(kept, (1, 2)), (-1, 1))
-        dropped = self.dropped(self.negative(kept, -self.choices), self.choices)
+    def construct(self, mask: Tensor, placed: Tensor) -> Tensor:
+        placed = self.reshape(self.of_kept(placed, (1, 2)), (-1, 1))
+        dropped = self.dropped(self.negative(placed, -self.choices), self.choices)
         counted = P.stop_gradient(self.join((self.of_experts(mask, 1), dropped)))
         return self.sum(self.weigh(counted, self.probe), 1)

@@ -24,11 +24,11 @@ from mindllm.models.weights import InitStd, normal_parameter
 
 
 class ExpertLinear(nn.Cell):
-    """The same projection of every expert, ``[batch, experts, tokens, in] -> [batch, experts, tokens, out]``; weight
+    """A projection of every expert, ``[batch, experts, tokens, in] -> [batch, experts, tokens, out]``; weight
     ``[experts, out, in]``.
 
     The product broadcasts the weight over the batch. The CPU back end has no such product: there the sequences of an expert
-    are laid one behind the other.
+    are concatenated.
     """
 
     def __init__(self, experts: int, shape: tuple[int, int], kernels: Kernels, std: float) -> None:
@@ -94,13 +94,13 @@ class Dispatch(nn.Cell):
     def construct(self, chosen: Tensor, mask: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = chosen.shape
         order = self.order if length == self.order.shape[2] else descending(length)
-        wanted = self.earlier_first(self.transpose(mask, (0, 2, 1)), order)
-        tokens = self.earliest(wanted, capacity)[1]
+        choices = self.earlier_first(self.transpose(mask, (0, 2, 1)), order)
+        tokens = self.earliest(choices, capacity)[1]
         before = self.first_is_zero(self.place(self.count(mask, 1), 2, chosen), 1.0)
-        kept = self.cast(self.fits(before, float(capacity)), ms.float32)
+        placed = self.cast(self.fits(before, float(capacity)), ms.float32)
         before = self.cast(self.clip(before, float(capacity - 1)), ms.int32)
         places = self.add(self.of_expert(chosen, capacity), before)
-        return tokens, self.reshape(places, (batch, -1)), kept
+        return tokens, self.reshape(places, (batch, -1)), placed
 
 
 most_tokens = ms.constexpr(capacity_of)
@@ -156,31 +156,31 @@ class Experts(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         chosen, weights, mask, added = self.router(x, batch)
         if self.grouped:
-            y, kept = self.experts(x, chosen, weights), self.kept(mask, 2, chosen)  # ones
+            y, placed = self.experts(x, chosen, weights), self.kept(mask, 2, chosen)  # ones
         else:
-            y, kept = self.routed(x, chosen, weights, mask, may_drop)
+            y, placed = self.routed(x, chosen, weights, mask, may_drop)
         if self.has_shared:
-            y = self.shared_add(y, self.seen_by_all(x, random))
-        counted = self.load(mask, kept)
+            y = self.shared_add(y, self.shared_output(x, random))
+        counted = self.load(mask, placed)
         return y, self.add_load(added, counted) if self.balances else counted
 
     def routed(self, x: Tensor, chosen: Tensor, weights: Tensor, mask: Tensor, may_drop: bool) -> tuple[Tensor, Tensor]:
-        """The weighted sum of the chosen experts' results, ``[batch · seq, hidden]``, and whether each choice found a place."""
+        """Return the weighted sum of experts' results, ``[batch · seq, hidden]``, and a mask of choices with a place."""
         batch, length, count = chosen.shape
         hidden, experts, capacity = x.shape[-1], self.count, length
         if may_drop and self.capacity_factor is not None:
             capacity = most_tokens(self.capacity_factor, self.top_k, length, experts)
-        tokens, places, kept = self.dispatch(chosen, mask, capacity)
+        tokens, places, placed = self.dispatch(chosen, mask, capacity)
         rows = self.gather_tokens(self.reshape(x, (batch, length, hidden)), tokens, 1)
         y = self.arrive(self.experts(self.depart(rows, 1.0)), 1.0)
         y = self.collect(self.reshape(y, (batch, experts * capacity, hidden)), places, 1)
-        weights = self.cast(self.keep(weights, kept), self.output_dtype)
+        weights = self.cast(self.keep(weights, placed), self.output_dtype)
         y = self.weigh(
             self.reshape(y, (batch, length, count, hidden)), self.reshape(weights, (batch, length, count, 1))
         )
-        return self.reshape(self.sum(y, 2), (batch * length, hidden)), kept
+        return self.reshape(self.sum(y, 2), (batch * length, hidden)), placed
 
-    def seen_by_all(self, x: Tensor, random: Tensor | None) -> Tensor:
-        """The shared expert's result."""
+    def shared_output(self, x: Tensor, random: Tensor | None) -> Tensor:
+        """Return the shared expert's result."""
         y = self.shared(x, random)
         return self.gate_mul(y, self.sigmoid(self.shared_gate(x))) if self.gated else y

@@ -1,9 +1,9 @@
 """Experts without a capacity: tokens sorted by their expert, and a matrix product for the group of each.
 
-Every choice of a token is a row, ``tokens · chosen`` of them in all, so nothing is dropped, and nothing is computed for places
-that nobody wants (MegaBlocks: Gale et al., 2022). Shapes are static, and how many rows a group has is known when the step runs:
-Ascend's operators take the ends of the groups as a tensor. Elsewhere rows lie in blocks that belong to one expert each, as in
-that paper, and what is left of the last block of an expert is computed in vain.
+Every choice of a token is a row, ``tokens · chosen`` in total, so that no choice is dropped and no unused place is computed
+(MegaBlocks: Gale et al., 2022). Shapes are static, but the rows of a group depend on the step: Ascend's operators take the ends
+of the groups as a tensor. Elsewhere rows are in blocks of one expert each, as in that paper, and the last block of an expert is
+padded.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Operand
 from mindllm.models.weights import InitStd, normal_parameter
 
-ONE_TENSOR, GROUPS_OF_ROWS = 3, 0
+SINGLE_TENSOR, ROW_GROUPS = 3, 0
 """Values of ``split_item`` and ``group_type`` of GroupedMatmul: rows of all groups stand in one tensor."""
 MARKS = frozenset({"recompute", "offload", "backward_prefetch"})
 """Attributes of an operator that say what becomes of its result until the backward pass."""
 LARGEST_BLOCK, SMALLEST_BLOCK = 128, 8
-BLOCKS_OF_EXPERT = 2  # that an even share of the rows fills at least
+MIN_EXPERT_BLOCKS = 2  # that an even share of the rows fills at least
 
 
 class ExpertMatrices(nn.Cell):
@@ -37,7 +37,7 @@ class ExpertMatrices(nn.Cell):
         self.operand = Operand(kernels)
 
     def matrices(self) -> Tensor:
-        """The weight as operand of the product."""
+        """Return the weight as operand of the product."""
         return self.operand(self.weight)
 
 
@@ -47,10 +47,10 @@ class GroupedProduct(ExpertMatrices):
     def __init__(self, experts: int, shape: tuple[int, int], kernels: Kernels, std: float) -> None:
         super().__init__(experts, shape, kernels, std)
         self.transpose = P.Transpose()
-        self.matmul = GroupedMatmul(ONE_TENSOR, GROUPS_OF_ROWS)
+        self.matmul = GroupedMatmul(SINGLE_TENSOR, ROW_GROUPS)
 
     def construct(self, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        """``ends`` int64 ``[experts]``: behind which row the group of each ends."""
+        """Multiply grouped rows. ``ends`` int64 ``[experts]``: the end of each expert's group."""
         weight = self.transpose(weight, (0, 2, 1))
         return self.matmul((self.operand(rows),), (weight,), None, None, None, None, None, ends)[0]
 
@@ -75,8 +75,8 @@ class SortedTokens(nn.Cell):
     ``[tokens, chosen]`` -> rows ``[tokens · chosen, hidden]``, the row of each choice int32 ``[tokens · chosen]``, and the ends
     of the groups int64 ``[experts]``.
 
-    ``shared``: some choices are of other ranks' experts and have the number ``experts``. Their rows stand behind all groups,
-    where products leave whatever lay in memory.
+    ``shared``: some choices are of other ranks' experts and have the number ``experts``. Their rows are after all groups,
+    where products leave memory uninitialized.
     """
 
     def __init__(self, experts: int, shared: bool = False) -> None:
@@ -99,15 +99,15 @@ class SortedTokens(nn.Cell):
         return self.cleared(rows, ends), places, ends
 
     def cleared(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """``rows`` with zeros behind all groups, and so their gradient."""
+        """Return ``rows`` with zeros after all groups, and likewise their gradient."""
         if not self.shared:
             return rows
         count = ends.shape[0]
         end = self.last(ends, (count - 1,), (count,), (1,))
-        return self.clear(rows, self.behind(numbers_of_rows(rows.shape[0]), end), 0.0)
+        return self.clear(rows, self.behind(row_numbers(rows.shape[0]), end), 0.0)
 
     def weighted_sum(self, y: Tensor, places: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        """The rows of each token, weighted by ``[tokens, chosen]`` and added up: ``[tokens, hidden]``."""
+        """Sum the rows of each token with weights ``[tokens, chosen]``: ``[tokens, hidden]``."""
         return self.unpermute(self.cleared(y, ends), places, weights, False, None)
 
 
@@ -167,14 +167,14 @@ class TokensInBlocks(nn.Cell):
 
     def construct(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tokens, count = chosen.shape
-        size = rows_of_block(tokens * count, self.experts)
+        size = block_rows(tokens * count, self.experts)
         blocks = most_blocks(tokens * count, self.experts, size) + self.shared
         mask = self.mask(chosen)
         ends, first_rows = self.groups(mask, size)
         places, token = self.places(chosen, self.running(mask, 0), first_rows, blocks * size)
         sources = self.tokens_of_rows(token, places, blocks * size)
-        behind = self.cast(self.is_behind(numbers_of_blocks(blocks), self.reshape(ends, (1, -1))), ms.float32)
-        owners = self.cast(self.last(self.owner(behind, 1), float(self.experts - 1)), ms.int32)
+        after_block = self.cast(self.is_behind(block_numbers(blocks), self.reshape(ends, (1, -1))), ms.float32)
+        owners = self.cast(self.last(self.owner(after_block, 1), float(self.experts - 1)), ms.int32)
         rows = self.reshape(self.gather_tokens(x, sources, 0), (blocks, size, x.shape[1]))
         return rows, places, owners
 
@@ -189,10 +189,10 @@ class TokensInBlocks(nn.Cell):
         ``[tokens, experts]`` are the tokens of an expert up to each.
         """
         tokens, count = chosen.shape
-        token = token_of_choice(tokens, count)
-        own = self.inside(chosen, self.experts - 1) if self.shared else chosen
-        before = self.first_is_zero(self.earlier(running, 1, own), 1.0)
-        places = self.add(before, self.row(first_rows, own, 0))
+        token = choice_tokens(tokens, count)
+        local = self.inside(chosen, self.experts - 1) if self.shared else chosen
+        before = self.first_is_zero(self.earlier(running, 1, local), 1.0)
+        places = self.add(before, self.row(first_rows, local, 0))
         if self.shared:
             foreign = self.is_foreign(chosen, self.experts)
             places = self.last_row(places, foreign, float(rows - 1))
@@ -200,7 +200,7 @@ class TokensInBlocks(nn.Cell):
         return self.reshape(self.cast(places, ms.int32), (tokens * count,)), token
 
     def weighted_sum(self, y: Tensor, places: Tensor, weights: Tensor, owners: Tensor) -> Tensor:
-        """The rows of each token, weighted by ``[tokens, chosen]`` and added up: ``[tokens, hidden]``."""
+        """Sum the rows of each token with weights ``[tokens, chosen]``: ``[tokens, hidden]``."""
         (tokens, count), hidden = weights.shape, y.shape[2]
         y = self.collect(self.reshape(y, (y.shape[0] * y.shape[1], hidden)), places, 0)
         y = self.reshape(y, (tokens, count, hidden))
@@ -208,16 +208,16 @@ class TokensInBlocks(nn.Cell):
 
 
 class SharedExperts(nn.Cell):
-    """The tokens of all ranks that share the experts, of which each has ``own`` from ``first`` on: hidden states
+    """The tokens of all ranks that share the experts, each of which has ``count`` experts from ``first`` on: hidden states
     ``[tokens, hidden]``, chosen experts and weights ``[tokens, chosen]`` of this rank -> those of all, where choices of others'
-    experts have the number ``own`` and no weight. Back (:meth:`back`) come sums over the ranks of each rank's tokens.
+    experts have the number ``count`` and no weight. :meth:`back` returns sums over the ranks of each rank's tokens.
 
-    A rank computes the choices of its own experts alone. It has rows for all choices: that is the most that can come.
+    A rank computes only the choices of its own experts. It has rows for all choices, the maximum that can arrive.
     """
 
-    def __init__(self, group: str, first: int, own: int) -> None:
+    def __init__(self, group: str, first: int, count: int) -> None:
         super().__init__()
-        self.first, self.own = first, own
+        self.first, self.own = first, count
         self.gather_tokens, self.gather_chosen, self.gather_weights = (P.AllGather(group) for _ in range(3))
         self.scatter = P.ReduceScatter(P.ReduceOp.SUM, group)
         self.from_first = P.Sub()
@@ -265,22 +265,22 @@ class GroupedFeedForward(nn.Cell):
         self.reshape = P.Reshape()
 
     def split(self, group: str, ranks: int, place: int, balanced: bool = False) -> None:
-        """Makes one operator of what a device computes. So many ``ranks``, which communicate as ``group``, share the experts;
+        """Make one operator of the computation of a device. ``ranks`` devices, which communicate as ``group``, share the experts;
         this one has the part at ``place``.
         """
         if ranks > 1 and self.sends:
             self.order = SentTokens(self.experts, self.hidden_size, group, ranks, place, balanced)
             self.join, self.swiglu = P.Concat(1), Swiglu()
-            for name in MARKS & self.mul.attrs.keys():  # it yields what the product would
+            for name in MARKS & self.mul.attrs.keys():  # its result equals the product
                 self.swiglu.add_prim_attr(name, self.mul.attrs[name])
             self.is_sent = True
         elif ranks > 1:
-            own = self.experts // ranks
-            self.shared = SharedExperts(group, place * own, own)
-            self.order = type(self.order)(own, shared=True)
+            count = self.experts // ranks
+            self.shared = SharedExperts(group, place * count, count)
+            self.order = type(self.order)(count, shared=True)
             self.is_shared = True
         self.exchanging = self.shared if self.is_shared else self.order
-        self.on_parts = P.Morph(self.mixture, first_of, first_of)
+        self.on_parts = P.Morph(self.mixture, first_input, first_input)
         self.is_split = True
 
     def construct(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ class GroupedFeedForward(nn.Cell):
         return self.mixture(x, chosen, weights, w1, w3, w2)
 
     def mixture(self, x: Tensor, chosen: Tensor, weights: Tensor, w1: Tensor, w3: Tensor, w2: Tensor) -> Tensor:
-        """The same with choices ``[tokens, chosen]`` and matrices ``[experts, out, in]`` in the dtype of operands."""
+        """Compute the mixture for choices ``[tokens, chosen]`` and matrices ``[experts, out, in]`` in the dtype of operands."""
         if self.is_shared:
             x, chosen, weights = self.shared(x, chosen, weights)
         rows, places, groups = self.order(x, chosen)
@@ -301,7 +301,7 @@ class GroupedFeedForward(nn.Cell):
         return self.shared.back(y) if self.is_shared else y
 
     def inner(self, rows: Tensor, w1: Tensor, w3: Tensor, groups: Tensor) -> Tensor:
-        """What goes into the down projection, for rows ``[rows, hidden]`` (or in blocks): ``[rows, width]``.
+        """Return the input of the down projection for rows ``[rows, hidden]`` (or in blocks): ``[rows, width]``.
 
         How many rows are sent is not known before the step runs, and the gradient of a product of two tensors asks. That of the
         fused operator, of both projections side by side, does not.
@@ -311,16 +311,16 @@ class GroupedFeedForward(nn.Cell):
         return self.mul(self.activation(self.w1(rows, w1, groups)), self.w3(rows, w3, groups))
 
 
-def first_of(*inputs):
+def first_input(*inputs):
     """Shape or type of the result: that of the first input."""
     return inputs[0]
 
 
-def rows_of_block(rows: int, experts: int) -> int:
-    """A power of two, of which an even share of ``rows`` fills some: longer blocks copy matrices less often, shorter ones compute
+def block_rows(rows: int, experts: int) -> int:
+    """Return a power of two for which an even share of ``rows`` fills some blocks.
     less in vain.
     """
-    share = rows // (BLOCKS_OF_EXPERT * experts)
+    share = rows // (MIN_EXPERT_BLOCKS * experts)
     return max(SMALLEST_BLOCK, min(LARGEST_BLOCK, 1 << max(share, 1).bit_length() - 1))
 
 
@@ -331,18 +331,18 @@ def most_blocks(rows: int, experts: int, size: int) -> int:
 
 
 @ms.constexpr
-def token_of_choice(tokens: int, count: int) -> Tensor:
-    """The token of each of its choices: int32 ``[tokens · count]``."""
+def choice_tokens(tokens: int, count: int) -> Tensor:
+    """Return the token of each of its choices: int32 ``[tokens · count]``."""
     return Tensor(np.repeat(np.arange(tokens, dtype=np.int32), count))
 
 
 @ms.constexpr
-def numbers_of_blocks(blocks: int) -> Tensor:
+def block_numbers(blocks: int) -> Tensor:
     """``0 … blocks - 1`` as fp32 ``[blocks, 1]``."""
     return Tensor(np.arange(blocks, dtype=np.float32).reshape(blocks, 1))
 
 
 @ms.constexpr
-def numbers_of_rows(rows: int) -> Tensor:
+def row_numbers(rows: int) -> Tensor:
     """``0 … rows - 1`` as int64 ``[rows, 1]``."""
     return Tensor(np.arange(rows, dtype=np.int64).reshape(rows, 1))

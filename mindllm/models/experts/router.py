@@ -15,12 +15,12 @@ TINY = 1e-20  # keeps a sum of sigmoids from being zero
 
 
 class Router(nn.Cell):
-    """``[batch · seq, hidden]`` -> the chosen experts int32 and their weights fp32, both ``[batch, seq, chosen]``, the same as
-    a mask fp32 ``[batch, seq, experts]``, and what each sequence adds to the mean loss of its tokens, fp32 ``[batch]`` (``[1]``
-    where that is one number for all of them).
+    """``[batch · seq, hidden]`` -> the chosen experts int32 and their weights fp32, both ``[batch, seq, chosen]``, a mask of
+    them fp32 ``[batch, seq, experts]``, and the loss that each sequence adds to the mean loss of its tokens, fp32 ``[batch]``
+    (``[1]`` if it is one number for all of them).
 
-    ``bias`` is a weight without gradient: it is in checkpoints, and changed between steps by whoever counts the tokens of
-    experts (Wang et al., 2024).
+    ``bias`` is a weight without gradient: it is in checkpoints, and the counter of tokens per expert changes it
+    between steps (Wang et al., 2024).
     """
 
     def __init__(self, spec: RouterSpec, hidden_size: int, std: float) -> None:
@@ -72,7 +72,7 @@ class Router(nn.Cell):
         return chosen, weights, mask, added
 
     def choice(self, scores: Tensor) -> Tensor:
-        """The experts of each token, the best first: int32 ``[batch, seq, chosen]``."""
+        """Return the experts of each token, best first: int32 ``[batch, seq, chosen]``."""
         if self.has_bias:
             # Its gradient is zero by itself, for places have none. Stopped, it has no shape in a network that is compiled once.
             scores = self.bias_add(scores, self.bias)
@@ -104,7 +104,7 @@ class BestGroups(nn.Cell):
         self.experts = spec.experts
         self.groups = spec.groups
         self.chosen_groups = spec.chosen_groups
-        self.deciding = 2 if spec.bias else 1  # a group is as good as so many of its experts
+        self.deciding = 2 if spec.bias else 1  # the score of a group is the sum of this number of its best experts
         self.best_experts = P.TopK(sorted=True)
         self.group_sum = P.ReduceSum()
         self.best_groups = P.TopK(sorted=True)
@@ -120,8 +120,8 @@ class BestGroups(nn.Cell):
     def construct(self, scores: Tensor) -> Tensor:
         batch, length, _ = scores.shape
         grouped = self.reshape(scores, (batch, length, self.groups, -1))
-        of_groups = self.group_sum(self.best_experts(grouped, self.deciding)[0], 3)
-        chosen = self.best_groups(of_groups, self.chosen_groups)[1]
+        group_scores = self.group_sum(self.best_experts(grouped, self.deciding)[0], 3)
+        chosen = self.best_groups(group_scores, self.chosen_groups)[1]
         inside = self.mark(self.onehot(chosen, self.groups, self.on, self.off), 2)
         outside = self.penalty(self.shift(inside, 1.0), -NEVER)
         grouped = self.add(grouped, self.reshape(outside, (batch, length, self.groups, 1)))
@@ -129,15 +129,15 @@ class BestGroups(nn.Cell):
 
 
 class Balance(nn.Cell):
-    """What keeps experts balanced, for each sequence fp32 ``[batch]``, relative to the mean loss of a token.
+    """The balance loss of experts, for each sequence fp32 ``[batch]``, relative to the mean loss of a token.
 
     With ``f`` the part of the choices that fell on an expert times their number, and ``p`` its mean score (scores divided by
-    their sum): ``Σ f p`` over the experts, 1 where all are alike. ``expert`` takes both of a sequence, ``switch`` both of all
-    sequences; those of groups are :class:`GroupBalance`. The z-loss is the mean squared log-normaliser of the logits.
+    their sum): ``Σ f p`` over the experts, 1 if all are equal. ``expert`` takes both of a sequence, ``switch`` both of all
+    sequences; those of groups are :class:`GroupBalance`. The z-loss is the mean squared log normalizer of the logits.
 
-    ``global`` takes ``p`` of a sequence and ``f`` of the global batch of the step before: ``shares`` fp32 ``[experts]``, which
-    add up to 1. They have no gradient; whoever counts the tokens of experts sets them between steps. They begin alike: then the
-    loss is 1, and its gradient is zero.
+    ``global`` takes ``p`` of a sequence and ``f`` of the global batch of the step before: ``shares`` fp32 ``[experts]``, with
+    the sum 1. They have no gradient; the counter of tokens per expert sets them between steps. They start equal: then the loss is
+    1 and its gradient zero.
 
     ``switch`` is added last: alone it ``is_one_number`` for all sequences, fp32 ``[1]``, which no layout splits.
     """
@@ -202,32 +202,32 @@ class Balance(nn.Cell):
         self.reshape = P.Reshape()
 
     def construct(self, logits: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
-        """All ``[batch, seq, experts]``."""
+        """Compute the balance. All inputs are ``[batch, seq, experts]``."""
         if self.sigmoid:
             scores = self.score_divide(scores, self.score_total(scores, 2))
-        added, whole = None, None
+        added, group_mask = None, None
         if self.of_sequence or self.of_all or self.of_groups or self.of_global:
             frequency, score = self.mean_mask(P.stop_gradient(mask), 1), self.mean_score(scores, 1)
             if self.of_sequence:
                 product = self.sequence_sum(self.sequence_mul(frequency, score), 1)
                 added = self.sequence_scale(product, self.of_sequence * self.share)
             if self.of_groups:
-                of_groups = self.group_balance(mask, frequency, score)
-                added = of_groups if added is None else self.add_groups(added, of_groups)
+                group_scores = self.group_balance(mask, frequency, score)
+                added = group_scores if added is None else self.add_groups(added, group_scores)
             if self.of_global:
                 product = self.global_sum(self.global_mul(score, self.shares), 1)
-                of_global = self.global_scale(product, self.global_factor)
-                added = of_global if added is None else self.add_global(added, of_global)
+                global_loss = self.global_scale(product, self.global_factor)
+                added = global_loss if added is None else self.add_global(added, global_loss)
             if self.of_all:
                 product = self.batch_mul(self.batch_mask(frequency, 0), self.batch_score(score, 0))
-                whole = self.batch_scale(self.batch_sum(product, (0, 1)), self.of_all * self.share)
-                whole = self.reshape(whole, (1,))
+                group_mask = self.batch_scale(self.batch_sum(product, (0, 1)), self.of_all * self.share)
+                group_mask = self.reshape(group_mask, (1,))
         if self.z_loss:
             squared = self.z_scale(self.z_mean(self.square(self.log_normaliser(logits)), (1, 2)), self.z_loss)
             added = squared if added is None else self.add_z(added, squared)
-        if whole is None:
+        if group_mask is None:
             return added
-        return whole if added is None else self.add_switch(added, whole)
+        return group_mask if added is None else self.add_switch(added, group_mask)
 
     def log_normaliser(self, logits: Tensor) -> Tensor:
         """``log Σ exp`` over the experts: ``[batch, seq, 1]``."""
@@ -266,7 +266,7 @@ class GroupBalance(nn.Cell):
         self.reshape = P.Reshape()
 
     def construct(self, mask: Tensor, frequency: Tensor, score: Tensor) -> Tensor:
-        """A mask ``[batch, seq, experts]``, and means over the sequence ``[batch, experts]``."""
+        """Compute it from a mask ``[batch, seq, experts]`` and means over the sequence ``[batch, experts]``."""
         batch, length, _ = mask.shape
         scores = self.group_score(self.reshape(score, (batch, self.groups, -1)), 2)
         added = None

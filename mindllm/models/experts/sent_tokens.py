@@ -21,17 +21,18 @@ sent to each rank, and how many of each arrive."""
 
 
 class SentTokens(nn.Cell):
-    """:class:`SortedTokens` of experts that other ranks share: rows go to the ranks of their experts, and come back.
+    """:class:`SortedTokens` of experts that other ranks share: rows are sent to the ranks of their experts and back.
 
     Hidden states ``[tokens, hidden]`` and chosen experts int32 ``[tokens, chosen]``, counted over all ranks, become the rows that
-    all ranks have for the experts of this one, ``[arrived, hidden]`` in the order of its experts; how many, the step decides.
+    all ranks have for the experts of this one, ``[arrived, hidden]`` in the order of its experts. Their number depends on the
+    step.
 
-    A rank that nobody sends anything would have a result without a shape. So every rank sends one row of zeros at least to each,
+    A rank without any rows would have a result without a shape. Therefore every rank sends at least one row of zeros to each,
     with a weight of zero (the tokens of :meth:`guarded`).
 
     Args:
-        group: of the ranks that share ``experts``; so many ``ranks``, this one at ``place``.
-        balanced: counts are constants, those of a router that spreads rows evenly. For a dry run, which has no values.
+        group: the group of the ``ranks`` that share ``experts``, this one at ``place``.
+        balanced: counts are constants of a router that spreads rows evenly, for a dry run without values.
     """
 
     def __init__(self, experts: int, hidden: int, group: str, ranks: int, place: int, balanced: bool = False) -> None:
@@ -56,8 +57,10 @@ class SentTokens(nn.Cell):
         self.off = Tensor(0.0, ms.float32)
         self.cast = P.Cast()
         self.reshape = P.Reshape()
-        for one in (self.exchange_counts, self.to_host, self.send_numbers, self.sort):
-            one.add_prim_attr("recompute", False)  # numbers are few beside rows, and the host would be waited for again
+        for operator in (self.exchange_counts, self.to_host, self.send_numbers, self.sort):
+            operator.add_prim_attr(
+                "recompute", False
+            )  # few numbers compared to rows, and without another wait for the host
 
     def construct(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Places, Tensor]:
         hidden = x.shape[1]
@@ -71,7 +74,7 @@ class SentTokens(nn.Cell):
         return self.sort_arrived(arrived, order, back), (places, order, back, sent, arriving), ends
 
     def guarded(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of zeros behind the others, so many that all ranks are chosen."""
+        """Append tokens of zeros, enough to choose all ranks."""
         guards = guard_choices(self.experts, self.ranks, chosen.shape[1])
         zeros = P.zeros((guards.shape[0], x.shape[1]), x.dtype)
         return self.guard_tokens((x, zeros)), self.guard_choices((chosen, guards))
@@ -85,14 +88,14 @@ class SentTokens(nn.Cell):
         """Rows for each rank, rows of each that arrive, both int64 ``[ranks]`` on the host, and the ends of the groups of those,
         int64 ``[experts of this rank]``.
         """
-        own, rows = self.experts // self.ranks, chosen.shape[0] * chosen.shape[1]
+        local, rows = self.experts // self.ranks, chosen.shape[0] * chosen.shape[1]
         counts = self.count(self.onehot(self.reshape(chosen, (-1,)), self.experts, self.on, self.off), 0)
-        counts = self.reshape(counts, (self.ranks, own))
-        of_each = self.exchange_counts(counts)
-        sent, arriving = self.on_host(counts), self.on_host(of_each)
-        ends = self.cast(self.running(self.of_expert(of_each, 0), 0), ms.int64)
+        counts = self.reshape(counts, (self.ranks, local))
+        rank_counts = self.exchange_counts(counts)
+        sent, arriving = self.on_host(counts), self.on_host(rank_counts)
+        ends = self.cast(self.running(self.of_expert(rank_counts, 0), 0), ms.int64)
         if self.balanced:
-            even_sent, even_arriving, even_ends = even_counts(rows, self.ranks, self.place, own)
+            even_sent, even_arriving, even_ends = even_counts(rows, self.ranks, self.place, local)
             return even_sent, even_arriving, self.behind(even_ends, (sent, arriving, ends))
         return sent, arriving, ends
 
@@ -102,14 +105,14 @@ class SentTokens(nn.Cell):
 
     def weighted_sum(self, y: Tensor, places: Places, weights: Tensor, ends: Tensor) -> Tensor:
         """Rows back at their tokens, weighted by ``[tokens, chosen]`` and added up: ``[tokens, hidden]``."""
-        of_choice, order, back, sent, arriving = places
+        choice_rows, order, back, sent, arriving = places
         (tokens, chosen), hidden = weights.shape, y.shape[1]
-        guards = count_of_guards(self.ranks, chosen)
+        guards = constant_guard_count(self.ranks, chosen)
         y = self.sort_back(y, back, order)
         y = self.send_back(self.reshape(y, (-1,)), arriving, sent)
         y = self.reshape(y, ((tokens + guards) * chosen, hidden))
         weights = self.guard_weights((weights, P.zeros((guards, chosen), weights.dtype)))
-        y = self.unpermute(y, of_choice, weights, False, None)
+        y = self.unpermute(y, choice_rows, weights, False, None)
         return self.without_guards(y, (0, 0), (tokens, hidden), (1, 1))
 
 
@@ -133,25 +136,25 @@ class RowsInOrder(nn.Cell):
         return self.take(dout, back, 0), P.zeros_like(order), P.zeros_like(back)
 
 
-def guards_of(ranks: int, chosen: int) -> int:
+def guard_count(ranks: int, chosen: int) -> int:
     """Tokens with ``chosen`` experts each that choose ``ranks`` ranks."""
     return math.ceil(ranks / chosen)
 
 
-count_of_guards = ms.constexpr(guards_of)
+constant_guard_count = ms.constexpr(guard_count)
 
 
 @ms.constexpr
 def guard_choices(experts: int, ranks: int, chosen: int) -> Tensor:
     """Experts of the tokens that are chosen for every rank: the first one of each, int32 ``[guards, chosen]``."""
-    guards = guards_of(ranks, chosen)
+    guards = guard_count(ranks, chosen)
     return Tensor((np.arange(guards * chosen, dtype=np.int32) % ranks * (experts // ranks)).reshape(guards, chosen))
 
 
 @ms.constexpr
-def even_counts(rows: int, ranks: int, place: int, own: int) -> tuple[tuple[int, ...], tuple[int, ...], Tensor]:
-    """What :meth:`SentTokens.counts` has where every rank sends ``rows`` as evenly as can be."""
+def even_counts(rows: int, ranks: int, place: int, local: int) -> tuple[tuple[int, ...], tuple[int, ...], Tensor]:
+    """Return the counts of :meth:`SentTokens.counts` if every rank sends ``rows`` as evenly as possible."""
     sent = [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
     arriving = sent[place]
-    ends = [arriving * ranks * (expert + 1) // own for expert in range(own)]
+    ends = [arriving * ranks * (expert + 1) // local for expert in range(local)]
     return tuple(sent), (arriving,) * ranks, Tensor(np.array(ends, np.int64))

@@ -1,11 +1,11 @@
-"""Layouts of adapters, which follow from those of the projection they stand beside, and of projections in codes.
+"""Layouts of adapters, which follow from those of their projection, and of projections in codes.
 
-Where a projection is split by its output, so is the second matrix; the first one is whole, and every device multiplies by it.
-Where it is split by its input, so is the first matrix: its products, of the rank's width only, are added over the devices.
+If a projection is split by its output, so is the second matrix; every device has the whole first one. If it is split by its
+input, so is the first matrix: its products, which are only as wide as the LoRA rank, are summed over devices.
 
-Codes, scales and zero points are split as the matrix they make. They are ``[out, groups, ...]``: a matrix that is split by rows
-splits their rows, one that is split by columns their groups. ``config/checks/layers.py`` says which cannot be split. Replicas,
-outside of the devices that share a matrix, have copies; so layouts name axes.
+Codes, scales and zero points are split like their matrix. They are ``[out, groups, ...]``: rows of the matrix split their rows,
+columns their groups. ``config/checks/layers.py`` rejects matrices that cannot be split. Replicas, outside of the devices that
+share a matrix, have copies, so layouts name axes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NOT_SPLIT: Layout = (None, None)
 INNER: Layout = (TOKENS, "tp")
 
 
-def beside_split_output(at: str, cell: LoraAdapter, rows: Dimension = "tp") -> Table:
-    """Of a weight ``[out, in]`` that is split by ``rows``; None: it is whole."""
+def adapt_split_output(at: str, cell: LoraAdapter, rows: Dimension = "tp") -> Table:
+    """Return layouts for a weight ``[out, in]`` that is split by ``rows`` (None: not split)."""
     low: Layout = (TOKENS, None)
     product: Layout = (TOKENS, rows)
     table = {
@@ -42,8 +42,8 @@ def beside_split_output(at: str, cell: LoraAdapter, rows: Dimension = "tp") -> T
     return table
 
 
-def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
-    """Of a weight that is split by columns; ``rows``: how tokens are split behind it."""
+def adapt_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
+    """Return layouts for a weight that is split by columns; ``rows``: the split of tokens after it."""
     low: Layout = (rows, None)
     table = {
         f"{at}.down": on(INNER, (None, "tp"), out=low),
@@ -62,8 +62,8 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
     return table
 
 
-def behind_part(at: str, rows: Dimension) -> Table:
-    """What stands behind a part of a layer, whose tokens are split by ``rows``: its weights are whole everywhere."""
+def bottleneck(at: str, rows: Dimension) -> Table:
+    """Return layouts of a bottleneck after a part of a layer whose tokens are split by ``rows``. Its weights are not split."""
     tokens: Layout = (rows, None)
     table = {f"{at}.add": on(tokens, tokens), f"{at}.down.activation.gelu": on(tokens)}
     for name in ("down", "up"):
@@ -72,7 +72,7 @@ def behind_part(at: str, rows: Dimension) -> Table:
 
 
 def _lengths(at: str, cell: RowLengths, weight: Layout, first: Layout, out: Dimension) -> Table:
-    """Sums over columns that are split are added over the devices; ``out``: how what has one number for each row is split."""
+    """Return layouts of row lengths. Sums over split columns are added over devices; ``out``: the split of a value per row."""
     by_row: Layout = (out, None)
     return {
         f"{at}.square": on(weight, named=True),
@@ -91,20 +91,20 @@ def _lengths(at: str, cell: RowLengths, weight: Layout, first: Layout, out: Dime
 
 
 def codes_split_by_rows(at: str, cell: DequantizedWeight, rows: Dimension = "tp") -> Table:
-    """Of a projection whose output is split by ``rows`` (None: whole); an order of columns is the same for all rows."""
+    """Return layouts of codes whose output is split by ``rows`` (None: not split). All rows have one order of columns."""
     split: Layout = (rows, None)
     table = _codes(at, cell, split)
     return table | ({f"{at}.place": on(split, (None,), out=split, named=True)} if cell.ordered else {})
 
 
 def codes_split_by_columns(at: str, cell: DequantizedWeight) -> Table:
-    """Of a projection whose input is split."""
+    """Return layouts of codes whose input is split."""
     return _codes(at, cell, (None, "tp"))
 
 
 def _codes(at: str, cell: DequantizedWeight, split: Layout) -> Table:
-    """``split``: rows and groups, the first dimensions of codes ``[out, groups, bytes]``, of what they mean
-    ``[out, groups, bytes, codes of a byte]``, and of scales ``[out, groups, 1, 1]``.
+    """Return layouts of codes. ``split``: rows and groups, the first dimensions of codes ``[out, groups, bytes]``, their values
+    ``[out, groups, bytes, codes of a byte]``, and scales ``[out, groups, 1, 1]``.
     """
     values: Layout = (*split, None, None)
     table = {f"{at}.look_up": on((None, None), (*split, None), out=values, named=True)}

@@ -20,7 +20,7 @@ SCALAR: Layout = ()
 
 def _flash_attention(at: str, cell: FlashAttention, heads: SplitHeads) -> Table:
     """Query, key, value, and the mask: one for every row, or compressed and for all."""
-    mask = heads.mask_of_rows if cell.masks_of_rows else (None, None)
+    mask = heads.row_masks if cell.masks_of_rows else (None, None)
     largest = heads.largest_logits(f"{at}.largest") if cell.watched else {}
     return {f"{at}.flash_attention": on(heads.queries, heads.keys, heads.keys, mask), **largest}
 
@@ -28,13 +28,13 @@ def _flash_attention(at: str, cell: FlashAttention, heads: SplitHeads) -> Table:
 def _balanced_flash_attention(at: str, cell: BalancedFlashAttention, heads: SplitHeads) -> Table:
     """Pieces ``[batch, heads, ranks, 2, piece, head_dim]`` of queries are split over ranks, those of keys are whole."""
     pieces: Layout = (BATCH, heads.heads, heads.rows, None, None, None)
-    of_keys: Layout = (BATCH, heads.heads, None, None, None, None)
+    key_pieces: Layout = (BATCH, heads.heads, None, None, None, None)
     scored = on(heads.queries, heads.keys, heads.keys, (None, None))
     return {
         **(heads.largest_logits(f"{at}.largest") if cell.watched else {}),
         f"{at}.split_query": on(pieces),
-        f"{at}.split_key": on(of_keys),
-        f"{at}.split_value": on(of_keys),
+        f"{at}.split_key": on(key_pieces),
+        f"{at}.split_value": on(key_pieces),
         f"{at}.join_keys": on(heads.keys, heads.keys),
         f"{at}.join_values": on(heads.keys, heads.keys),
         f"{at}.early": scored,
@@ -44,17 +44,17 @@ def _balanced_flash_attention(at: str, cell: BalancedFlashAttention, heads: Spli
 
 
 def _ring_attention(at: str, cell: RingAttention, heads: SplitHeads) -> Table:
-    """Queries, keys and values stay where they are; the compressed mask is for all."""
+    """Return layouts without an exchange of queries, keys and values. The compressed mask is not split."""
     return {f"{at}.on_parts": on(HEADS, HEADS, HEADS, (None, None), (None,), out=HEADS, named=True)}
 
 
 def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> Table:
-    """The same from elementary operators; ALiBi's bias is ``[1, heads, 1, seq]``."""
+    """Return layouts of attention from elementary operators. ALiBi's bias is ``[1, heads, 1, seq]``."""
     queries = heads.queries
     table = {
         f"{at}.mul": on(queries, SCALAR),
         f"{at}.scores": on(queries, heads.keys),
-        f"{at}.add": on(queries, heads.mask_of_rows if cell.masks_of_rows else (heads.rows, None)),
+        f"{at}.add": on(queries, heads.row_masks if cell.masks_of_rows else (heads.rows, None)),
         f"{at}.softmax": on(queries),
         f"{at}.context": on(queries, heads.keys),
     }

@@ -2,8 +2,8 @@
 
 Tensor parallelism splits heads, the feed-forward width and the vocabulary (Shoeybi et al., 2019); with sequence
 parallelism the tokens between those parts are split over the same devices (Korthikanti et al., 2022). Context parallelism splits
-every sequence, and attention exchanges what it needs of the rest (``attention_heads.py``). Functions read the cell
-they are given, so the table has an entry for every operator of the model as it was built, and for nothing else.
+every sequence, and attention communicates the parts it needs (``attention_heads.py``). Functions read the built
+cell, so that the table has an entry for exactly the operators of the model.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.pieces import PieceTables
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.adapters import (
-    behind_part,
-    beside_split_input,
-    beside_split_output,
+    adapt_split_input,
+    adapt_split_output,
+    bottleneck,
     codes_split_by_columns,
     codes_split_by_rows,
 )
@@ -52,19 +52,19 @@ INNER: Layout = (TOKENS, "tp")  # [tokens, heads · head_dim] and [tokens, feed-
 def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
     """Shardings of all operators of ``lm`` by path."""
     rows = SPREAD if parallel.use_seq_parallel else TOKENS  # of hidden states between attention and feed-forward
-    whole_vocabulary = lm.tied and parallel.vocab_emb_dp
+    unsplit_vocabulary = lm.tied and parallel.vocab_emb_dp
     return {
         **_decoder("model", lm.model, rows, parallel.vocab_emb_dp, split_heads(parallel)),
         **_chunks("losses", lm.losses),
-        **_head_and_loss(lm, whole_vocabulary, parallel.model_parallel > 1),
-        **(_ahead(lm, SPREAD if whole_vocabulary else TOKENS) if lm.has_mtp else {}),
+        **_head_and_loss(lm, unsplit_vocabulary, parallel.model_parallel > 1),
+        **(_token_shifts(lm, SPREAD if unsplit_vocabulary else TOKENS) if lm.has_mtp else {}),
     }
 
 
-def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool, heads: SplitHeads) -> Table:
-    table = _lookup(f"{at}.tok_embeddings", cell.tok_embeddings, rows, whole_table)
+def _decoder(at: str, cell: Decoder, rows: Dimension, unsplit_table: bool, heads: SplitHeads) -> Table:
+    table = _lookup(f"{at}.tok_embeddings", cell.tok_embeddings, rows, unsplit_table)
     if cell.predictions:
-        table |= _lookup(f"{at}.lookup_ahead", cell.lookup_ahead, rows, whole_table)
+        table |= _lookup(f"{at}.lookup_ahead", cell.lookup_ahead, rows, unsplit_table)
     if cell.adds_noise:
         table |= embedding_noise(f"{at}.embedding_noise", rows)
     if cell.learns_positions:
@@ -75,11 +75,11 @@ def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool, heads: 
         table |= dropout(f"{at}.embedding_dropout", rows)
     if cell.document_masks:
         for number, tables in enumerate(cell.tables):
-            table |= _tables_of_rows(f"{at}.tables.{number}", tables, heads.rows)
+            table |= _row_tables(f"{at}.tables.{number}", tables, heads.rows)
     for number, tables in enumerate(cell.tables):
-        for context, of_context in enumerate(tables.contexts):
-            if of_context.in_pieces:
-                table |= _piece_tables(f"{at}.tables.{number}.contexts.{context}.piece", of_context.piece)
+        for context, context_tables in enumerate(tables.contexts):
+            if context_tables.in_pieces:
+                table |= _piece_tables(f"{at}.tables.{number}.contexts.{context}.piece", context_tables.piece)
     if any(cell.drops):
         table |= {f"{at}.dropout_keys.{number}.mul": on(COLUMNS, SCALAR) for number in range(len(cell.layers))}
     for number, layer in enumerate(cell.layers):
@@ -87,20 +87,20 @@ def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool, heads: 
     return table | _norm(f"{at}.norm_out", cell.norm_out, (rows, None))
 
 
-def _lookup(at: str, cell: Lookup, rows: Dimension, whole_table: bool) -> Table:
+def _lookup(at: str, cell: Lookup, rows: Dimension, unsplit_table: bool) -> Table:
     """Weight ``[vocab, hidden]`` and ids ``[tokens]``. A split table looks up its part and adds the parts."""
     split = on(("tp", None), (TOKENS,), out=(rows, None))
     scaled = {f"{at}.mul": on((rows, None), SCALAR)} if cell.scales else {}
-    return {f"{at}.gather": on((None, None), (rows,)) if whole_table else split, **scaled}
+    return {f"{at}.gather": on((None, None), (rows,)) if unsplit_table else split, **scaled}
 
 
-def _tables_of_rows(at: str, cell: AttentionTables, rows: Dimension) -> Table:
+def _row_tables(at: str, cell: AttentionTables, rows: Dimension) -> Table:
     """Masks ``[batch, 1, seq, seq]`` from where documents begin, for the ``rows`` of queries, and rows of tables at the positions
     of tokens.
     """
     keys: Layout = (None, None, None, None)
-    queries: Layout = (None, None, rows, None)  # [1, 1, seq, 1], and what they hide in every row
-    of_rows: Layout = (BATCH, None, rows, None)
+    queries: Layout = (None, None, rows, None)  # [1, 1, seq, 1], and their mask of every row
+    row_layout: Layout = (BATCH, None, rows, None)
     table = {f"{at}.gather": on((None, None), (TOKENS,))}
     for number, context in enumerate(cell.contexts):
         if not context.masks_rows:
@@ -108,12 +108,12 @@ def _tables_of_rows(at: str, cell: AttentionTables, rows: Dimension) -> Table:
         mask = f"{at}.contexts.{number}.document_mask"
         table |= {
             f"{mask}.behind": on(keys, queries),
-            f"{mask}.before": on(keys, of_rows),
-            f"{mask}.either": on(of_rows, queries),
-            f"{mask}.far_below": on(of_rows, SCALAR),
+            f"{mask}.before": on(keys, row_layout),
+            f"{mask}.either": on(row_layout, queries),
+            f"{mask}.far_below": on(row_layout, SCALAR),
         }
         if context.document_mask.windowed:
-            table[f"{mask}.later"] = on(of_rows, queries)
+            table[f"{mask}.later"] = on(row_layout, queries)
     return table
 
 
@@ -130,7 +130,7 @@ def _piece_tables(at: str, cell: PieceTables) -> Table:
 
 
 def _earlier_pieces(at: str) -> Table:
-    """Each device has its rows and heads of the keys of all pieces so far; places of a piece are the same for all."""
+    """Return layouts of the keys of all pieces so far. Each device has its rows and heads; places of a piece are equal."""
     return {
         f"{at}.tile": on(HEADS),
         f"{at}.at_own_places": on(HEADS, (None, None, None, None)),
@@ -144,12 +144,12 @@ def _earlier_pieces(at: str) -> Table:
     }
 
 
-def _position_embedding(at: str, rows: Dimension, of_rows: bool) -> Table:
+def _position_embedding(at: str, rows: Dimension, by_row: bool) -> Table:
     """Every device looks up all positions, ``[seq, hidden]``, and adds them to its part of ``[batch, seq, hidden]``; or those
-    ``of_rows``, which come with the batch.
+    ``by_row``, which come with the batch.
     """
     sequence: Dimension = (SEQUENCE, "tp") if rows == SPREAD else SEQUENCE
-    if of_rows:
+    if by_row:
         part: Layout = (BATCH, sequence, None)
         return {f"{at}.gather": on((None, None), (TOKENS,)), f"{at}.add": on(part, part)}
     return {
@@ -171,9 +171,9 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension, heads: SplitHeads) -> T
     if cell.adds_to_loss:
         table[f"{at}.add_to_loss"] = on((BATCH,), (BATCH,))
     if cell.adapts_attention:
-        table |= behind_part(f"{at}.attention_adapter", rows)
+        table |= bottleneck(f"{at}.attention_adapter", rows)
     if cell.adapts_feed_forward:
-        table |= behind_part(f"{at}.feed_forward_adapter", rows)
+        table |= bottleneck(f"{at}.feed_forward_adapter", rows)
     if cell.drops:
         table |= dropout(f"{at}.attention_dropout", rows)
         table |= dropout(f"{at}.ffn_dropout", rows)
@@ -181,28 +181,28 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension, heads: SplitHeads) -> T
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
     if isinstance(cell, FineGrainInterleavedLayer):
-        table |= _parts_of_rows(at, cell, hidden)
+        table |= _row_parts(at, cell, hidden)
     return table | (_around_prediction(at, cell, hidden) if isinstance(cell, MTPLayer) else {})
 
 
-def _parts_of_rows(at: str, cell: FineGrainInterleavedLayer, hidden: Layout) -> Table:
+def _row_parts(at: str, cell: FineGrainInterleavedLayer, hidden: Layout) -> Table:
     """Return the layouts of cuts and joins, which every device does with the rows that it has.
 
     At both ends of the model rows are whole on the tensor-parallel ranks, so that they are in the order of the sequence. Between
     stages they stay split where the layers are (``hidden``): a join and the next cut are inverse on every device.
     """
     parts = len(cell.behind)
-    whole: Layout = (TOKENS, None)
+    all_rows: Layout = (TOKENS, None)
     table = {f"{at}.behind.{index}.slice": on(INNER) for index in range(parts)}
     if cell.cuts:
-        table |= {f"{at}.beside.{index}.slice": on(whole if cell.first else hidden) for index in range(parts)}
+        table |= {f"{at}.beside.{index}.slice": on(all_rows if cell.first else hidden) for index in range(parts)}
     if not cell.first:
         table |= {f"{at}.{name}": on(*[INNER] * parts) for name in ("join_query", "join_key", "join_value")}
-    return table | ({f"{at}.join": on(*[whole if cell.last else hidden] * parts)} if cell.joins else {})
+    return table | ({f"{at}.join": on(*[all_rows if cell.last else hidden] * parts)} if cell.joins else {})
 
 
 def _around_prediction(at: str, cell: MTPLayer, hidden: Layout) -> Table:
-    """Rows stay where they are, and every device multiplies those it has by the whole projection ``[hidden, 2 · hidden]``."""
+    """Return layouts without communication: every device multiplies its rows by the whole projection ``[hidden, 2 · hidden]``."""
     norms = ("enorm", "hnorm", "final_norm")
     table = {
         path: entry for name in norms for path, entry in _norm(f"{at}.{name}", getattr(cell, name), hidden).items()
@@ -249,23 +249,23 @@ def _attention(at: str, cell: Attention, rows: Dimension, heads: SplitHeads) -> 
 
 
 def _latent_attention(at: str, cell: LatentAttention, rows: Dimension, heads: SplitHeads) -> Table:
-    """What is narrow is whole on every tensor-parallel rank; what heads are made of it is split by heads."""
-    whole: Layout = (TOKENS, None)
-    of_all_heads: Layout = (BATCH, None, SEQUENCE, None)  # [batch, 1, seq, channels]
+    """Return layouts of latent attention. Narrow tensors are equal on tensor-parallel ranks; heads are split."""
+    unsplit: Layout = (TOKENS, None)
+    shared_by_heads: Layout = (BATCH, None, SEQUENCE, None)  # [batch, 1, seq, channels]
     down = ("wq_down",) if cell.compresses_queries else ()
-    of_queries = ("wq_up_plain", "wq_up_rotary") if cell.compresses_queries else ("wq_plain", "wq_rotary")
+    query_projections = ("wq_up_plain", "wq_up_rotary") if cell.compresses_queries else ("wq_plain", "wq_rotary")
     table: Table = {}
     for name in (*down, "wkv_down", "wk_rotary"):
         table |= _split_output(f"{at}.{name}", getattr(cell, name), None)
-    for name in (*of_queries, "wk_plain", "wv"):
+    for name in (*query_projections, "wk_plain", "wv"):
         table |= _split_output(f"{at}.{name}", getattr(cell, name))
     if cell.compresses_queries:
-        table |= _norm(f"{at}.query_latent_norm", cell.query_latent_norm, whole)
-    table |= _norm(f"{at}.key_value_latent_norm", cell.key_value_latent_norm, whole)
+        table |= _norm(f"{at}.query_latent_norm", cell.query_latent_norm, unsplit)
+    table |= _norm(f"{at}.key_value_latent_norm", cell.key_value_latent_norm, unsplit)
     table[f"{at}.transpose"] = on(SHARED_HEADS)
     table |= _rotary(f"{at}.query_rotary", cell.query_rotary)
-    table |= _rotary(f"{at}.key_rotary", cell.key_rotary, of_all_heads)
-    table[f"{at}.to_all_heads"] = on(of_all_heads, (None, "tp", None, None))
+    table |= _rotary(f"{at}.key_rotary", cell.key_rotary, shared_by_heads)
+    table[f"{at}.to_all_heads"] = on(shared_by_heads, (None, "tp", None, None))
     table |= {f"{at}.{name}": on(HEADS, HEADS) for name in ("join_query", "join_key")}
     if cell.pads_values:
         padded = SHARED_HEADS if cell.pads_tokens else HEADS
@@ -284,7 +284,7 @@ ATTENTIONS: dict[type[nn.Cell], Callable[..., Table]] = {Attention: _attention, 
 
 
 def _split_output(at: str, cell: nn.Cell, rows: Dimension = "tp") -> Table:
-    """A projection ``[tokens, in] -> [tokens, out]`` whose weight ``[out, in]`` is split by ``rows``; None: it is whole."""
+    """Return layouts of a projection ``[tokens, in] -> [tokens, out]`` with its weight split by ``rows`` (None: not split)."""
     linear = _linear(at, cell)
     product: Layout = (TOKENS, rows)
     table = {f"{at}.matmul": on((TOKENS, None), (rows, None))}
@@ -298,18 +298,18 @@ def _split_output(at: str, cell: nn.Cell, rows: Dimension = "tp") -> Table:
         }
     if linear.is_quantized:
         table |= codes_split_by_rows(f"{at}.held", linear.held, rows)
-    return table | (beside_split_output(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
+    return table | (adapt_split_output(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
 
 
 def _split_input(at: str, cell: nn.Cell, rows: Dimension) -> Table:
-    """A projection whose input is split, and whose weight ``[out, in]`` is split by columns: products are added over ``tp``."""
+    """Return layouts of a projection with split input and a weight split by columns: products are added over ``tp``."""
     table = {f"{at}.matmul": on(INNER, (None, "tp"), out=(rows, None))}
     linear = _linear(at, cell)
     if linear.has_bias:
         table[f"{at}.bias_add"] = on((rows, None), (None,))  # once, after the sum
     if linear.is_quantized:
         table |= codes_split_by_columns(f"{at}.held", linear.held)
-    return table | (beside_split_input(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
+    return table | (adapt_split_input(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
 
 
 def _linear(at: str, cell: nn.Cell) -> Linear:
@@ -332,7 +332,7 @@ def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
 
 
 def _feed_forward(at: str, cell: FeedForward, rows: Dimension) -> Table:
-    """The inner width is split, the down projection sums over it."""
+    """Return layouts with a split inner width. The down projection sums over it."""
     table = _split_output(f"{at}.w1", cell.w1)
     if cell.gated:
         table |= _split_output(f"{at}.w3", cell.w3)
@@ -371,21 +371,21 @@ def _chunks(at: str, cell: nn.Cell) -> Table:
     }
 
 
-def _head_and_loss(lm: CausalLM, whole_vocabulary: bool, is_split: bool) -> Table:
+def _head_and_loss(lm: CausalLM, unsplit_vocabulary: bool, is_split: bool) -> Table:
     """Logits ``[tokens, vocab]`` stay split by vocabulary: only sums of ``[tokens]`` are exchanged.
 
     A tied head has the layout of the embedding. Where that is whole, tokens are split over all devices instead. Rows of a
     normalised head that ``is_split`` are divided by their lengths on all devices, each some of them: integers cannot say that
     data-parallel devices hold copies of a tensor-parallel part.
     """
-    rows, columns = (SPREAD, None) if whole_vocabulary else (TOKENS, "tp")
-    logits, one, token = (rows, columns), (rows, None), (rows,)
+    rows, columns = (SPREAD, None) if unsplit_vocabulary else (TOKENS, "tp")
+    logits, column, token = (rows, columns), (rows, None), (rows,)
     loss = "cross_entropy"
     return {
         **(_unit_rows("unit_rows", lm.unit_rows, (SPREAD if is_split else columns, None)) if lm.normalised else {}),
         **_head("lm_head", lm.lm_head, rows, columns),
         f"{loss}.max": on(logits),
-        f"{loss}.sub": on(logits, one),
+        f"{loss}.sub": on(logits, column),
         f"{loss}.exp": on(logits),
         f"{loss}.sum": on(logits),
         f"{loss}.log": on(token),
@@ -395,20 +395,20 @@ def _head_and_loss(lm: CausalLM, whole_vocabulary: bool, is_split: bool) -> Tabl
         f"{loss}.loss": on(token, token),
         "mul": on(token, token),
         "sum": on(token),
-        **(_balance_of_rows() if lm.adds_balance else {}),
+        **(_sequence_losses() if lm.adds_balance else {}),
     }
 
 
-def _ahead(lm: CausalLM, rows: Dimension) -> Table:
-    """Columns ``[batch, seq]`` some tokens further, and losses ``[tokens]`` of what is predicted."""
+def _token_shifts(lm: CausalLM, rows: Dimension) -> Table:
+    """Return layouts of columns ``[batch, seq]`` shifted by some tokens, and of losses ``[tokens]`` of predictions."""
     column: Layout = (BATCH, None)
     token: Layout = (rows,)
     table: Table = {"add_prediction": on(SCALAR, SCALAR)}
     for number in range(len(lm.ahead)):
-        ahead, loss = f"ahead.{number}", f"prediction_losses.{number}"
+        shift, loss = f"ahead.{number}", f"prediction_losses.{number}"
         table |= {
-            **{f"{ahead}.{name}": on(column, (None,)) for name in ("gather", "gather_labels", "gather_mask")},
-            f"{ahead}.there": on(column, (None, None)),
+            **{f"{shift}.{name}": on(column, (None,)) for name in ("gather", "gather_labels", "gather_mask")},
+            f"{shift}.there": on(column, (None, None)),
             f"{loss}.mul": on(token, token),
             f"{loss}.sum": on(token),
             f"{loss}.tokens": on(token),
@@ -419,13 +419,13 @@ def _ahead(lm: CausalLM, rows: Dimension) -> Table:
             f"{loss}.add": on(SCALAR, SCALAR),
         }
         if lm.ahead[number].documents:
-            table |= {f"{ahead}.{name}": on(column, column) for name in ("same_document", "inside")}
-            table[f"{ahead}.gather_starts"] = on(column, (None,))
+            table |= {f"{shift}.{name}": on(column, column) for name in ("same_document", "inside")}
+            table[f"{shift}.gather_starts"] = on(column, (None,))
     return table
 
 
-def _balance_of_rows() -> Table:
-    """What layers add for each sequence, times the number of its tokens."""
+def _sequence_losses() -> Table:
+    """Return layouts of the losses that layers add per sequence, times the number of its tokens."""
     return {
         "tokens_of_rows": on((BATCH, None)),
         "balance_mul": on((BATCH,), (BATCH,)),

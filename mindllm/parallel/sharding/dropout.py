@@ -14,7 +14,7 @@ def dropout(at: str, rows: Dimension, columns: Dimension = None) -> Table:
 
 
 def attention_dropout(at: str, heads: Layout) -> Table:
-    """The same for weights ``[batch, heads, q, k]``."""
+    """Return layouts for weights ``[batch, heads, q, k]``."""
     return {
         f"{at}.of_heads": on((heads[0], None, heads[2], None), (None, heads[1], None, None)),
         f"{at}.bits": on(heads, (None, None, None, None)),

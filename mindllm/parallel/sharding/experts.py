@@ -1,4 +1,4 @@
-"""Layouts of a mixture of experts: tokens are routed where they are, and travel to the devices of their experts and back.
+"""Layouts of a mixture of experts: tokens are routed on their device, sent to the devices of their experts and back.
 
 Sequences are split over data parallel while they are routed and over the replicas of experts while experts work on them, experts
 over ``ep``: the compiler exchanges between the two by AlltoAll.
@@ -15,13 +15,13 @@ from mindllm.parallel.sharding.table import Table, on
 TOKENS: Dimension = "dp"
 SCALAR: Layout = ()
 ROUTED: Layout = (TOKENS, None, None)  # [batch, seq, experts] and the like
-OF_GROUPS: Layout = (TOKENS, None, None, None)
+PER_GROUP: Layout = (TOKENS, None, None, None)
 PLACES: Layout = ("replica", "ep", None, None)  # [batch, experts, capacity, hidden]
 INNER: Layout = ("replica", "ep", None, "etp")  # [batch, experts, capacity, width]
 
 
 def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
-    """All but the shared expert; ``rows`` is how tokens are split between the parts of a layer."""
+    """Return layouts of all but the shared expert; ``rows``: the split of tokens between the parts of a layer."""
     hidden: Layout = (TOKENS, None, None)
     if cell.grouped:
         return {
@@ -37,18 +37,18 @@ def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
         f"{at}.gather_tokens": on(hidden, hidden),
         f"{at}.depart": on(PLACES, SCALAR),
         **_experts(f"{at}.experts", cell.experts),
-        f"{at}.arrive": on(OF_GROUPS, SCALAR),
+        f"{at}.arrive": on(PER_GROUP, SCALAR),
         f"{at}.collect": on(hidden, (TOKENS, None)),
         f"{at}.keep": on(ROUTED, ROUTED),
-        f"{at}.weigh": on(OF_GROUPS, OF_GROUPS),
-        f"{at}.sum": on(OF_GROUPS),
+        f"{at}.weigh": on(PER_GROUP, PER_GROUP),
+        f"{at}.sum": on(PER_GROUP),
         **_load(f"{at}.load"),
         **_added(at, cell),
     }
 
 
 def _load(at: str) -> Table:
-    """Every sequence is counted where it is."""
+    """Return layouts without communication: every sequence is counted on its device."""
     rows: Layout = (TOKENS, None)
     return {
         f"{at}.of_experts": on(ROUTED),
@@ -62,7 +62,7 @@ def _load(at: str) -> Table:
 
 
 def _added(at: str, cell: Experts) -> Table:
-    """What sequences add to the loss and zeros of all sequences, ``[batch]``; ``switch`` alone is ``[1]``, which is not split."""
+    """Return layouts of the losses that sequences add and their zeros, ``[batch]``; ``switch`` is ``[1]``, which is not split."""
     if not cell.balances:
         return {}
     added: Layout = (None,) if cell.router.balance.is_one_number else (TOKENS,)
@@ -75,8 +75,8 @@ def _router(at: str, cell: Router, rows: Dimension) -> Table:
         **_scores(f"{at}.scores", cell.scores),
         f"{at}.topk": on(ROUTED),
         f"{at}.pick": on(ROUTED, ROUTED),
-        f"{at}.onehot": on(OF_GROUPS, SCALAR, SCALAR),
-        f"{at}.mark": on(OF_GROUPS),
+        f"{at}.onehot": on(PER_GROUP, SCALAR, SCALAR),
+        f"{at}.mark": on(PER_GROUP),
     }
     if cell.has_bias:
         table[f"{at}.bias_add"] = on(ROUTED, (None,))
@@ -97,14 +97,14 @@ def _scores(at: str, cell: Scores) -> Table:
 
 def _best_groups(at: str, cell: BestGroups) -> Table:
     return {
-        f"{at}.best_experts": on(OF_GROUPS),
-        f"{at}.group_sum": on(OF_GROUPS),
+        f"{at}.best_experts": on(PER_GROUP),
+        f"{at}.group_sum": on(PER_GROUP),
         f"{at}.best_groups": on(ROUTED),
-        f"{at}.onehot": on(OF_GROUPS, SCALAR, SCALAR),
-        f"{at}.mark": on(OF_GROUPS),
+        f"{at}.onehot": on(PER_GROUP, SCALAR, SCALAR),
+        f"{at}.mark": on(PER_GROUP),
         f"{at}.shift": on(ROUTED, SCALAR),
         f"{at}.penalty": on(ROUTED, SCALAR),
-        f"{at}.add": on(OF_GROUPS, OF_GROUPS),
+        f"{at}.add": on(PER_GROUP, PER_GROUP),
     }
 
 
@@ -120,12 +120,12 @@ def _balance(at: str, cell: Balance) -> Table:
         table[f"{at}.sequence_sum"] = on(rows)
         table[f"{at}.sequence_scale"] = on((TOKENS,), SCALAR)
     if cell.of_all:
-        whole: Layout = (None, None)
+        unsplit: Layout = (None, None)
         table[f"{at}.batch_mask"] = on(rows)
         table[f"{at}.batch_score"] = on(rows)
-        table[f"{at}.batch_mul"] = on(whole, whole)
-        table[f"{at}.batch_sum"] = on(whole)
-        table[f"{at}.batch_scale"] = on(whole, SCALAR)
+        table[f"{at}.batch_mul"] = on(unsplit, unsplit)
+        table[f"{at}.batch_sum"] = on(unsplit)
+        table[f"{at}.batch_scale"] = on(unsplit, SCALAR)
     if cell.of_global:
         table[f"{at}.global_mul"] = on(rows, (None,))
         table[f"{at}.global_sum"] = on(rows)
@@ -148,7 +148,7 @@ def _balance(at: str, cell: Balance) -> Table:
 
 
 def _group_balance(at: str, cell: GroupBalance) -> Table:
-    """As experts: sequences are split like their tokens."""
+    """Return layouts of the balance of groups: sequences are split like their tokens, as for experts."""
     rows: Layout = (TOKENS, None)
     table: Table = {f"{at}.group_score": on(ROUTED)}
     for name in ("device",) * bool(cell.device) + ("sent",) * bool(cell.communication):
@@ -157,7 +157,7 @@ def _group_balance(at: str, cell: GroupBalance) -> Table:
     if cell.device:
         table[f"{at}.group_mask"] = on(ROUTED)
     if cell.communication:
-        table |= {f"{at}.any_of_group": on(OF_GROUPS), f"{at}.sent": on(ROUTED)}
+        table |= {f"{at}.any_of_group": on(PER_GROUP), f"{at}.sent": on(ROUTED)}
     if cell.adds_both:
         table[f"{at}.add_both"] = on((TOKENS,), (TOKENS,))
     return table
@@ -183,7 +183,7 @@ def _grouped(at: str) -> Table:
 
 
 def _experts(at: str, cell: ExpertFeedForward) -> Table:
-    """The width of an expert is split over its ranks, its down projection sums over them."""
+    """Return layouts of experts. An expert's width is split over its ranks, and its down projection sums over them."""
     table: Table = {}
     for name, x, weight in (
         ("w1", PLACES, ("ep", "etp", None)),

@@ -25,7 +25,7 @@ from mindllm.parallel.sharding.table import Table, on
 PAIRS: Dimension = "dp"
 SCALAR: Layout = ()
 ROWS: Layout = (PAIRS, None)
-OF_PAIRS: Layout = (PAIRS,)
+PER_PAIR: Layout = (PAIRS,)
 
 
 def pairs_table(cell: PairLosses | UnpairedLosses) -> Table:
@@ -41,21 +41,21 @@ def pairs_table(cell: PairLosses | UnpairedLosses) -> Table:
         "gain": on(ROWS, ROWS) if cell.compares else on(ROWS),
         "mask": on(ROWS, ROWS),
         "sum": on(ROWS),
-        "negative": on(OF_PAIRS),
-        "margin": on(OF_PAIRS, OF_PAIRS),
-        "weigh": on(OF_PAIRS, OF_PAIRS),
-        "sum_pairs": on(OF_PAIRS),
-        "reward": on(OF_PAIRS, SCALAR),
-        "is_right": on(OF_PAIRS, OF_PAIRS),
+        "negative": on(PER_PAIR),
+        "margin": on(PER_PAIR, PER_PAIR),
+        "weigh": on(PER_PAIR, PER_PAIR),
+        "sum_pairs": on(PER_PAIR),
+        "reward": on(PER_PAIR, SCALAR),
+        "is_right": on(PER_PAIR, PER_PAIR),
         **_loss("loss", cell.loss),
     }
     if cell.means:
-        table |= {"at_least_one": on(OF_PAIRS, SCALAR), "mean": on(OF_PAIRS, OF_PAIRS)}
+        table |= {"at_least_one": on(PER_PAIR, SCALAR), "mean": on(PER_PAIR, PER_PAIR)}
     return table
 
 
 def _counted(figures: int) -> Table:
-    """Those of what counts so many figures of every row."""
+    """Return layouts of the cell that counts figures of every row."""
     return {
         "largest_label": on(ROWS, SCALAR),
         "join": on(*[ROWS] * figures),
@@ -72,53 +72,53 @@ def _unpaired(cell: UnpairedLosses) -> Table:
         **dict.fromkeys(("of_other", "of_own", "gain", "mask"), on(ROWS, ROWS)),
         "at_second": on(ROWS, (None, None)),
         "sum": on(ROWS),
-        **dict.fromkeys(("desirable", "sign", "against", "weights", "weigh"), on(OF_PAIRS, OF_PAIRS)),
-        **dict.fromkeys(("scale", "weigh_desirable", "weigh_undesirable", "reward"), on(OF_PAIRS, SCALAR)),
-        **dict.fromkeys(("sigmoid", "sum_losses", "negative"), on(OF_PAIRS)),
-        "figure": on(OF_PAIRS, OF_PAIRS),
+        **dict.fromkeys(("desirable", "sign", "against", "weights", "weigh"), on(PER_PAIR, PER_PAIR)),
+        **dict.fromkeys(("scale", "weigh_desirable", "weigh_undesirable", "reward"), on(PER_PAIR, SCALAR)),
+        **dict.fromkeys(("sigmoid", "sum_losses", "negative"), on(PER_PAIR)),
+        "figure": on(PER_PAIR, PER_PAIR),
     }
     if cell.estimates:
         table |= {
-            "weigh_other": on(OF_PAIRS, OF_PAIRS),
-            "sum_rows": on(OF_PAIRS),
+            "weigh_other": on(PER_PAIR, PER_PAIR),
+            "sum_rows": on(PER_PAIR),
             **dict.fromkeys(("at_least_one", "mean", "not_negative"), on(SCALAR, SCALAR)),
-            **dict.fromkeys(("beyond", "share"), on(OF_PAIRS, SCALAR)),
+            **dict.fromkeys(("beyond", "share"), on(PER_PAIR, SCALAR)),
         }
     return table
 
 
-def crossing_tables(whole: PreferenceLoss, parallel: ParallelConfig) -> Iterator[tuple[nn.Cell, Table]]:
+def crossing_tables(pairs_loss: PreferenceLoss, parallel: ParallelConfig) -> Iterator[tuple[nn.Cell, Table]]:
     """Yield the cells by which both models' hidden states go from stage to stage, each with the shardings of its operators.
 
     Hidden states are cut by tokens, as those between layers, and not by their width.
     """
     states: Layout = (SPREAD if parallel.use_seq_parallel else TOKENS, None)
-    for join, parts in zip(whole.joins, whole.parts, strict=True):
+    for join, parts in zip(pairs_loss.joins, pairs_loss.parts, strict=True):
         yield join, {"join": on(states, states)}
         yield parts, {"ours": on(states), "theirs": on(states)}
 
 
 def _loss(at: str, cell: SigmoidLoss | HingeLoss | IpoLoss | SimpoLoss | OddsRatioLoss) -> Table:
     if isinstance(cell, SimpoLoss):
-        return {f"{at}.add": on(OF_PAIRS, SCALAR), **_loss(f"{at}.sigmoid", cell.sigmoid)}
+        return {f"{at}.add": on(PER_PAIR, SCALAR), **_loss(f"{at}.sigmoid", cell.sigmoid)}
     if isinstance(cell, OddsRatioLoss):
         return {
-            **{f"{at}.{name}": on(OF_PAIRS, SCALAR) for name in ("bound", "share")},
-            **{f"{at}.{name}": on(OF_PAIRS) for name in ("exp", "log")},
-            **{f"{at}.{name}": on(OF_PAIRS, OF_PAIRS) for name in ("log_odds", "ratio", "add")},
-            f"{at}.rest": on(SCALAR, OF_PAIRS),
+            **{f"{at}.{name}": on(PER_PAIR, SCALAR) for name in ("bound", "share")},
+            **{f"{at}.{name}": on(PER_PAIR) for name in ("exp", "log")},
+            **{f"{at}.{name}": on(PER_PAIR, PER_PAIR) for name in ("log_odds", "ratio", "add")},
+            f"{at}.rest": on(SCALAR, PER_PAIR),
             **_loss(f"{at}.sigmoid", cell.sigmoid),
         }
-    one: dict[type, tuple[str, ...]] = {
+    operators: dict[type, tuple[str, ...]] = {
         SigmoidLoss: ("negative", "exp", "log"),
         HingeLoss: ("relu",),
         IpoLoss: ("square",),
     }
     by_number = {SigmoidLoss: ("scale", "larger"), HingeLoss: ("scale", "add"), IpoLoss: ("add",)}
-    table = {f"{at}.{name}": on(OF_PAIRS) for name in one[type(cell)]}
-    table |= {f"{at}.{name}": on(OF_PAIRS, SCALAR) for name in by_number[type(cell)]}
+    table = {f"{at}.{name}": on(PER_PAIR) for name in operators[type(cell)]}
+    table |= {f"{at}.{name}": on(PER_PAIR, SCALAR) for name in by_number[type(cell)]}
     if isinstance(cell, SigmoidLoss):
-        table |= {f"{at}.{name}": on(OF_PAIRS, OF_PAIRS) for name in ("sub", "sum", "back")}
+        table |= {f"{at}.{name}": on(PER_PAIR, PER_PAIR) for name in ("sub", "sum", "back")}
         if cell.smoothing:
-            table |= {f"{at}.share": on(OF_PAIRS, SCALAR), f"{at}.smooth": on(OF_PAIRS, OF_PAIRS)}
+            table |= {f"{at}.share": on(PER_PAIR, SCALAR), f"{at}.smooth": on(PER_PAIR, PER_PAIR)}
     return table

@@ -22,11 +22,11 @@ FOLLOWERS = frozenset({"Cast", "Reshape"})
 
 @dataclass(frozen=True)
 class Sharding:
-    """Layouts of an operator's tensor inputs and, where the compiler must be told, of its output.
+    """Layouts of an operator's tensor inputs and, where the compiler requires it, of its output.
 
-    ``named``: they are given to the compiler by the names of axes, for integers cannot express copies along an outer axis. With
-    that of the output the operator computes on its parts as they are, and exchanges nothing: a sum over split dimensions would be
-    that of a part alone, which only maxima that are exchanged later may be.
+    ``named``: layouts are passed to the compiler by names of axes, because integers cannot express copies along an outer axis.
+    With the output's layout the operator computes on its parts without communication: a sum over split dimensions would be that
+    of one part, which only maxima that are exchanged later may be.
     """
 
     inputs: tuple[Layout, ...]
@@ -34,37 +34,41 @@ class Sharding:
     named: bool = False
 
 
-OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
-NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
-"""Operators of which the compiler derives nothing from named axes: the output's layout, that of the input, is told, too."""
-TOLD = "self_define_shard"
+TUPLE_OPERATOR = "Concat"  # its tensors are one input, a tuple
+REQUIRES_OUTPUT = frozenset({TUPLE_OPERATOR, "ReduceMean"})
+"""Operators whose output layout the compiler does not derive from named axes. It equals that of the input."""
+SELF_DEFINED = "self_define_shard"
 NOT_SPLIT = (ROUTER_BIAS, VALUES)
-"""Ends of the names of weights that are trained and that no optimizer cuts: what changes them must know them as a whole."""
+"""Ends of the names of trained weights that no optimizer cuts, because their updates need the whole weight."""
 SPLIT_INTO_PARTS = (GroupedFeedForward, RingAttention)
 PARTS = "Morph"
-"""The operator that stands for others, which compute what each device has: they have no layouts, it has."""
+"""The operator that represents others that compute a device's own part. It has layouts, they do not."""
 
 Table = dict[str, Sharding]
 """Shardings by path, such as ``model.layers.0.attention.wq.matmul``."""
 
 
 def on(*inputs: Layout, out: Layout | None = None, named: bool = False) -> Sharding:
-    """The sharding with these layouts of the inputs."""
+    """Return the sharding with these layouts of the inputs."""
     return Sharding(inputs, out, named)
 
 
 def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) -> None:
-    """Shards every operator of ``model`` as ``table`` says.
+    """Shard every operator of ``model`` according to ``table``.
 
     Raises:
         ValueError: an entry that matches no operator, an operator without an entry, or layouts the mesh cannot hold.
     """
     inside = tuple(f"{path}." for path, cell in model.cells_and_names() if isinstance(cell, SPLIT_INTO_PARTS))
-    found = {path: one for path, one in operators(model).items() if one.name == PARTS or not path.startswith(inside)}
+    sharded = {
+        path: operator
+        for path, operator in operators(model).items()
+        if operator.name == PARTS or not path.startswith(inside)
+    }
     for path in table:
-        if path not in found:
-            raise ValueError(f"sharding table: '{path}' matches no operator{nearest(path, found)}")
-    for path, operator in found.items():
+        if path not in sharded:
+            raise ValueError(f"sharding table: '{path}' matches no operator{nearest(path, sharded)}")
+    for path, operator in sharded.items():
         if operator.name in FOLLOWERS:
             continue
         if path not in table:
@@ -76,7 +80,7 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
 
 
 def is_shared_by_optimizer(parameter: Parameter) -> bool:
-    """Whether the parallel optimizer may cut it: an optimizer holds something of it, and need not know it as a whole."""
+    """Return True if the parallel optimizer may cut a weight: an optimizer has state for it and does not need it whole."""
     return parameter.requires_grad and not is_probe(parameter.name) and not parameter.name.endswith(NOT_SPLIT)
 
 
@@ -102,10 +106,10 @@ def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> No
 def _shard_by_name(operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
     inputs: tuple = tuple(map(mesh.named, sharding.inputs))
     output = sharding.output
-    if operator.name in NEEDS_TO_BE_TOLD:
+    if operator.name in REQUIRES_OUTPUT:
         output = sharding.inputs[0]
-    if operator.name in NEEDS_TO_BE_TOLD or (sharding.named and output is not None):
-        operator.add_prim_attr(TOLD, True)
-    if operator.name == OF_SEVERAL:
+    if operator.name in REQUIRES_OUTPUT or (sharding.named and output is not None):
+        operator.add_prim_attr(SELF_DEFINED, True)
+    if operator.name == TUPLE_OPERATOR:
         inputs = (inputs,)
     operator.shard(inputs, None if output is None else (mesh.named(output),))

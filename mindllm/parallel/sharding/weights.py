@@ -23,7 +23,7 @@ from mindllm.parallel.layout import (
     Dimension,
     Layout,
     Mesh,
-    axes_of,
+    dimension_axes,
     mesh_of,
 )
 from mindllm.parallel.sharding.cells import sharding_table
@@ -40,14 +40,14 @@ READERS: dict[str, tuple[tuple[str, int], ...]] = {
     "lora_magnitude": (("divide", 0),),
 }
 """By attribute of a cell that is a weight: the operator of the cell that reads it, and as which of its inputs."""
-OF_UNIT_ROWS = ("unit_rows.square", 0)
+UNIT_ROWS = ("unit_rows.square", 0)
 """What reads the head's weight where its rows are divided by their lengths."""
-OF_SORTED_TOKENS = {"w1": 3, "w3": 4, "w2": 5}
+SORTED_TOKENS = {"w1": 3, "w3": 4, "w2": 5}
 """Where tokens are sorted one operator reads the matrices of all experts: as which of its inputs, by their cell."""
 
 
 def weight_cuts(model: CausalLM, config: RunConfig) -> dict[str, WeightCut]:
-    """The cut of every trained weight by its name. Where devices are replicas the optimizer alone cuts.
+    """Return the cut of every trained weight by name. Where devices are replicas only the optimizer cuts.
 
     Raises:
         UserError: a weight whose cut is not known.
@@ -55,26 +55,26 @@ def weight_cuts(model: CausalLM, config: RunConfig) -> dict[str, WeightCut]:
     mesh = mesh_of(config)
     splits = mesh.model_parallel * mesh.expert_parallel > 1
     table = sharding_table(model, config.parallel_config) if splits else {}
-    found: dict[str, WeightCut] = {}
+    cuts: dict[str, WeightCut] = {}
     for path, cell in model.cells_and_names():
         for name, weight in cell.parameters_and_names(expand=False):
-            if weight.requires_grad and not is_probe(weight.name) and weight.name not in found:
+            if weight.requires_grad and not is_probe(weight.name) and weight.name not in cuts:
                 layout = _layout(path, cell, name, table) if splits else (None,) * len(weight.shape)
-                found[weight.name] = _cut(config, mesh, weight, layout)
-    return found
+                cuts[weight.name] = _cut(config, mesh, weight, layout)
+    return cuts
 
 
 def _layout(path: str, cell: nn.Cell, name: str, table: Table) -> Layout | None:
-    """The layout that the operator which reads a weight wants it in."""
-    own = name.rpartition(".")[2]
-    if path == "lm_head" and OF_UNIT_ROWS[0] in table:
-        return table[OF_UNIT_ROWS[0]].inputs[OF_UNIT_ROWS[1]]
-    for operator, place in READERS.get(own, ()):
+    """Return the layout in which the operator that reads a weight requires it."""
+    attribute = name.rpartition(".")[2]
+    if path == "lm_head" and UNIT_ROWS[0] in table:
+        return table[UNIT_ROWS[0]].inputs[UNIT_ROWS[1]]
+    for operator, place in READERS.get(attribute, ()):
         if (entry := table.get(f"{path}.{operator}")) is not None and place < len(entry.inputs):
             return entry.inputs[place]
     if isinstance(cell, ExpertMatrices):
-        around, _, own = path.rpartition(".")
-        return table[f"{around}.on_parts"].inputs[OF_SORTED_TOKENS[own]]
+        around, _, attribute = path.rpartition(".")
+        return table[f"{around}.on_parts"].inputs[SORTED_TOKENS[attribute]]
     return None
 
 
@@ -92,16 +92,16 @@ def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None
         raise config.error("model.model_config.pet_config.pet_type", message)
     dimension = split[0] if split else None
     count = 1 if dimension is None else ways[dimension]
-    whole = WeightCut(shape, dimension, count, 1, mesh.stage_device_num, groups)
+    cut = WeightCut(shape, dimension, count, 1, mesh.stage_device_num, groups)
     if not is_shared_by_optimizer(weight):
-        return whole
-    return replace(whole, shards=optimizer_shards(config, mesh, whole.part_shape, count * groups))
+        return cut
+    return replace(cut, shards=optimizer_shards(config, mesh, cut.part_shape, count * groups))
 
 
 def _ways(mesh: Mesh, dimension: Dimension) -> int:
-    """Neighbours that have different parts of a dimension; 0 for ranks that are no neighbours."""
+    """Return the number of neighbors with different parts of a dimension, 0 for ranks that are not neighbors."""
     sizes = {**mesh.expert_axes, **mesh.axes}
-    axes = [axis for axis in axes_of(dimension) if sizes[axis] > 1]
+    axes = [axis for axis in dimension_axes(dimension) if sizes[axis] > 1]
     if axes == [EXPERT_RANKS]:
         return sizes[EXPERT_RANKS]
     if any(axis not in mesh.axes for axis in axes):

@@ -1,12 +1,12 @@
-"""Costs from what a user measured on a cluster: the init YAML of SAPP, MindSpore's public planner, and its layer files.
+"""Costs fitted to measurements on a cluster: the init YAML of SAPP, MindSpore's public planner, and its layer files.
 
 Peak memories of the stages of one or several runs give, in one weighted least squares, the memory of a layer's parameters, of its
 activations under each recompute kind, of head and tail, and what every stage has in common:
 
     M_i = n_i parameter + alive_i sum_r n_ir activation_r + constant (+ head on the first stage, + tail on the last)
 
-With two stages each has an end, so the constant is counted with head and tail. What the fit leaves unexplained is shown, and the
-most that any stage needs beyond it is a margin on all stages.
+With two stages each has an end, so the constant is part of head and tail. Residuals are shown, and the largest one is a margin
+on all stages.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Fit:
 
     @property
     def margin_mb(self) -> float:
-        """What the fit may be short of."""
-        return max(0.0, max(float(left.max()) for _, left in self.residuals))
+        """The largest memory of a stage beyond the fit."""
+        return max(0.0, max(float(residual.max()) for _, residual in self.residuals))
 
 
 def read_measured(paths: Sequence[Path], setting: Setting) -> tuple[Problem, Fit | None]:
-    """The problem of a layer file, of init YAMLs, or of both: then the file gives times and the YAMLs memory."""
+    """Return the problem of a layer file, of init YAMLs, or of both: then the file has times and the YAMLs memory."""
     layer_files = [path for path in paths if path.suffix == ".json"]
     if len(layer_files) > 1:
         raise UserError(f"{layer_files[1]}: one layer file is enough; {layer_files[0]} is another")
@@ -66,7 +66,7 @@ def read_measured(paths: Sequence[Path], setting: Setting) -> tuple[Problem, Fit
     if not runs:
         content = read_json(layer_files[0])
         if not isinstance(content, Mapping) or "layers_description" not in content:
-            raise UserError(f"{layer_files[0]}: is no layer file: it has no layers_description")
+            raise UserError(f"{layer_files[0]}: not a layer file: layers_description is missing")
         fields = layer_file_fields(content, setting, str(layer_files[0]))
         return make_problem({**fields, **setting.fields()}, str(layer_files[0])), None
     fit = fit_memory(runs)
@@ -79,11 +79,11 @@ def read_measured(paths: Sequence[Path], setting: Setting) -> tuple[Problem, Fit
 
 
 def read_run(path: Path, micro_batches: int | None) -> Run:
-    """Reads one init YAML; a UserError names the key that is missing or wrong."""
-    given = read_mapping(path)
-    pipeline, usage = _section(given, "pipeline_config", path), _section(given, "memory_usage", path)
-    stages, layers = _whole(pipeline, "pipeline_num", path), _whole(pipeline, "num_layer", path)
-    if "profiling_config" in given and "time_config" not in given:
+    """Return the measured memory of an init YAML; UserError names a missing or invalid key."""
+    content = read_mapping(path)
+    pipeline, usage = _section(content, "pipeline_config", path), _section(content, "memory_usage", path)
+    stages, layers = _positive(pipeline, "pipeline_num", path), _positive(pipeline, "num_layer", path)
+    if "profiling_config" in content and "time_config" not in content:
         raise UserError(f"{path}: profiling_config: traces are not read; write time_config with head, body and tail")
     cost = {"backward": 0.0, "activation_mb": 0.0}
     shape = make_problem(
@@ -94,32 +94,38 @@ def read_run(path: Path, micro_batches: int | None) -> Run:
         },
         str(path),
     )
-    recompute = given.get("recompute_config") or {}
+    recompute = content.get("recompute_config") or {}
     plan = read_yaml_plan(shape, {"offset": pipeline.get("offset", 0), **recompute}, str(path))
     kinds = np.array([[names.count(kind) for kind in KINDS] for names in plan.places])
     orders = stage_orders("1f1b", stages, 1, max(stages, micro_batches or stages))
-    held = np.array([vectors.max() for vectors in alive(orders, 1)])
-    times = given.get("time_config") or {}
-    return Run(str(path), _memories(usage, stages, path), kinds, held, {k: _number(times, k, path) for k in times})
+    micro_batches_alive = np.array([vectors.max() for vectors in alive(orders, 1)])
+    times = content.get("time_config") or {}
+    return Run(
+        str(path),
+        _memories(usage, stages, path),
+        kinds,
+        micro_batches_alive,
+        {k: _number(times, k, path) for k in times},
+    )
 
 
 def _memories(usage: Mapping[str, Any], stages: int, path: Path) -> np.ndarray:
-    """Peaks of all stages from head, tail and body memories."""
+    """Return the peaks of all stages from head, tail and body memories."""
     body = _section(usage, "body_memories", path)
     numbers, values = body.get("stage_id"), body.get("memories")
     if not isinstance(numbers, list) or not isinstance(values, list) or len(numbers) != len(values):
         raise UserError(f"{path}: memory_usage.body_memories: stage_id and memories must be lists of one length")
-    found = np.full(stages, np.nan)
-    found[0], found[-1] = _number(usage, "head_memory", path), _number(usage, "tail_memory", path)
+    peaks = np.full(stages, np.nan)
+    peaks[0], peaks[-1] = _number(usage, "head_memory", path), _number(usage, "tail_memory", path)
     for number, value in zip(numbers, values, strict=True):
         if not isinstance(number, int) or not 0 <= number < stages:
-            raise UserError(f"{path}: memory_usage.body_memories.stage_id: there is no stage {number} of {stages}")
-        found[number] = _number({"memories": value}, "memories", path)
-    return found
+            raise UserError(f"{path}: memory_usage.body_memories.stage_id: invalid stage {number} of {stages} stages")
+        peaks[number] = _number({"memories": value}, "memories", path)
+    return peaks
 
 
 def fit_memory(runs: Sequence[Run]) -> Fit:
-    """One least squares over all stages of all runs, each weighted by what it measures; no memory is negative.
+    """Fit all stages of all runs by one least squares, weighted by their measured memory; no memory is negative.
 
     Raises:
         UserError: the runs do not determine every unknown.
@@ -136,8 +142,8 @@ def fit_memory(runs: Sequence[Run]) -> Fit:
         columns = [run.kinds.sum(axis=1), *(run.kinds[:, index] * run.alive for index in used), *ends.T]
         blocks.append(np.column_stack([*columns, np.ones(stages)][: len(names)]))
     matrix, memory = np.vstack(blocks).astype(float), np.concatenate([run.memory_mb for run in runs])
-    known = np.isfinite(memory)
-    weighted = matrix[known] / memory[known, None]
+    is_measured = np.isfinite(memory)
+    weighted = matrix[is_measured] / memory[is_measured, None]
     scale = np.linalg.norm(weighted, axis=0)
     _, sizes, directions = np.linalg.svd(weighted / scale)
     rank = int((sizes > 1e-9 * sizes[0]).sum())
@@ -145,20 +151,20 @@ def fit_memory(runs: Sequence[Run]) -> Fit:
         free = np.abs(directions[rank:]).max(axis=0) > 1e-6
         unclear = [name for name, loose in zip(names, free, strict=True) if loose]
         raise UserError(
-            f"{runs[0].source}: {int(known.sum())} measured stages do not tell {', '.join(unclear)} apart; add a run "
+            f"{runs[0].source}: {int(is_measured.sum())} measured stages do not determine {', '.join(unclear)}; add a run "
             f"with other offsets and recompute counts (--measured takes several files)"
         )
-    values = nnls(weighted / scale, np.ones(int(known.sum())))[0] / scale
-    left, start = [], 0
+    values = nnls(weighted / scale, np.ones(int(is_measured.sum())))[0] / scale
+    residuals, start = [], 0
     for run in runs:
         stop = start + len(run.memory_mb)
-        left.append((run.source, np.nan_to_num(memory[start:stop] - matrix[start:stop] @ values)))
+        residuals.append((run.source, np.nan_to_num(memory[start:stop] - matrix[start:stop] @ values)))
         start = stop
-    return Fit(dict(zip(names, values.tolist(), strict=True)), tuple(left))
+    return Fit(dict(zip(names, values.tolist(), strict=True)), tuple(residuals))
 
 
 def _fields(layers: Any, runs: Sequence[Run], fit: Fit, setting: Setting, source: str) -> dict[str, Any]:
-    """The problem with fitted memory and measured times."""
+    """Return the fields of the problem with fitted memory and measured times."""
     if layers is not None:
         fields = layer_file_fields(layers, setting, source)
         if len(fields["layers"]) != 1:
@@ -186,21 +192,21 @@ def _fields(layers: Any, runs: Sequence[Run], fit: Fit, setting: Setting, source
     return {**fields, "static_mb": fit.values.get("constant", 0.0) + fit.margin_mb}
 
 
-def _section(given: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
-    if not isinstance(given.get(key), Mapping):
-        raise UserError(f"{path}: {key}: must be a mapping (is {given.get(key)!r})")
-    return given[key]
+def _section(content: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    if not isinstance(content.get(key), Mapping):
+        raise UserError(f"{path}: {key}: must be a mapping (is {content.get(key)!r})")
+    return content[key]
 
 
-def _whole(given: Mapping[str, Any], key: str, path: Path) -> int:
-    value = given.get(key)
+def _positive(content: Mapping[str, Any], key: str, path: Path) -> int:
+    value = content.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UserError(f"{path}: {key}: must be a whole number above 0 (is {value!r})")
     return value
 
 
-def _number(given: Mapping[str, Any], key: str, path: Path) -> float:
-    value = given.get(key)
+def _number(content: Mapping[str, Any], key: str, path: Path) -> float:
+    value = content.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise UserError(f"{path}: {key}: must be a number that is not negative (is {value!r})")
     return float(value)

@@ -1,8 +1,8 @@
-"""The steps of 1F1B and of GPipe in closed form, and the least of them over all splits of layers.
+"""The steps of 1F1B and of GPipe in closed form, and their minimum over all splits of layers.
 
 1F1B: with f and b the times of a stage's forward and backward pass, t = f + b, m micro-batches and, for each stage k,
 
-    w_k = min(stages behind k, m - 1)                       forward passes of its warm-up
+    w_k = min(stages after k, m - 1)                        forward passes of its warm-up
     P_k = t_0 + ... + t_k
     F_k, B_k = the longest forward, the longest backward pass of the stages 0 to k
     R_k = max(R_(k-1) + t_k, (m - 1 - w_k) t_k)             0 where m - 1 = w_k
@@ -31,16 +31,16 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.planning.one_chunk.split_program import Ahead, SplitProgram
+from mindllm.planning.one_chunk.split_program import Extension, SplitProgram
 
 
 class GPipe(SplitProgram):
-    """Numbers of a partial plan: the sum of its times, the longest backward pass and the longest forward pass."""
+    """Values of a partial plan: the sum of its times, the longest backward pass and the longest forward pass."""
 
     numbers = 3
 
     def alone(self) -> np.ndarray:
-        """The stage's passes of all micro-batches but one."""
+        """Return the time of the stage's passes of all micro-batches but one."""
         return self.more * self.total
 
     def extend(
@@ -51,21 +51,21 @@ class GPipe(SplitProgram):
         backward: np.ndarray,
         rest: np.ndarray,
         near: np.ndarray,
-    ) -> Ahead:
-        """Adds times and longest passes of the stage."""
-        found = np.stack(
+    ) -> Extension:
+        """Add the times and the longest passes of the stage."""
+        sums = np.stack(
             [values[0] + forward + backward, np.maximum(values[1], backward), np.maximum(values[2], forward)]
         )
-        return Ahead(found, self.more * (found[1] + found[2]), np.zeros(len(rest)))
+        return Extension(sums, self.more * (sums[1] + sums[2]), np.zeros(len(rest)))
 
 
 def warm_up(stages: int, micro_batches: int) -> np.ndarray:
-    """Forward passes before the first backward pass of each stage, beside the one it belongs to, ``[stages]``."""
+    """Return the forward passes before the first backward pass of each stage, without the one of its pair, ``[stages]``."""
     return np.minimum(stages - 1 - np.arange(stages), micro_batches - 1)
 
 
 def closed_form(forward: np.ndarray, backward: np.ndarray, micro_batches: int, delay: float = 0.0) -> np.ndarray:
-    """Step of 1F1B, ``[plans]``, from the times of the stages, ``[stages, plans]``; with a ``delay`` a lower bound."""
+    """Return the step of 1F1B, ``[plans]``, from the times of the stages, ``[stages, plans]``; with a ``delay`` a lower bound."""
     warm = warm_up(len(forward), micro_batches)
     down = rounds = with_forward = with_backward = step = np.zeros(forward.shape[1])
     longest = np.zeros((2, len(down)))
@@ -82,21 +82,21 @@ def closed_form(forward: np.ndarray, backward: np.ndarray, micro_batches: int, d
 def rounds_until(
     stage: int, warm: np.ndarray, micro_batches: int, total: np.ndarray, before: np.ndarray, delay: float
 ) -> np.ndarray:
-    """R of a stage, from its t in ``total`` and R of the stage ``before``, ``[plans]`` each."""
+    """Return R of a stage, from its t in ``total`` and R of the stage ``before``, ``[plans]`` each."""
     rounds = (micro_batches - 1 - int(warm[stage])) * total
     if stage and warm[stage - 1] < micro_batches - 1:
         rounds = np.maximum(rounds, before + total + 2 * delay)
     return rounds
 
 
-MANY = 256  # stages beyond which the last round is not looked for
+MOST_STAGES = 256  # beyond which the last round is left out
 
 
 class OneFOneB(SplitProgram):
-    """Numbers of a partial plan: P, R and the longest pass.
+    """Values of a partial plan: P, R and the longest pass.
 
-    Of the chains those that go down to the last stage, whose w is 0, and those that turn where they began to gain: k = j. Others
-    are longest where a stage behind the longest passes takes less than one of them (:class:`EveryChain`).
+    It covers chains that go down to the last stage, whose w is 0, and chains that turn where they began to gain: k = j. Other
+    chains are longest only if a stage after the longest passes takes less than one of them (:class:`EveryChain`).
     """
 
     numbers = 4
@@ -107,14 +107,14 @@ class OneFOneB(SplitProgram):
         return warm_up(self.stages, self.problem.micro_batches)
 
     def alone(self) -> np.ndarray:
-        """Rounds on the stage and its longer pass in the warm-up or the cool-down."""
+        """Return the time of rounds on the stage, and of its longer pass in the warm-up or the cool-down."""
         warm = self.warm[:, None, None]
         return (self.more - warm) * self.total + warm * np.maximum(self.forward, self.backward)
 
-    def looks_ahead(self, stage: int) -> int:
-        """Those of the last round behind a stage, which has the micro-batches that rounds over all of them leave."""
-        left = self.more % (self.stages - stage)
-        return max(0, left - 1) if self.delay and self.stages <= MANY else 0
+    def lookahead(self, stage: int) -> int:
+        """Return the number of stages of the last round after a stage: it has the micro-batches that full rounds leave."""
+        rest = self.more % (self.stages - stage)
+        return max(0, rest - 1) if self.delay and self.stages <= MOST_STAGES else 0
 
     def extend(
         self,
@@ -124,28 +124,28 @@ class OneFOneB(SplitProgram):
         backward: np.ndarray,
         rest: np.ndarray,
         near: np.ndarray,
-    ) -> Ahead:
-        """Adds a stage to P, R and the longest pass."""
+    ) -> Extension:
+        """Add a stage to P, R and the longest pass."""
         warm, total = self.warm[stage], forward + backward
         down = values[0] + total
         rounds = rounds_until(stage, self.warm, self.more + 1, total, values[1], self.delay)
         longest = np.maximum(values[2:], (backward, forward))
         beyond = rounds + warm * longest.max(axis=0)
         least = down + 2 * stage * self.delay + warm * longest.min(axis=0) + beyond
-        if warm < self.more:  # the rounds may go on to the last stage
+        if warm < self.more:  # the rounds may extend to the last stage
             beyond = np.maximum(beyond, rounds + rest)
-        behind = self.stages - 1 - stage
-        most, left = divmod(self.more, behind + 1)
+        later = self.stages - 1 - stage
+        most, remaining = divmod(self.more, later + 1)
         if self.delay and most:
-            last = left * total
-            if left:
-                last = np.maximum(last, total + near + 2 * self.looks_ahead(stage) * self.delay)
-            beyond = np.maximum(beyond, most * (total + rest + 2 * behind * self.delay) + last)
-        return Ahead(np.stack([down, rounds, *longest]), beyond, least)
+            last = remaining * total
+            if remaining:
+                last = np.maximum(last, total + near + 2 * self.lookahead(stage) * self.delay)
+            beyond = np.maximum(beyond, most * (total + rest + 2 * later * self.delay) + last)
+        return Extension(np.stack([down, rounds, *longest]), beyond, least)
 
 
 class EveryChain(OneFOneB):
-    """The closed form as it is, with two more numbers: the longest R_k + w_k F_k and R_k + w_k B_k so far."""
+    """The complete closed form, with two more values: the longest R_k + w_k F_k and R_k + w_k B_k."""
 
     numbers = 6
 
@@ -157,14 +157,14 @@ class EveryChain(OneFOneB):
         backward: np.ndarray,
         rest: np.ndarray,
         near: np.ndarray,
-    ) -> Ahead:
-        """Adds a stage to these, too."""
-        ahead = super().extend(stage, values[:4], forward, backward, rest, near)
-        down, rounds, longest = ahead.values[0], ahead.values[1], ahead.values[2:]
+    ) -> Extension:
+        """Add a stage to all values."""
+        extended = super().extend(stage, values[:4], forward, backward, rest, near)
+        down, rounds, longest = extended.values[0], extended.values[1], extended.values[2:]
         gained = np.maximum(values[4:], rounds + self.warm[stage] * longest)
         crossed = down + 2 * stage * self.delay + self.warm[stage] * longest + gained[::-1]
-        return Ahead(
-            np.concatenate([ahead.values, gained]),
-            np.maximum(ahead.beyond, gained.max(axis=0)),
-            np.maximum(ahead.least, crossed.max(axis=0)),
+        return Extension(
+            np.concatenate([extended.values, gained]),
+            np.maximum(extended.beyond, gained.max(axis=0)),
+            np.maximum(extended.least, crossed.max(axis=0)),
         )

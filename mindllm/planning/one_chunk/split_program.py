@@ -1,9 +1,9 @@
-"""The least step over all splits of layers, where a closed form gives the step: a dynamic programme over partial plans.
+"""The least step over all splits of layers, where a closed form gives the step: a dynamic program over partial plans.
 
 A partial plan fills the first stages. All that the closed form will ask of it is a few numbers, of which smaller ones are never
 worse: the sum of its stages' times and a few more of the schedule. Of the partial plans with the same layers only the Pareto
 front is kept. What a step to beat rules out is dropped: stages that alone are too slow for it, and partial plans that the
-quickest remaining stages cannot save. Where too many are left, neighbours are merged into one that has the least of each number,
+quickest remaining stages cannot save. Where too many are left, neighbors are merged into one that has the least of each number,
 so what is found to be impossible stays proven.
 """
 
@@ -33,7 +33,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class Extension:
     """What partial plans ask of a step, ``[plans]`` each.
 
     Attributes:
@@ -48,7 +48,7 @@ class Ahead:
 
 
 class SplitProgram(ABC):
-    """The dynamic programme of one problem and one closed form, which asks for ``numbers`` of a partial plan."""
+    """The dynamic program of one problem and one closed form, which asks for ``numbers`` of a partial plan."""
 
     numbers: int
 
@@ -68,7 +68,7 @@ class SplitProgram(ABC):
 
     @abstractmethod
     def alone(self) -> np.ndarray:
-        """What a stage alone asks beyond the time of all stages, ``[stages, layers, longest]``."""
+        """Return the time of a single stage beyond the time of all stages, ``[stages, layers, longest]``."""
 
     @abstractmethod
     def extend(
@@ -79,47 +79,48 @@ class SplitProgram(ABC):
         backward: np.ndarray,
         rest: np.ndarray,
         near: np.ndarray,
-    ) -> Ahead:
-        """Adds a stage to partial plans.
+    ) -> Extension:
+        """Add a stage to partial plans.
 
-        ``rest`` is the least time of all stages behind, ``near`` that of the next :meth:`looks_ahead`, ``[plans]``.
+        ``rest`` is the least time of all later stages, ``near`` the least time of the next :meth:`lookahead`, ``[plans]``.
         """
 
-    def looks_ahead(self, stage: int) -> int:
-        """For how many stages behind a stage :meth:`extend` needs the least time, beside that of all."""
+    def lookahead(self, stage: int) -> int:
+        """Return the number of stages after ``stage`` whose least time :meth:`extend` needs separately."""
         return 0
 
-    def no_limit(self) -> float:
-        """A step that every split keeps to."""
+    def upper_bound(self) -> float:
+        """Return a step that every split meets."""
         slowest = self.total[self.possible].max(initial=0.0) + 2 * self.delay
         return 4.0 * (self.stages + self.more + 1) * float(slowest) + 1.0
 
     def decide(self, target: float, width: int, deadline: float = math.inf) -> Split | None:
-        """A split whose step may be at most ``target``, or None: then every split's step is longer.
+        """Return a split whose step may be at most ``target``; None proves that the step of every split is longer.
 
         Args:
             target: the step to beat.
-            width: partial plans kept of those with the same stages and layers.
+            width: partial plans kept per stage and number of layers.
+            deadline: when to stop.
 
         Raises:
-            OutOfTime: it was not decided at ``deadline``.
+            OutOfTime: there was no decision before ``deadline``.
         """
         allowed, rest = self._allowed(target, deadline)
-        near = [self._least_of_next(stage, allowed, deadline) for stage in range(self.stages)]
+        near = [self._least_ahead(stage, allowed, deadline) for stage in range(self.stages)]
         room = target - self.base - rest[0, 0]
         while room >= 0:
-            found = self._pass(target, room, width, allowed, rest, near, deadline)
-            if found is None:
+            result = self._pass(target, room, width, allowed, rest, near, deadline)
+            if result is None:
                 return None
-            split, total = found
-            left = target - self.base - total
-            if left >= room - GRAIN * target * self.stages:
+            split, total = result
+            slack = target - self.base - total
+            if slack >= room - GRAIN * target * self.stages:
                 return split
-            room = left
+            room = slack
         return None
 
     def _allowed(self, target: float, deadline: float) -> tuple[np.ndarray, np.ndarray]:
-        """Stages that are quick enough for ``target``, and the least time of the stages from each on.
+        """Return the stages that are quick enough for ``target``, and the least time from each stage on.
 
         Returns:
             ``[stages, layers, longest]`` and, by the first layer of a stage, ``[stages + 1, layers + 1]``.
@@ -131,16 +132,16 @@ class SplitProgram(ABC):
             before, rest = self._least_sums(allowed, deadline)
             check(deadline)
             first = before[:-1, :-1, None]
-            behind = np.stack([rest[stage + 1][self.end] for stage in range(self.stages)])
-            kept = allowed & (first + self.total + behind + alone + self.base <= target)
+            later = np.stack([rest[stage + 1][self.end] for stage in range(self.stages)])
+            quick = allowed & (first + self.total + later + alone + self.base <= target)
             check(deadline)
-            kept &= first + (self.more + 1) * self.total + crossed <= target
-            if kept.sum() == allowed.sum():
-                return kept, rest
-            allowed = kept
+            quick &= first + (self.more + 1) * self.total + crossed <= target
+            if quick.sum() == allowed.sum():
+                return quick, rest
+            allowed = quick
 
     def _least_sums(self, allowed: np.ndarray, deadline: float) -> tuple[np.ndarray, np.ndarray]:
-        """Least time of the stages before and from each on, by the first layer, ``[stages + 1, layers + 1]`` each."""
+        """Return the least time of the stages before and from each on, by the first layer, ``[stages + 1, layers + 1]`` each."""
         layers, total = self.layers, np.where(allowed, self.total, np.inf)
         before, rest = np.full((2, self.stages + 1, layers + 1), np.inf)
         before[0, 0] = rest[self.stages, layers] = 0
@@ -155,12 +156,12 @@ class SplitProgram(ABC):
             rest[stage, :layers] = (total[stage] + rest[stage + 1][self.end]).min(axis=1)
         return before, rest
 
-    def _least_of_next(self, stage: int, allowed: np.ndarray, deadline: float) -> np.ndarray:
-        """Least time of the next :meth:`looks_ahead` stages behind one, by their first layer, ``[layers + 1]``."""
+    def _least_ahead(self, stage: int, allowed: np.ndarray, deadline: float) -> np.ndarray:
+        """Return the least time of the next :meth:`lookahead` stages, by their first layer, ``[layers + 1]``."""
         check(deadline)
-        least, last = np.zeros(self.layers + 1), stage + self.looks_ahead(stage)
-        for behind in range(last, stage, -1):
-            total = np.where(allowed[behind], self.total[behind], np.inf)
+        least, last = np.zeros(self.layers + 1), stage + self.lookahead(stage)
+        for later in range(last, stage, -1):
+            total = np.where(allowed[later], self.total[later], np.inf)
             least = np.append((total + least[self.end]).min(axis=1), np.inf)
         return least
 
@@ -168,7 +169,7 @@ class SplitProgram(ABC):
         self, target: float, room: float, width: int, allowed: np.ndarray, rest: np.ndarray, near: list[np.ndarray],
         deadline: float,
     ) -> tuple[Split, float] | None:  # fmt: skip
-        """The split with the least time of all stages where nothing asks for more than ``room`` beyond, and that time."""
+        """Return the split with the least time of all stages that needs at most ``room`` beyond, and that time."""
         start, values, merged = np.zeros(1, int), np.zeros((self.numbers, 1)), False
         steps = []
         for stage in range(self.stages):
@@ -176,56 +177,53 @@ class SplitProgram(ABC):
             parent, count = np.nonzero(allowed[stage][start])
             first, end = start[parent], start[parent] + count + 1
             times = self.forward[stage, first, count], self.backward[stage, first, count]
-            behind = rest[stage + 1, end]
-            ahead = self.extend(stage, values[:, parent], *times, behind, near[stage][end])
-            fits = ahead.values[0] + behind + ahead.beyond + self.base <= target
-            fits &= (ahead.beyond <= room) & (ahead.least <= target)
+            later = rest[stage + 1, end]
+            extended = self.extend(stage, values[:, parent], *times, later, near[stage][end])
+            fits = extended.values[0] + later + extended.beyond + self.base <= target
+            fits &= (extended.beyond <= room) & (extended.least <= target)
             index = np.flatnonzero(fits)
             if not len(index):
                 return None
-            values = np.floor(ahead.values[:, index] / (GRAIN * target)) * (GRAIN * target)
-            kept = undominated(end[index], values)
-            leaders, values = merge(end[index[kept]], values[:, kept], width)
-            merged |= len(leaders) < len(kept)
-            index = index[kept[leaders]]
+            values = np.floor(extended.values[:, index] / (GRAIN * target)) * (GRAIN * target)
+            selected = undominated(end[index], values)
+            leaders, values = merge(end[index[selected]], values[:, selected], width)
+            merged |= len(leaders) < len(selected)
+            index = index[selected[leaders]]
             start = end[index]
             steps.append((parent[index], count[index]))
         return Split(_counts(steps, int(values[0].argmin())), merged), float(values[0].min())
 
 
 def undominated(group: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Those that no other of their group is better than, or as good as before them, by group and first value.
+    """Return the indices of the plans that no other plan of their group dominates, by group and first value.
 
-    Where a group is large not all of the others are looked at.
+    In a large group not all plans are compared. It is fastest if the values after the second have few different ones.
 
     Args:
         group: ``[plans]``.
-        values: ``[numbers, plans]``; smaller is better. Quickest where those after the second have few different ones.
-
-    Returns:
-        Their indices.
+        values: ``[numbers, plans]``; smaller is better.
     """
     order = np.lexsort((values[1], values[0], *values[2:], group))
     order = order[_falling(np.stack([*values[2:], group])[:, order], values[1, order])]
     order = order[np.lexsort((*values[::-1, order], group[order]))]
-    kept = np.ones(len(order), bool)
+    dominant = np.ones(len(order), bool)
     starts = _starts(group[order][None])
     for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
         if last - first > 1:
             mine = values[1:, order[first:last]]
-            others = mine[:, :COMPARED]
-            beaten = (others[:, None, :] <= mine[:, :, None]).all(axis=0)
-            kept[first:last] = ~np.tril(beaten, -1).any(axis=1)
-    return order[kept]
+            rivals = mine[:, :COMPARED]
+            beaten = (rivals[:, None, :] <= mine[:, :, None]).all(axis=0)
+            dominant[first:last] = ~np.tril(beaten, -1).any(axis=1)
+    return order[dominant]
 
 
 def _starts(keys: np.ndarray) -> np.ndarray:
-    """Where a sorted run of equal keys, ``[keys, plans]``, begins."""
+    """Return the start of every run of equal keys; ``[keys, plans]`` are sorted."""
     return np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
 
 
 def _falling(keys: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Whether a value is less than all before it with the same keys."""
+    """Return True for values less than all earlier values with the same keys."""
     starts = _starts(keys)
     run = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(value)))
     rank = np.unique(value, return_inverse=True)[1] - run * (len(value) + 1)
@@ -234,10 +232,10 @@ def _falling(keys: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def merge(group: np.ndarray, values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Merges neighbours of groups, which are sorted, until none has more than ``width``.
+    """Merge neighbors of sorted groups until no group has more than ``width``.
 
     Returns:
-        Index of the first of each, ``[plans]``, and the least of their values, ``[numbers, plans]``.
+        Index of the first plan of each, ``[plans]``, and the least of their values, ``[numbers, plans]``.
     """
     starts = _starts(group[None])
     sizes = np.diff(starts, append=len(group))
@@ -248,7 +246,7 @@ def merge(group: np.ndarray, values: np.ndarray, width: int) -> tuple[np.ndarray
 
 
 def _counts(steps: list[tuple[np.ndarray, np.ndarray]], index: int) -> list[int]:
-    """Layers of each stage of the plan at ``index`` of the last step."""
+    """Return the layers of each stage of the plan at ``index`` of the last step."""
     counts = []
     for parent, count in reversed(steps):
         counts.append(int(count[index]) + 1)

@@ -1,4 +1,4 @@
-"""What a problem that no plan fits would need: the smallest limit, by a mixed-integer program over the lightest recomputation."""
+"""Memory for a problem that no plan fits: the smallest limit, by a mixed-integer program over the lightest recomputation."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Lightest:
 
 
 def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
-    """Places layers in model order. Exact where one kind of recomputation is lightest in all respects.
+    """Return the split that needs the least memory; exact if one recompute kind is lightest in all respects.
 
     Raises:
-        OutOfTime: there was no answer at ``deadline``.
+        OutOfTime: there was no answer before ``deadline``.
     """
     solver = new_solver()
     infinity, kinds, places = highspy.kHighsInf, len(problem.layers), problem.places
     missing = places * kinds
-    begun = missing + 1  # whether layers of a kind may stand in a place: those before are used up
+    switches = missing + 1  # columns: whether layers of a kind may be in a place, because earlier kinds are used up
     limits = problem.per_stage("limit_mb")
     for place in range(places):
         for layer in problem.layers:
@@ -56,7 +56,7 @@ def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
         columns = np.arange(place * kinds, (place + 1) * kinds, dtype=np.int32)
         solver.addRow(1, infinity, kinds, columns, np.ones(kinds))
     if kinds > 1:
-        _keep_order(solver, problem, begun, deadline)
+        _keep_order(solver, problem, switches, deadline)
     rows = []
     for stage in range(problem.stages):
         check(deadline)
@@ -71,13 +71,13 @@ def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
         raise OutOfTime
     answer = np.array(solver.getSolution().col_value)
     counts = np.rint(answer[:missing]).astype(int).reshape(places, kinds).sum(axis=1)
-    # what the mixes of this split really need
+    # the exact memory of the mixes of this split
     more, stage = StageChoice(problem, Mixes(problem, deadline), problem_orders(problem)).missing(counts)
     return Lightest(max(0.0, more), stage, counts)
 
 
-def _keep_order(solver: highspy.Highs, problem: Problem, begun: int, deadline: float) -> None:
-    """Layers of a kind may stand in a place when none of an earlier kind stand behind it."""
+def _keep_order(solver: highspy.Highs, problem: Problem, switches: int, deadline: float) -> None:
+    """Allow layers of a kind in a place only if no later place has layers of an earlier kind."""
     kinds, infinity = len(problem.layers), highspy.kHighsInf
     for _ in range(problem.places * (kinds - 1)):
         solver.addVar(0, 1)
@@ -85,7 +85,7 @@ def _keep_order(solver: highspy.Highs, problem: Problem, begun: int, deadline: f
     for position, place in enumerate(problem.visits):
         check(deadline)
         for kind in range(1, kinds):
-            switch = begun + place * (kinds - 1) + kind - 1
+            switch = switches + place * (kinds - 1) + kind - 1
             count = float(problem.layers[kind].count)
             pair = np.array([place * kinds + kind, switch], np.int32)
             solver.addRow(-infinity, 0, 2, pair, np.array([1.0, -count]))
@@ -97,7 +97,7 @@ def _keep_order(solver: highspy.Highs, problem: Problem, begun: int, deadline: f
 
 
 def _memory_rows(problem: Problem, stage: int) -> list[tuple[int, float, np.ndarray]]:
-    """Of every largest set of live micro-batches: the stage, MB without layers, MB of a layer in each place.
+    """Return a row for every largest set of live micro-batches: the stage, MB without layers, MB of a layer in each place.
 
     The layer that goes backward first may be of a kind that keeps more, and needs less working memory for it.
     """
@@ -118,15 +118,15 @@ def _memory_rows(problem: Problem, stage: int) -> list[tuple[int, float, np.ndar
         rows.append((stage, fixed, factors))
     for needed, starts in zip(fixed_memory(problem, stage, [])[1:], (True, False), strict=True):
         factors = np.zeros(problem.places * kinds)
-        of_layers = [layer.parameter_mb + starts * layer.start_mb for layer in problem.layers]
+        by_layer = [layer.parameter_mb + starts * layer.start_mb for layer in problem.layers]
         for place in places:
-            factors[place * kinds : (place + 1) * kinds] = of_layers
+            factors[place * kinds : (place + 1) * kinds] = by_layer
         rows.append((stage, needed, factors))
     return rows
 
 
 def _least_working(problem: Problem, place: int, alive: float) -> float:
-    """What the layer that goes backward first needs at least beyond the lightest activations, in MB."""
+    """Return the least MB that the first layer of a backward pass needs beyond the lightest activations."""
     first = min(
         cost.transient_mb + alive * (cost.activation_mb - min(kind.activation_mb for kind in layer.kinds.values()))
         for layer in problem.layers

@@ -17,9 +17,9 @@ from mindllm.schedules.orders import Orders, alive_in_backward
 from mindllm.schedules.simulate import pass_times
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
-SHIFTS = 2**14  # splits beside one
-NEAR = 1500  # likewise, of mixes near a time that is asked for
-FINE = 512  # mixes of a chunk among which those are sought
+SHIFTS = 2**14  # neighbors of a split
+NEAR = 1500  # neighbors by mixes near a requested time
+FINE = 512  # mixes of a chunk among which they are sought
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,16 @@ class NearChoices:
     times: np.ndarray
 
     def mixes(self, index: int) -> tuple[np.ndarray, ...]:
-        """The counts of the mixes of one choice."""
+        """Return the counts of the mixes of one choice."""
         return tuple(front.counts[pick[index]] for front, pick in zip(self.fronts, self.picks, strict=True))
 
 
 class StageChoice:
-    """Times of every place for many splits at once. Runs of layers are numbered as they are met.
+    """Times of every place for many splits; runs of layers are numbered on their first use.
 
-    ``weights`` say how much a backward pass of a place matters, ``[places]``; with equal weights a stage's time is least.
-    ``alive`` are the micro-batches that have to find room in the backward pass of each chunk, by stage, ``[vectors, chunks]``.
+    ``weights`` are the importance of the backward pass of every place, ``[places]``; with equal weights the time of a
+    stage is least. ``alive`` are the micro-batches that must fit in the backward pass of each chunk, by stage,
+    ``[vectors, chunks]``.
     """
 
     def __init__(self, problem: Problem, mixes: Mixes, orders: Orders) -> None:
@@ -59,47 +60,47 @@ class StageChoice:
         self._chosen: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, tuple] | None] = {}
 
     def weigh(self, weights: np.ndarray) -> None:
-        """Sets ``weights`` and forgets what was chosen with others."""
+        """Set ``weights`` and forget the choices made with other weights."""
         self.weights = weights
         self._chosen.clear()
 
     def times(self, counts: np.ndarray, deadline: float = math.inf) -> np.ndarray:
-        """Times of every place by kind of operation, ``[kinds, places, splits]``, for layers per place ``[splits, places]``.
+        """Return the times of every place by kind of operation, ``[kinds, places, splits]``; infinite for splits that do not fit.
 
-        Infinite in splits that do not fit the memory.
+        ``counts`` are layers per place, ``[splits, places]``.
 
         Raises:
-            OutOfTime: they were not all known at ``deadline``.
+            OutOfTime: some are missing at ``deadline``.
         """
         numbers = self._number(counts)
         times = np.empty((self.kinds, *counts.shape[::-1]))
         stages = self.problem.stages
         for stage in range(stages):
             places = np.arange(stage, self.problem.places, stages)
-            unique, which = np.unique(numbers[:, places], axis=0, return_inverse=True)
-            found = []
+            unique, inverse = np.unique(numbers[:, places], axis=0, return_inverse=True)
+            choices = []
             for row in unique.tolist():
                 check(deadline)
-                found.append(self._choose(stage, tuple(row)))
-            nothing = np.full((self.kinds, len(places)), np.inf)
-            table = np.stack([choice[0] if choice else nothing for choice in found], axis=-1)
-            times[:, places] = table[..., which.ravel()]
+                choices.append(self._choose(stage, tuple(row)))
+            unfit = np.full((self.kinds, len(places)), np.inf)
+            table = np.stack([choice[0] if choice else unfit for choice in choices], axis=-1)
+            times[:, places] = table[..., inverse.ravel()]
         return times
 
     def plan(self, counts: np.ndarray) -> Plan:
-        """The plan chosen for one split, ``[places]``, that fits the memory; ValueError where none does."""
-        return self.plan_of(counts, [self.mixes_of(counts, stage) for stage in range(self.problem.stages)])
+        """Return the plan chosen for one split, ``[places]``; ValueError if none fits the memory."""
+        return self.build_plan(counts, [self.chosen_mixes(counts, stage) for stage in range(self.problem.stages)])
 
-    def mixes_of(self, counts: np.ndarray, stage: int) -> Sequence[np.ndarray]:
-        """The counts of the mixes that are chosen for the chunks of a stage in one split; ValueError where none fits."""
+    def chosen_mixes(self, counts: np.ndarray, stage: int) -> Sequence[np.ndarray]:
+        """Return the counts of the chosen mixes of a stage's chunks in one split; ValueError if none fits."""
         numbers = self._number(counts[None])[0]
         choice = self._choose(stage, tuple(numbers[stage :: self.problem.stages].tolist()))
         if choice is None:
             raise ValueError(f"stage {stage} cannot hold these layers")
         return choice[1]
 
-    def plan_of(self, counts: np.ndarray, mixes: Sequence[Sequence[np.ndarray]]) -> Plan:
-        """The plan of one split, ``[places]``, with the counts of the mixes of every stage's chunks."""
+    def build_plan(self, counts: np.ndarray, mixes: Sequence[Sequence[np.ndarray]]) -> Plan:
+        """Return the plan of one split, ``[places]``, with the counts of the mixes of every stage's chunks."""
         numbers, stages = self._number(counts[None])[0], self.problem.stages
         return Plan(
             tuple(
@@ -109,16 +110,16 @@ class StageChoice:
         )
 
     def near(self, stage: int, counts: np.ndarray, backward: np.ndarray) -> NearChoices:
-        """Choices of a stage in one split, ``[places]``, with backward times near those wanted, ``[places]``.
+        """Return choices of a stage in one split, ``[places]``, with backward times near ``backward``, ``[places]``.
 
-        When none of them fits the memory, choices from mixes of all times.
+        If none of them fits the memory, return choices from mixes of all times.
         """
         numbers = self._number(counts[None])[0][stage :: self.problem.stages].tolist()
         most = max(2, int(NEAR ** (1 / self.problem.chunks) + 1e-9))
         ends = [sum(end.backward for end in end_of(self.problem, place)) for place in self._places(stage)]
-        wanted = [backward[place] - end for place, end in zip(self._places(stage), ends, strict=True)]
+        targets = [backward[place] - end for place, end in zip(self._places(stage), ends, strict=True)]
         fronts = []
-        for number, time in zip(numbers, wanted, strict=True):
+        for number, time in zip(numbers, targets, strict=True):
             front = self.mixes.front(self._runs[number], FINE)
             fronts.append(front.take(np.sort(np.argsort(np.abs(front.backward - time), kind="stable")[:most])))
         for tried in (fronts, [self._thin(number) for number in numbers]):
@@ -130,14 +131,14 @@ class StageChoice:
         return NearChoices(tried, picks, self._times(stage, [self._runs[number] for number in numbers], tried, picks))
 
     def _number(self, counts: np.ndarray) -> np.ndarray:
-        """The number of the run of layers in every place."""
+        """Return the number of the run of layers in every place."""
         order = list(self.problem.visits)
         starts = np.empty_like(counts)
         starts[:, order] = counts[:, order].cumsum(axis=1) - counts[:, order]
         codes = starts * (self.problem.layer_count + 1) + counts
-        unique, which = np.unique(codes, return_inverse=True)
+        unique, inverse = np.unique(codes, return_inverse=True)
         return np.array([self._run_number(*divmod(code, self.problem.layer_count + 1)) for code in unique.tolist()])[
-            which.reshape(codes.shape)
+            inverse.reshape(codes.shape)
         ]
 
     def _run_number(self, start: int, count: int) -> int:
@@ -150,16 +151,16 @@ class StageChoice:
         return self._number_of[start, count]
 
     def _choose(self, stage: int, numbers: tuple[int, ...]) -> tuple[np.ndarray, tuple] | None:
-        """Times of each chunk of a stage, and the counts of its mixes."""
+        """Return the times of each chunk of a stage, and the counts of its mixes."""
         key = (stage, numbers)
         if key not in self._chosen:
             self._chosen[key] = self._best(stage, [self._runs[number] for number in numbers], numbers)
         return self._chosen[key]
 
     def missing(self, counts: np.ndarray) -> tuple[float, int]:
-        """MB that limits lack for the lightest mixes of a split, ``[places]``, and the stage that lacks most."""
+        """Return the MB that limits lack for the lightest mixes of a split, ``[places]``, and the stage that lacks most."""
         numbers = self._number(counts[None])[0]
-        found = []
+        lacking = []
         for stage in range(self.problem.stages):
             check(self.mixes.deadline)
             mine = tuple(int(number) for number in numbers[stage :: self.problem.stages])
@@ -168,8 +169,8 @@ class StageChoice:
                 self.problem, stage, [part for number in mine for part in self._runs[number]]
             )
             needed = max(fixed + float(self._memory(stage, fronts, picks).min()), *outside)
-            found.append((needed - self.problem.per_stage("limit_mb")[stage], stage))
-        return max(found)
+            lacking.append((needed - self.problem.per_stage("limit_mb")[stage], stage))
+        return max(lacking)
 
     def _best(self, stage: int, runs: list[Runs], numbers: tuple[int, ...]) -> tuple[np.ndarray, tuple] | None:
         problem, places = self.problem, self._places(stage)
@@ -187,7 +188,7 @@ class StageChoice:
         )
 
     def _times(self, stage: int, runs: Sequence[Runs], fronts: Sequence[Front], picks: np.ndarray) -> np.ndarray:
-        """By kind of operation, of each chunk of a stage with head and tail, ``[kinds, chunks, choices]``."""
+        """Return times by kind of operation of each chunk of a stage with head and tail, ``[kinds, chunks, choices]``."""
         layers, parts = self.problem.layers, []
         for place, run, front, pick in zip(self._places(stage), runs, fronts, picks, strict=True):
             ends, counts = end_of(self.problem, place), front.counts[pick]
@@ -206,23 +207,26 @@ class StageChoice:
         return range(stage, self.problem.places, self.problem.stages)
 
     def _combined(self, numbers: tuple[int, ...]) -> tuple[list[Front], np.ndarray]:
-        """The fronts of the chunks of a stage, and every choice of one mix from each, ``[chunks, choices]``."""
+        """Return the fronts of a stage's chunks, and every choice of one mix from each, ``[chunks, choices]``."""
         fronts = [self._thin(number) for number in numbers]
         return fronts, _product(tuple(len(front.backward) for front in fronts))
 
     def _memory(self, stage: int, fronts: list[Front], picks: np.ndarray) -> np.ndarray:
-        """Activations and working memory at the fullest backward pass, ``[choices]``, MB."""
+        """Return activations and working memory at the fullest backward pass, ``[choices]``, MB."""
         places = self._places(stage)
         ends = [sum(end.activation_mb for end in end_of(self.problem, place)) for place in places]
-        held = np.array([front.activation[pick] + end for front, pick, end in zip(fronts, picks, ends, strict=True)])
+        activations = np.array(
+            [front.activation[pick] + end for front, pick, end in zip(fronts, picks, ends, strict=True)]
+        )
         moments = [
-            (vectors @ held).max(axis=0) + np.maximum(front.working, tail_working_memory(self.problem, place))[pick]
+            (vectors @ activations).max(axis=0)
+            + np.maximum(front.working, tail_working_memory(self.problem, place))[pick]
             for vectors, place, front, pick in zip(self.alive[stage], places, fronts, picks, strict=True)
         ]
         return np.max(moments, axis=0)
 
     def _thin(self, number: int) -> Front:
-        """The front of a run with no more mixes than the chunks of a stage can be combined of."""
+        """Return the front of a run, thinned so that chunks can be combined."""
         most = max(4 if self.problem.chunks <= 8 else 2, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
         return self.mixes.front(self._runs[number], most)
 
@@ -232,9 +236,9 @@ def _product(sizes: tuple[int, ...]) -> np.ndarray:
 
 
 def shifts(counts: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Splits that differ by one layer moved from a place that has more than one to another, ``[splits, places]``.
+    """Return splits with one layer moved from a place that has several to another, ``[splits, places]``.
 
-    All of them, or :data:`SHIFTS` of many.
+    At most :data:`SHIFTS` of them are drawn at random.
     """
     source, target = np.divmod(np.arange(len(counts) ** 2), len(counts))
     possible = np.flatnonzero((counts[source] > 1) & (source != target))
@@ -247,8 +251,8 @@ def shifts(counts: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return moved
 
 
-def one_shift(counts: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """One of these splits at random; the same where there is none."""
+def random_shift(counts: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return one of these splits at random; the same split if there is none."""
     sources = np.flatnonzero(counts > 1)
     if not len(sources) or len(counts) == 1:
         return counts

@@ -14,11 +14,11 @@ from mindllm.schedules.orders import Orders, alive
 
 
 class StageTable:
-    """Forward and least backward time of each stage for each run of layers; infinite where memory does not suffice."""
+    """Forward and least backward time of each stage for each run of layers; infinite if it does not fit the memory."""
 
-    def __init__(self, problem: Problem, mixes: Mixes, held: np.ndarray, longest: int) -> None:
-        """``held``: micro-batches whose activations each stage keeps, ``[stages]``; ``longest``: layers of a stage at most."""
-        self.problem, self.mixes, self.held = problem, mixes, held
+    def __init__(self, problem: Problem, mixes: Mixes, alive: np.ndarray, longest: int) -> None:
+        """Tabulate the runs of at most ``longest`` layers; stages keep ``alive`` micro-batches, ``[stages]``."""
+        self.problem, self.mixes, self.alive = problem, mixes, alive
         self.longest = min(longest, problem.layer_count - problem.stages + 1)
         self._runs: dict[Runs, int] = {}
         layers = problem.layer_count
@@ -39,34 +39,34 @@ class StageTable:
         return both[..., 0], both[..., 1]
 
     def _times(self, stage: int, runs: Runs) -> tuple[float, float]:
-        found = self._best(stage, runs)
+        best = self._best(stage, runs)
         forward = sum(self.problem.layers[kind].forward * count for kind, count in runs)
         ends = end_of(self.problem, stage)
-        if found is None:
+        if best is None:
             return np.inf, np.inf
-        return forward + sum(end.forward for end in ends), found[0] + sum(end.backward for end in ends)
+        return forward + sum(end.forward for end in ends), best[0] + sum(end.backward for end in ends)
 
     def _best(self, stage: int, runs: Runs) -> tuple[float, np.ndarray] | None:
-        """Least backward time of the layers, and the counts of the mix."""
-        problem, held = self.problem, int(self.held[stage])
+        """Return the least backward time of the layers, and the counts of the mix."""
+        problem, micro_batches = self.problem, int(self.alive[stage])
         ends = end_of(problem, stage)
-        room = activation_room(problem, stage, runs) - held * sum(end.activation_mb for end in ends)
-        return self.mixes.fastest(runs, held, room, tail_working_memory(problem, stage))
+        room = activation_room(problem, stage, runs) - micro_batches * sum(end.activation_mb for end in ends)
+        return self.mixes.fastest(runs, micro_batches, room, tail_working_memory(problem, stage))
 
     def place(self, stage: int, start: int, count: int) -> tuple[str, ...]:
-        """Recompute kinds of ``count`` layers from ``start`` on with the least backward time; ValueError if they do not fit."""
+        """Return the kinds of ``count`` layers from ``start`` on with the least backward time; ValueError if they do not fit."""
         runs = self.mixes.runs(start, count)
-        found = self._best(stage, runs)
-        if found is None:
+        best = self._best(stage, runs)
+        if best is None:
             raise ValueError(f"stage {stage} cannot hold {count} layers")
-        return tuple(self.mixes.written(runs, found[1]))
+        return tuple(self.mixes.written(runs, best[1]))
 
     def plan(self, counts: list[int]) -> Plan:
-        """The plan with these layers per stage and the least backward times."""
+        """Return the plan with these layers per stage and the least backward times."""
         starts = np.cumsum([0, *counts]).tolist()
         return Plan(tuple(self.place(stage, starts[stage], count) for stage, count in enumerate(counts)))
 
 
-def held_micro_batches(orders: Orders) -> np.ndarray:
-    """Micro-batches alive at once on each stage, ``[stages]``."""
+def live_micro_batches(orders: Orders) -> np.ndarray:
+    """Return the largest number of live micro-batches on each stage, ``[stages]``."""
     return np.array([vectors.max() for vectors in alive(orders, 1)])

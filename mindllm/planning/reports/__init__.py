@@ -1,1 +1,1 @@
-"""What a planner says: tables for people, objects for programs, schedules as pictures and pages."""
+"""Reports of plans: tables, plain values, pictures and pages."""

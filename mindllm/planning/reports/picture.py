@@ -1,7 +1,7 @@
-"""A schedule as a picture: what every stage does when, above the memory it holds.
+"""Schedules as pictures: the operations of every stage over time, above its memory.
 
-A page (``.html``) holds every operation, to zoom into. A PNG or SVG of a schedule with more operations than can be told apart
-shows its start, one period of its steady state, and its end, each with the time it stands for.
+A page (``.html``) has every operation, to zoom into. A PNG or SVG of a schedule with too many operations shows its start, one
+period of its steady state, and its end, each with its time.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mindllm.units import GIB, MIB, device_memory
 COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f", INPUT: "#2f6f5e"}
 KINDS = [(name, COLOURS[what]) for what, name in enumerate(NAMES)]
 """Name and colour by kind of operation."""
-WIDE = 60.0  # operations of a stage that can be told apart side by side
+WIDE = 60.0  # operations of a stage that are readable next to each other
 SHARES = (0.4, 0.2)  # of such a width, for start and end, and for the middle where nothing repeats
 TICKS = 10  # on the axes of all stretches together
 LABELLED = 1500  # operations that get the number of their micro-batch
 LONGEST = 6  # times the micro-batches after which a schedule may repeat
 REPEATED = 0.01  # of the time between two micro-batches, by which it may differ
-LIGHTEST = 0.8  # of the colours of stages: beyond that they are too pale on white
-SAME = 1e-9  # of the step: moments that are one
+LIGHTEST = 0.8  # of the colors of stages: lighter ones are too pale on white
+EQUAL = 1e-9  # share of the step by which equal moments may differ
 FORMATS = (".png", ".svg", ".html")
 
-Window = tuple[float, float, str]  # from, to, and what it shows
+Window = tuple[float, float, str]  # start, end and title
 
 
 def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
-    """Writes PNG, SVG or a page, by the ending of ``path``; ``note`` is one more sentence below its title."""
+    """Write a PNG, SVG or page, by the ending of ``path``; ``note`` is added below its title."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: a picture ends in {', '.join(FORMATS)}")
     if path.suffix == ".html":
@@ -48,7 +48,7 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-    stages, windows = evaluation.problem.stages, windows_of(evaluation.line)
+    stages, windows = evaluation.problem.stages, picture_windows(evaluation.line)
     height = min(40.0, 2.2 + 0.32 * stages)
     figure, axes = pyplot.subplots(
         2, len(windows), figsize=(14, height + 4), sharex="col", sharey="row", squeeze=False, constrained_layout=True,
@@ -58,9 +58,9 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
         _draw_operations(axes[0, column], evaluation, window)
         _draw_memory(axes[1, column], evaluation, window)
         share = (window[1] - window[0]) / sum(end - start for start, end, _ in windows)
-        wanted = round(TICKS * share)
+        ticks = round(TICKS * share)
         axes[1, column].xaxis.set_major_locator(
-            MaxNLocator(wanted) if wanted > 1 else FixedLocator([float(f"{sum(window[:2]) / 2:.3g}")])
+            MaxNLocator(ticks) if ticks > 1 else FixedLocator([float(f"{sum(window[:2]) / 2:.3g}")])
         )
         axes[1, column].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes[0, 0].set(ylabel="stage", ylim=(stages - 0.4, -0.6))
@@ -74,10 +74,10 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
     pyplot.close(figure)
 
 
-def windows_of(line: Timeline) -> list[Window]:
-    """The stretches of time that a still picture shows: all, or the start, one period or the middle, and the end."""
-    whole, stages = float(line.end.max()), line.table.stages
-    if not whole:
+def picture_windows(line: Timeline) -> list[Window]:
+    """Return the windows of a still picture: the whole step, or the start, one period or the middle, and the end."""
+    step, stages = float(line.end.max()), line.table.stages
+    if not step:
         return [(0.0, 1.0, "")]
     slowest = int(line.busy().argmax())
     mine = line.table.place % stages == slowest
@@ -85,22 +85,22 @@ def windows_of(line: Timeline) -> list[Window]:
     period = _period(line, slowest, stages if line.table.chunks > 1 else 1)
     start = max(SHARES[0] * WIDE * usual, 1.2 * line.end[np.isin(line.table.what, (BACKWARD, INPUT))].min())
     half = SHARES[1] * WIDE * usual / 2
-    middle = (*period, "one period") if period else (whole / 2 - half, whole / 2 + half, "the middle")
-    if whole <= max(WIDE * usual, 2 * start + 2 * (middle[1] - middle[0])):
-        return [(0.0, whole, "")]
-    return [(0.0, start, "start"), middle, (whole - start, whole, "end")]
+    middle = (*period, "one period") if period else (step / 2 - half, step / 2 + half, "the middle")
+    if step <= max(WIDE * usual, 2 * start + 2 * (middle[1] - middle[0])):
+        return [(0.0, step, "")]
+    return [(0.0, start, "start"), middle, (step - start, step, "end")]
 
 
 def _period(line: Timeline, stage: int, micro_batches: int) -> tuple[float, float] | None:
-    """From a forward pass of the stage in the middle of the step to where those behind it repeat, whole ``micro_batches`` later.
+    """Return the window from a forward pass in the middle of the step to its repetition, whole ``micro_batches`` later.
 
-    None where they do not within :data:`LONGEST` of them.
+    None if it does not repeat within :data:`LONGEST` of them.
     """
     starts = line.start[(line.table.place == stage) & (line.table.what == FORWARD)]
     gaps, middle = np.diff(starts), len(starts) // 2 // micro_batches * micro_batches
     for length in range(micro_batches, (LONGEST + 1) * micro_batches, micro_batches):
-        this, next_one = gaps[middle : middle + length], gaps[middle + length : middle + 2 * length]
-        if len(next_one) == length and np.abs(this - next_one).max() <= REPEATED * this.mean():
+        this, following = gaps[middle : middle + length], gaps[middle + length : middle + 2 * length]
+        if len(following) == length and np.abs(this - following).max() <= REPEATED * this.mean():
             return float(starts[middle]), float(starts[middle + length])
     return None
 
@@ -115,44 +115,44 @@ def _title(figure: Any, evaluation: Evaluation, note: str) -> None:
         + f"\n{note}" * bool(note)
     )
     figure.legend(
-        handles=[Patch(color=COLOURS[what], label=NAMES[what]) for what in shown], loc="outside lower center",
+        handles=[Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in shown], loc="outside lower center",
         ncols=len(shown), frameon=False,
     )  # fmt: skip
 
 
 def _draw_operations(axes: Any, evaluation: Evaluation, window: Window) -> None:
-    """One bar per operation; later chunks are lighter."""
+    """Draw one bar per operation; later chunks are lighter."""
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
     line, problem = evaluation.line, evaluation.problem
-    first, last, what_it_shows = window
-    seen = np.flatnonzero((line.end > first) & (line.start < last))
-    stage, chunk = line.table.place[seen] % problem.stages, line.table.place[seen] // problem.stages
-    start, end = line.start[seen], line.end[seen]
+    first, last, title = window
+    visible = np.flatnonzero((line.end > first) & (line.start < last))
+    stage, chunk = line.table.place[visible] % problem.stages, line.table.place[visible] // problem.stages
+    start, end = line.start[visible], line.end[visible]
     corners = np.stack([
         np.stack([x, stage + y], axis=1) for x, y in ((start, -0.4), (end, -0.4), (end, 0.4), (start, 0.4))
     ], axis=1)  # fmt: skip
     light = 0.55 * chunk / max(1, problem.chunks - 1)
-    base = np.array([to_rgb(COLOURS[what]) for what in line.table.what[seen]]).reshape(-1, 3)
+    base = np.array([to_rgb(COLOURS[kind]) for kind in line.table.what[visible]]).reshape(-1, 3)
     colours = base + (1 - base) * light[:, None]
-    few = len(seen) <= LABELLED
+    few = len(visible) <= LABELLED
     axes.add_collection(
         PolyCollection(corners, facecolors=colours, edgecolors="white" if few else "none", linewidths=0.6)
     )
-    for index in range(len(seen)) if few else ():
+    for index in range(len(visible)) if few else ():
         middle = (start[index] + end[index]) / 2
         if first < middle < last:
             axes.text(
-                middle, stage[index], str(line.table.micro[seen[index]]), ha="center", va="center", fontsize=6, clip_on=True
+                middle, stage[index], str(line.table.micro[visible[index]]), ha="center", va="center", fontsize=6, clip_on=True
             )  # fmt: skip
     axes.set_xlim(first, last)
-    if what_it_shows:
-        axes.set_title(what_it_shows, fontsize=9)
+    if title:
+        axes.set_title(title, fontsize=9)
 
 
 def _draw_memory(axes: Any, evaluation: Evaluation, window: Window) -> None:
-    """What each stage holds over time, and the limits."""
+    """Draw the memory of each stage over time, and the limits."""
     from matplotlib import colormaps
 
     problem = evaluation.problem
@@ -169,11 +169,9 @@ def _draw_memory(axes: Any, evaluation: Evaluation, window: Window) -> None:
 
 
 def stage_memory(evaluation: Evaluation, stage: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory of a stage over time: moments, and MB from each on; its highest point is the stage's peak."""
+    """Return the memory of a stage over time: moments, and MB from each on; its maximum is the stage's peak."""
     activation = evaluation.costs.activation.reshape(evaluation.problem.chunks, evaluation.problem.stages)
-    times, held = evaluation.line.memory_curve(stage, activation[:, stage])
-    fixed = evaluation.peak_mb[stage] - held.max()
-    lasting = np.append(
-        np.diff(times) > SAME * times[-1], True
-    )  # what is freed and taken at one moment shows as one change
-    return np.append(0.0, times[lasting]), np.append(fixed, fixed + held[lasting])
+    times, activations = evaluation.line.memory_curve(stage, activation[:, stage])
+    fixed = evaluation.peak_mb[stage] - activations.max()
+    lasting = np.append(np.diff(times) > EQUAL * times[-1], True)  # frees and allocations at one moment are one change
+    return np.append(0.0, times[lasting]), np.append(fixed, fixed + activations[lasting])

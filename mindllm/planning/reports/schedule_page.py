@@ -1,4 +1,4 @@
-"""A schedule as a page to zoom into: every operation with its name, the memory of every stage, the plan. Needs no network."""
+"""Schedules as zoomable pages without network access: operations with their names, memory of every stage, the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIGITS = 9  # of the longest time
 
 
 def write_page(evaluation: Evaluation, path: Path, kinds: Sequence[tuple[str, str]], note: str = "") -> None:
-    """Writes the page; arguments as :func:`render_page`."""
+    """Write the page; arguments as for :func:`render_page`."""
     text = render_page(evaluation, kinds, note, beside_proof(path.parent))
     with atomic_open(path) as file:
         file.write(text)
@@ -29,13 +29,13 @@ def write_page(evaluation: Evaluation, path: Path, kinds: Sequence[tuple[str, st
 def render_page(
     evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: str = "", to_proof: bool = False
 ) -> str:
-    """Returns the page as HTML.
+    """Return the page as HTML.
 
     Args:
         evaluation: the plan and its schedule.
         kinds: name and colour of forward, backward and weight-gradient operations.
-        note: one more sentence for the line below the title.
-        to_proof: with the way back to the proof of the run beside it.
+        note: added to the line below the title.
+        to_proof: add a link back to the proof of the run.
     """
     data = json_markup(page_data(evaluation, kinds, note))
     markup = {"mark": mark("schedule", to_proof), "rows": _rows(evaluation), "data": data}
@@ -43,20 +43,20 @@ def render_page(
 
 
 def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: str = "") -> dict[str, Any]:
-    """Start, what, chunk and micro-batch of the operations of each stage in order; times of a pass by place."""
+    """Return start, kind, chunk and micro-batch of the operations of each stage in order, and pass times by place."""
     line, problem, costs = evaluation.line, evaluation.problem, evaluation.costs
     scale = 10 ** max(0, DIGITS - len(f"{line.end.max():.0f}"))
     stages = []
     activation = costs.activation.reshape(problem.chunks, problem.stages)
     for stage in range(problem.stages):
         mine = np.flatnonzero(line.table.place % problem.stages == stage)
-        held = line.memory_curve(stage, activation[:, stage])[1]
+        activations = line.memory_curve(stage, activation[:, stage])[1]
         stages.append({
             "start": (np.rint(line.start[mine] * scale) / scale).tolist(),
             "what": line.table.what[mine].tolist(),
             "chunk": (line.table.place[mine] // problem.stages).tolist(),
             "micro": line.table.micro[mine].tolist(),
-            "fixed": round(float(evaluation.peak_mb[stage] - held.max()), 1),
+            "fixed": round(float(evaluation.peak_mb[stage] - activations.max()), 1),
             "kept": np.round(activation[:, stage], 3).tolist(),
         })  # fmt: skip
     limits = [limit if np.isfinite(limit) else None for limit in problem.per_stage("limit_mb")]
@@ -78,7 +78,7 @@ def _title(evaluation: Evaluation) -> str:
 
 
 def _rows(evaluation: Evaluation) -> str:
-    """The plan by stage."""
+    """Return table rows of the plan by stage."""
     problem, gb = evaluation.problem, gigabytes(evaluation.peak_mb, MIB)
     rows = []
     for stage in range(problem.stages):

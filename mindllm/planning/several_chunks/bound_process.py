@@ -1,4 +1,4 @@
-"""The lower bound of interleaved plans, raised in a process of its own while plans are searched."""
+"""The lower bound of interleaved plans, raised in a separate process while plans are searched."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def raise_bound(problem: dict[str, Any], best: float, proven: float, seconds: fl
             file.write(repr(bound))
 
     deadline = now() + seconds
-    tree = tree_of(Problem.model_validate(problem), best, proven, deadline)
+    tree = build_tree(Problem.model_validate(problem), best, proven, deadline)
     with contextlib.suppress(OutOfTime):
         tree.bound(deadline, write)
 
 
-def tree_of(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
-    """Return a tree that beats ``best``, with the minimum that whole layers take of each stage."""
+def build_tree(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
+    """Return a tree that looks for plans below ``best``, with the times of whole layers on each stage."""
     program = PathProgram(problem, timetable(problem_orders(problem), problem.chunks))
     program.deadline = deadline
-    program.whole_stages(best, deadline)
+    program.add_stage_floors(best, deadline)
     return LayerTree(program, best, proven)

@@ -1,8 +1,8 @@
-"""Local search over whole layers, judged by the linear program: fractions of layers may be recomputed, none may be split.
+"""Local search over whole layers, judged by the linear program: recomputation may be fractional, layers may not.
 
-The simulated step of whole plans is a poor guide, as it also depends on how recomputation happens to be chosen, and many
-chains are nearly as long as the longest. The program's bound for given layers changes smoothly and is close to what the best
-recomputation reaches. Its dual values say which layer to move where: as the program is convex, no move gains more than they say.
+The simulated step of whole plans is a poor guide: it also depends on the choice of recomputation, and
+many chains are nearly as long as the longest. The program's bound for given layers changes smoothly and is close to the step with
+the best recomputation. Its dual values show the moves that can gain: the program is convex, so no move gains more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from mindllm.deadline import passed
 from mindllm.planning.several_chunks.path_program import PathProgram
 
-CLOSE = 3e-4  # simulated and thought step of given layers that count as equal
+CLOSE = 3e-4  # by which simulated and estimated steps count as equal
 BETTER = 1e-5
 PATHS, TOO_MANY = 300, 500  # kept, and known at most
 MOVES = 30  # of each sort, tried before a split counts as the best of its neighbours
@@ -23,14 +23,14 @@ LONGEST_ROW = 64  # stages
 
 
 class LayerDescent:
-    """Uses ``program`` alone; its bounds on layers are those of the last split that was judged."""
+    """A descent that owns ``program``, whose bounds on layers are those of the last judged split."""
 
     def __init__(self, program: PathProgram, random: np.random.Generator) -> None:
         self.program, self.random = program, random
         self._gains = np.zeros(program.problem.places)
 
     def judge(self, totals: np.ndarray, deadline: float, below: float = math.inf) -> float:
-        """The program's step for given layers of each place, ``[places]``; not raised further once it is not ``below``."""
+        """Return the program's step for given layers of each place, ``[places]``; stop raising it once it reaches ``below``."""
         program = self.program
         counts = program.by_kind(totals)
         program.limit_counts(counts, counts)
@@ -48,7 +48,7 @@ class LayerDescent:
         return bound
 
     def descend(self, totals: np.ndarray, deadline: float) -> tuple[np.ndarray, float]:
-        """Moves layers to the first better neighbour, until none is or ``deadline``."""
+        """Move layers to the first better neighbor until there is none, or until ``deadline``."""
         current = self.judge(totals, deadline)
         if not math.isfinite(current):
             return totals, current
@@ -58,21 +58,21 @@ class LayerDescent:
             for moved in self._moves(totals, gains):
                 if passed(deadline):
                     return totals, current
-                found = self.judge(moved, deadline, current * (1 - BETTER))
-                if passed(deadline):  # it may have been judged too well
+                value = self.judge(moved, deadline, current * (1 - BETTER))
+                if passed(deadline):  # the judgement may be incomplete
                     return totals, current
-                if found < current * (1 - BETTER):
-                    totals, current, gains, better = moved, found, self._gains, True
+                if value < current * (1 - BETTER):
+                    totals, current, gains, better = moved, value, self._gains, True
                     break
         return totals, current
 
     def _moves(self, totals: np.ndarray, gains: np.ndarray) -> list[np.ndarray]:
-        """Splits near this one, the most promising for the layers that they move first."""
-        found = [*self._single_moves(totals, gains), *self._row_moves(totals, gains)]
-        return [moved for _, moved in sorted(found, key=lambda each: -each[0])]
+        """Return neighbors of a split, the most promising first."""
+        moves = [*self._single_moves(totals, gains), *self._row_moves(totals, gains)]
+        return [moved for _, moved in sorted(moves, key=lambda each: -each[0])]
 
     def _single_moves(self, totals: np.ndarray, gains: np.ndarray) -> list[tuple[float, np.ndarray]]:
-        """One layer goes from one place to another: what that may gain, and the split."""
+        """Return splits with one layer moved between two places, and their possible gains."""
         source, target = np.divmod(np.arange(len(totals) ** 2), len(totals))
         gain = gains[source] - gains[target]
         possible = np.flatnonzero((totals[source] > 1) & (gain > 0))
@@ -80,14 +80,14 @@ class LayerDescent:
         return [(float(gain[move]), _moved(totals, source[move : move + 1], target[move : move + 1])) for move in first]
 
     def _row_moves(self, totals: np.ndarray, gains: np.ndarray) -> list[tuple[float, np.ndarray]]:
-        """Stages in a row move a layer each from one chunk to another: what that may gain by layer, and the split.
+        """Return splits where consecutive stages move a layer each between two chunks, and their possible gains per layer.
 
-        Good splits change from stage to stage in few places, and a step between two layer numbers moves with all stages between.
+        Good splits change from stage to stage in few places. A step between two layer counts moves with all stages between them.
         """
         stages = self.program.problem.stages
         by_chunk = gains.reshape(-1, stages)
         empty = np.pad((totals.reshape(-1, stages) <= 1).cumsum(axis=1), ((0, 0), (1, 0)))
-        found = []
+        moves = []
         for source, target in itertools.permutations(range(len(by_chunk)), 2):
             sums = np.append(0.0, (by_chunk[source] - by_chunk[target]).cumsum())
             for length in range(2, min(stages, LONGEST_ROW) + 1):
@@ -96,12 +96,12 @@ class LayerDescent:
                 first = int(gain.argmax())
                 if gain[first] > 0:
                     row = np.arange(first, first + length)
-                    found.append((float(gain[first]), source * stages + row, target * stages + row))
-        found.sort(key=lambda each: -each[0])
-        return [(gain, _moved(totals, sources, targets)) for gain, sources, targets in found[:MOVES]]
+                    moves.append((float(gain[first]), source * stages + row, target * stages + row))
+        moves.sort(key=lambda each: -each[0])
+        return [(gain, _moved(totals, sources, targets)) for gain, sources, targets in moves[:MOVES]]
 
     def shaken(self, totals: np.ndarray) -> np.ndarray:
-        """Another split near this one: some stages in a row shift a layer between two chunks, or layers change their places."""
+        """Return a random split nearby: a row of stages shifts a layer between two chunks, or layers change places."""
         stages, chunks = self.program.problem.stages, self.program.problem.chunks
         moved = totals.copy()
         if len(moved) == 1:

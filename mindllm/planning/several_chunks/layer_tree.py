@@ -42,7 +42,7 @@ DOUBT = 0.01  # by which a stage's number of layers must differ from a whole one
 
 @dataclass(frozen=True)
 class Box:
-    """Bounds of numbers of layers: in each place, of each kind there (``[places, layer kinds]``), and of each kind on a stage."""
+    """Bounds of layer counts: in each place, of each kind there (``[places, layer kinds]``), and of each kind on a stage."""
 
     low: np.ndarray
     high: np.ndarray
@@ -51,22 +51,22 @@ class Box:
     stage_high: np.ndarray
 
     def bounded(self, names: Names, low: np.ndarray, high: np.ndarray) -> Box:
-        """This box with other bounds of its places or stages."""
+        """Return the box with other bounds of its places or stages."""
         return replace(self, **dict(zip(names, (low, high), strict=True)))
 
     def limited(self, index: int, limits: tuple[int, int], stages: int) -> Box:
-        """This box with other bounds of the stage, or behind ``stages`` of the place, at ``index``."""
+        """Return the box with other bounds of the stage, or from ``stages`` on of the place, at ``index``."""
         names, where = (STAGES, index) if index < stages else (PLACES, index - stages)
         low, high = (_changed(getattr(self, name), where, limit) for name, limit in zip(names, limits, strict=True))
         return self.bounded(names, low, high)
 
     def size(self) -> float:
-        """The sum of all widths."""
+        """Return the sum of all widths."""
         return float((self.high - self.low).sum() + (self.stage_high - self.stage_low).sum())
 
 
 def above(box: Box, names: Names, members: np.ndarray, most: int) -> Iterator[Box]:
-    """No member has more than ``most`` layers; or the first that has more is each in turn."""
+    """Yield the box where no member has more than ``most`` layers, and a box for each first member that has more."""
     low, high = (getattr(box, name) for name in names)
     yield box.bounded(names, low, _changed(high, members, np.minimum(high[members], most)))
     for number, member in enumerate(members):
@@ -77,7 +77,7 @@ def above(box: Box, names: Names, members: np.ndarray, most: int) -> Iterator[Bo
 
 
 def below(box: Box, names: Names, members: np.ndarray, least: int) -> Iterator[Box]:
-    """No member has less than ``least`` layers; or the first that has less is each in turn."""
+    """Yield the box where no member has less than ``least`` layers, and a box for each first member that has less."""
     low, high = (getattr(box, name) for name in names)
     yield box.bounded(names, _changed(low, members, np.maximum(low[members], least)), high)
     for number, member in enumerate(members):
@@ -88,13 +88,13 @@ def below(box: Box, names: Names, members: np.ndarray, least: int) -> Iterator[B
 
 
 def _changed(values: np.ndarray, where: np.ndarray | int, by: np.ndarray | float) -> np.ndarray:
-    found = values.copy()
-    found[where] = by
-    return found
+    changed = values.copy()
+    changed[where] = by
+    return changed
 
 
 class LayerTree:
-    """Best-first: the bound of all plans is the least bound of the nodes that are left."""
+    """Best-first branch and bound: the bound of all plans is the least bound of the open nodes."""
 
     def __init__(self, program: PathProgram, best: float, proven: float) -> None:
         self.program, self.stages = program, program.problem.stages
@@ -135,7 +135,7 @@ class LayerTree:
             risen = max(risen, bound)
             decided = (box.low == box.high).all()
             if decided and risen < self.enough:
-                risen = max(risen, self._whole(box, deadline))
+                risen = max(risen, self._integer_bound(box, deadline))
             if risen > max(following, bound * (1 + STEADY)) or risen >= self.enough:
                 heapq.heappush(heap, (risen, next(ticket), box))
                 continue
@@ -149,8 +149,8 @@ class LayerTree:
         if not heap:  # what was left out may still be better by less than is asked for
             report(self.enough)
 
-    def _whole(self, box: Box, deadline: float) -> float:
-        """The bound of a box that leaves nothing but recomputation open, with whole layers of each kind."""
+    def _integer_bound(self, box: Box, deadline: float) -> float:
+        """Return the bound of a box where only recomputation is open, with whole layers of each kind."""
         program, solver = self.program, self.program.solver
         bound, _ = self._solve(box)
         columns = np.arange(len(program.columns), dtype=np.int32)
@@ -168,13 +168,13 @@ class LayerTree:
                     break
             return bound
         finally:
-            whole = np.array([highspy.HighsVarType.kContinuous] * len(columns))
-            solver.changeColsIntegrality(len(columns), columns, whole)
+            continuous = np.array([highspy.HighsVarType.kContinuous] * len(columns))
+            solver.changeColsIntegrality(len(columns), columns, continuous)
 
     def _refute(self, box: Box, bound: float, deadline: float, report: Callable[[float], None]) -> tuple[float, Box]:
-        """Raises the bound by bisection: a step is refuted when no whole numbers of layers are left that might reach it.
+        """Raise the bound by bisection: a step is refuted if no whole layer counts can reach it.
 
-        Returns the bound, and the box of plans that are better than the best.
+        Return the bound, and the box of plans that are better than the best.
         """
         inner = self._tightened(box, self.enough, deadline)
         if inner is None:
@@ -191,7 +191,7 @@ class LayerTree:
         return low, inner
 
     def _tightened(self, box: Box, target: float, deadline: float) -> Box | None:
-        """The least and most layers of every stage and place of plans below ``target``; None when there are no such plans."""
+        """Return the box with the least and most layers of plans below ``target``; None if there are no such plans."""
         program = self.program
         groups = [np.array([column]) for column in self.stage_columns] + list(program.counts_of)
         columns = len(self.stage_columns)
@@ -207,7 +207,7 @@ class LayerTree:
                 for index, group in enumerate(groups):
                     if passed(deadline):
                         return box
-                    limits = self._whole_limits(group)
+                    limits = self._integer_limits(group)
                     if limits is None:
                         return None
                     tighter = box.limited(index, limits, columns)
@@ -219,9 +219,9 @@ class LayerTree:
                 program.solver.changeColCost(program.step, 1.0)
         return box
 
-    def _whole_limits(self, columns: np.ndarray) -> tuple[int, int] | None:
-        """The least and the greatest whole number that a sum of columns can be; None when there is none."""
-        solver, found = self.program.solver, []
+    def _integer_limits(self, columns: np.ndarray) -> tuple[int, int] | None:
+        """Return the least and greatest integer that a sum of columns can be; None if there is none."""
+        solver, limits = self.program.solver, []
         for sign in (1.0, -1.0):
             for column in columns:
                 solver.changeColCost(int(column), sign)
@@ -231,15 +231,15 @@ class LayerTree:
                 solver.changeColCost(int(column), 0.0)
             if status in EMPTY:
                 return None
-            known = status == highspy.HighsModelStatus.kOptimal
-            found.append(sign * value if known else -sign * math.inf)
-        if not all(map(math.isfinite, found)):  # it could not be told: nothing is limited
+            optimal = status == highspy.HighsModelStatus.kOptimal
+            limits.append(sign * value if optimal else -sign * math.inf)
+        if not all(map(math.isfinite, limits)):  # unknown: no limit
             return 0, self.program.problem.layer_count
-        low, high = math.ceil(found[0] - ROUNDING), math.floor(found[1] + ROUNDING)
+        low, high = math.ceil(limits[0] - ROUNDING), math.floor(limits[1] + ROUNDING)
         return (low, high) if low <= high else None
 
     def _solve(self, box: Box) -> tuple[float, np.ndarray]:
-        """The program's bound in a box, infinite where no plan is, and its answer."""
+        """Return the program's bound in a box, infinite without a plan, and its answer."""
         count = self.program.problem.layer_count
         if (box.low > box.high).any() or box.low.sum() > count or box.high.sum() < count:
             return math.inf, np.zeros(0)
@@ -249,9 +249,9 @@ class LayerTree:
     def _apply(self, box: Box) -> None:
         self.program.limit_totals(box.low, box.high)
         if self.kinds > 1:
-            whole = self.program.by_kind(box.low)
+            counts = self.program.by_kind(box.low)
             decided = (box.low == box.high).all()
-            self.program.limit_counts(whole if decided else 0 * whole, whole if decided else box.kind_high)
+            self.program.limit_counts(counts if decided else 0 * counts, counts if decided else box.kind_high)
         self.program.limit_stages(box.stage_low, box.stage_high)
 
     def _separated(
@@ -262,14 +262,14 @@ class LayerTree:
             report(bound)
             if not bound < self.enough or passed(deadline):
                 break
-            found, new = self.program.separate(values)
-            if found <= bound * (1 + 5e-4) or not new:
+            simulated, new = self.program.separate(values)
+            if simulated <= bound * (1 + 5e-4) or not new:
                 break
             bound, values = self._solve(box)
         return bound, values
 
     def _divide(self, box: Box, values: np.ndarray) -> list[tuple[Box, float]]:
-        """The parts of a box that may hold better plans, with their bounds: of all ways to divide it, the most telling."""
+        """Return the parts of a box that may have better plans, with their bounds, by the most effective division."""
         totals = self.program.totals(values)
         best, chosen = (-math.inf, -math.inf), self._by_order(box, values)
         for parts in [] if chosen else [*self._by_chunk(box, totals), *self._by_stage(box, values)]:
@@ -285,7 +285,7 @@ class LayerTree:
         return [(part, bound) for part, bound in bounds if bound < self.enough]
 
     def _by_order(self, box: Box, values: np.ndarray) -> list[Box] | None:
-        """Where an answer has a later kind of layer before an earlier: that ends in the first half between them, or behind."""
+        """Divide a box whose answer has a later kind before an earlier one: the kinds change in one half or the other."""
         order = self.program.problem.visits
         counts = values[self.program.counts_of][list(order)]
         for kind in range(1, self.kinds):
@@ -293,10 +293,10 @@ class LayerTree:
             later = np.flatnonzero(counts[:, kind:].sum(axis=1) > TOLERANCE)[0]
             if later < earlier:
                 middle = (later + earlier) // 2
-                before, behind = box.kind_high.copy(), box.kind_high.copy()
+                before, after = box.kind_high.copy(), box.kind_high.copy()
                 before[list(order[middle + 1 :]), :kind] = 0
-                behind[list(order[: middle + 1]), kind:] = 0
-                return [replace(box, kind_high=before), replace(box, kind_high=behind)]
+                after[list(order[: middle + 1]), kind:] = 0
+                return [replace(box, kind_high=before), replace(box, kind_high=after)]
         return None
 
     def _by_chunk(self, box: Box, totals: np.ndarray) -> Iterator[list[Box]]:
@@ -304,7 +304,7 @@ class LayerTree:
             yield from self._by_extremes(box, PLACES, np.arange(first, first + self.stages), totals)
 
     def _by_stage(self, box: Box, values: np.ndarray) -> Iterator[list[Box]]:
-        """By the fullest or the emptiest stage, and by the stage whose number of layers is farthest from a whole one."""
+        """Yield divisions by the fullest or emptiest stage, and by the most fractional stage."""
         counts = values[self.stage_columns]
         doubt = np.abs(counts - np.rint(counts))
         for kind in range(self.kinds):
@@ -315,7 +315,7 @@ class LayerTree:
                 yield list(above(box, STAGES, np.array([index]), math.floor(counts[index])))
 
     def _by_extremes(self, box: Box, names: Names, members: np.ndarray, counts: np.ndarray) -> Iterator[list[Box]]:
-        """By the largest and by the smallest number of layers that one of the members has; the most telling part comes first."""
+        """Yield divisions by the largest and the smallest count of the members; the most effective part comes first."""
         low, high = (getattr(box, name)[members] for name in names)
         most = math.floor(counts[members].max() - TOLERANCE)
         if (high > most).any() and most >= low.max():

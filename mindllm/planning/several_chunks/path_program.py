@@ -62,14 +62,14 @@ class PathProgram:
         backward = np.array([cost.backward for cost in costs])
         self.times = pass_times(forward, backward, weight, again)[:operations]  # of a layer, by column
         self.ends = [end_of(problem, place) for place in range(problem.places)]
-        self.fixed = pass_times(*(self._of_ends(key) for key in END_TIMES))[:operations]
+        self.fixed = pass_times(*(self._end_times(key) for key in END_TIMES))[:operations]
         self.solver = new_solver()
         self.known: dict[bytes, Path] = {}
         self.deadline = math.inf
         self._build()
 
-    def _of_ends(self, key: str) -> np.ndarray:
-        """A time of head and tail by place."""
+    def _end_times(self, key: str) -> np.ndarray:
+        """Return a time of head and tail by place."""
         return np.array([sum(getattr(end, key) for end in ends) for ends in self.ends], float)
 
     def _build(self) -> None:
@@ -104,7 +104,7 @@ class PathProgram:
         return self.problem.layer_count - self.problem.places + 1
 
     def _sum(self, columns: np.ndarray, factors: np.ndarray, total: int, fixed: float) -> None:
-        """A column that is the sum of others and a constant."""
+        """Add a row that makes column ``total`` the sum of others and a constant."""
         self._row(-fixed, -fixed, np.append(columns, total), np.append(factors, -1.0))
 
     def _memory_rows(self, stage: int) -> None:
@@ -118,12 +118,15 @@ class PathProgram:
         places = range(stage, problem.places, problem.stages)
         room -= sum(end.memory_mb for place in places for end in self.ends[place])
         parameter = np.array([layer.parameter_mb for layer in problem.layers])[self.layer[mine]]
-        chunk, wholes = self.place[mine] // problem.stages, np.array(problem.full_activation_mb)[self.layer[mine]]
-        for vector, whole in fullest_moments(problem, self.table.orders, stage):
-            every = vector + whole
-            kept = sum(every[c] * end.activation_mb for c, place in enumerate(places) for end in self.ends[place])
-            held = vector[chunk] * self.activation[mine] + whole[chunk] * wholes
-            self._row(-highspy.kHighsInf, room - kept, mine, held + parameter)
+        chunk, full_activation = (
+            self.place[mine] // problem.stages,
+            np.array(problem.full_activation_mb)[self.layer[mine]],
+        )
+        for vector, full in fullest_moments(problem, self.table.orders, stage):
+            every = vector + full
+            end_memory = sum(every[c] * end.activation_mb for c, place in enumerate(places) for end in self.ends[place])
+            layer_memory = vector[chunk] * self.activation[mine] + full[chunk] * full_activation
+            self._row(-highspy.kHighsInf, room - end_memory, mine, layer_memory + parameter)
 
     def _row(self, low: float, high: float, columns: np.ndarray, values: np.ndarray | float) -> None:
         values = np.broadcast_to(np.asarray(values, float), columns.shape)
@@ -131,7 +134,7 @@ class PathProgram:
         self.solver.addRow(low, high, int(used.sum()), columns[used].astype(np.int32), values[used].copy())
 
     def add_path(self, visits: np.ndarray, delay: float) -> bool:
-        """The step is at least the sum along this path; visits of each place, ``[kinds, places]``. False when that is known."""
+        """Require the step to be at least the sum along a path, ``[kinds, places]`` visits; return False if it is known."""
         key = visits.astype(int).tobytes()
         if key in self.known:
             return False
@@ -141,45 +144,45 @@ class PathProgram:
         return True
 
     def limit_totals(self, low: np.ndarray | int, high: np.ndarray | int) -> None:
-        """Bounds the layers of each place, ``[places]``."""
+        """Bound the layers of each place, ``[places]``."""
         low, high = (np.broadcast_to(np.asarray(each, float), self.total_rows.shape) for each in (low, high))
         for row, least, most in zip(self.total_rows, low, high, strict=True):
             self.solver.changeRowBounds(row, least, most)
 
     def limit_counts(self, low: np.ndarray, high: np.ndarray) -> None:
-        """Bounds the layers of each kind in each place, ``[places, layer kinds]``."""
+        """Bound the layers of each kind in each place, ``[places, layer kinds]``."""
         columns = self.counts_of.ravel().astype(np.int32)
         self.solver.changeColsBounds(len(columns), columns, low.ravel().astype(float), high.ravel().astype(float))
 
     def any_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds for :meth:`limit_counts` that any plan keeps, ``[places, layer kinds]``."""
+        """Return bounds for :meth:`limit_counts` that every plan meets, ``[places, layer kinds]``."""
         kinds = np.array([min(layer.count, self.most) for layer in self.problem.layers])
         return np.zeros(self.counts_of.shape, int), np.tile(kinds, (self.problem.places, 1))
 
     def stage_limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bounds of ``stage_counts``."""
+        """Return the bounds of ``stage_counts``."""
         model = self.solver.getLp()
         return np.array(model.col_lower_)[self.stage_counts], np.array(model.col_upper_)[self.stage_counts]
 
     def limit_stages(self, low: np.ndarray, high: np.ndarray) -> None:
-        """Bounds ``stage_counts``."""
+        """Bound ``stage_counts``."""
         columns = np.array(self.stage_counts, np.int32)
         self.solver.changeColsBounds(len(columns), columns, np.asarray(low, float), np.asarray(high, float))
 
     def by_kind(self, totals: np.ndarray) -> np.ndarray:
-        """Layers of each kind in each place, ``[places, layer kinds]``: layers stand in model order, ``totals`` in each place."""
+        """Return layers of each kind in each place, ``[places, layer kinds]``, from the ``totals`` of places in model order."""
         sizes = np.array([layer.count for layer in self.problem.layers])
         ends, order = sizes.cumsum(), list(self.problem.visits)
         after = np.clip(np.asarray(totals)[order].cumsum()[:, None] - (ends - sizes), 0, sizes)
-        found = np.empty(after.shape, int)
-        found[order] = np.diff(after, axis=0, prepend=0)
-        return found
+        counts = np.empty(after.shape, int)
+        counts[order] = np.diff(after, axis=0, prepend=0)
+        return counts
 
     def solve(self) -> tuple[float, np.ndarray]:
-        """The least step, infinite when there is no answer and 0 when none was found, and the value of every column.
+        """Return the least step and the value of every column; the step is infinite without an answer, 0 if none was computed.
 
         Raises:
-            OutOfTime: there was none at ``deadline``.
+            OutOfTime: there was no answer before ``deadline``.
         """
         run_until(self.solver, self.deadline)
         if self.solver.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, *EMPTY):
@@ -193,17 +196,17 @@ class PathProgram:
         return self.solver.getInfo().objective_function_value, np.array(self.solver.getSolution().col_value)
 
     def totals(self, values: np.ndarray) -> np.ndarray:
-        """Layers of each place of an answer, ``[places]``."""
+        """Return the layers of each place in an answer, ``[places]``."""
         return values[self.counts_of].sum(axis=1)
 
     def separate(self, values: np.ndarray) -> tuple[float, bool]:
-        """Simulates an answer and adds its critical path: the simulated step, and whether the path was new."""
-        known = len(self.known)
+        """Simulate an answer and add its critical path; return the simulated step, and True if the path is new."""
+        paths_before = len(self.known)
         step = self.simulated_step(values[self.time_of])
-        return step, len(self.known) > known
+        return step, len(self.known) > paths_before
 
     def simulated_step(self, times: np.ndarray) -> float:
-        """The step for given times of places, ``[kinds, places]``; its critical path is known then."""
+        """Return the step for given times of places, ``[kinds, places]``, and add its critical path."""
         delay = self.problem.point_to_point
         line = simulate_times(self.table, times, delay)
         visits, crossings = critical_path(line, delay)
@@ -211,50 +214,50 @@ class PathProgram:
         return line.makespan
 
     def find_paths(self, deadline: float, close: float = CLOSE) -> tuple[float, np.ndarray]:
-        """Adds critical paths of its own answers until the bound is met; returns it and the last answer."""
+        """Add critical paths of the program's own answers until the bound is met; return the bound and the last answer."""
         bound, values = self.solve()
         centre, centre_time = values, math.inf
         while math.isfinite(bound) and not passed(deadline):
             new = False
             for share in (1.0, 0.5, 0.2):  # the answer itself, and on the way to it from the best so far
                 point = centre + share * (values - centre)
-                found, added = self.separate(point)
+                simulated, added = self.separate(point)
                 new |= added
-                if found < centre_time:
-                    centre, centre_time = point, found
+                if simulated < centre_time:
+                    centre, centre_time = point, simulated
             if centre_time <= bound * (1 + close) or not new:
                 break
             bound, values = self.solve()
         return bound, values
 
     def slack(self) -> np.ndarray:
-        """By how much each known path is shorter than the step of the last answer, ``[paths]``."""
+        """Return how much shorter each known path is than the step of the last answer, ``[paths]``."""
         first = self.solver.getNumRow() - len(self.known)
         return (np.array(self.solver.getLp().row_upper_) - np.array(self.solver.getSolution().row_value))[first:]
 
     def near_paths(self, most: int) -> list[Path]:
-        """The ``most`` paths that are nearest to the step of the last answer."""
+        """Return the ``most`` paths that are nearest to the step of the last answer."""
         paths = list(self.known.values())
         return [paths[index] for index in np.argsort(self.slack())[:most]]
 
-    def forget_paths(self, gone: np.ndarray) -> None:
-        """Forgets the known paths at these places."""
+    def forget_paths(self, indices: np.ndarray) -> None:
+        """Forget the known paths at these indices."""
         first = self.solver.getNumRow() - len(self.known)
-        gone = np.sort(gone)
-        self.solver.deleteRows(len(gone), (gone + first).astype(np.int32))
+        indices = np.sort(indices)
+        self.solver.deleteRows(len(indices), (indices + first).astype(np.int32))
         keys = list(self.known)
-        for index in gone:
+        for index in indices:
             del self.known[keys[index]]
 
     def forget_slack_paths(self, most: int) -> None:
-        """Keeps the ``most`` paths that are nearest to the step of the last answer."""
+        """Keep only the ``most`` paths that are nearest to the step of the last answer."""
         self.forget_paths(np.argsort(self.slack())[most:])
 
-    def whole_stages(self, target: float, deadline: float) -> None:
-        """Adds, for plans whose step is below ``target`` alone, what whole layers take of each stage; before any path."""
+    def add_stage_floors(self, target: float, deadline: float) -> None:
+        """Add the times of whole layers on each stage for plans with a step below ``target``; call it before adding paths."""
         problem = self.problem
         passes = (FORWARD,) if problem.v_shape else (FORWARD, BACKWARD)  # a V may end with gradients of weights
-        quickest = sum(float(self.times[what].min()) for what in passes)
+        quickest = sum(float(self.times[kind].min()) for kind in passes)
         fixed = self.fixed[FORWARD] + self.fixed[BACKWARD]
         for stage in range(problem.stages):
             before = stage * (quickest + len(passes) * problem.point_to_point)
@@ -263,12 +266,12 @@ class PathProgram:
             for index, layer in enumerate(problem.layers):
                 average = layer.count / problem.stages
                 floor = StageFloor(problem, self.table.orders, stage, index)
-                found = floor.times_below(latest, math.ceil(0.8 * average), deadline)
-                if found is not None:
-                    self._floor_rows(stage, index, *found)
+                times = floor.times_below(latest, math.ceil(0.8 * average), deadline)
+                if times is not None:
+                    self._floor_rows(stage, index, *times)
 
     def _floor_rows(self, stage: int, layer: int, floor: Floor, most: int) -> None:
-        """Bounds the time of a stage's layers by their number, which is a column of its own."""
+        """Bound the time of a stage's layers by their count, which gets a column."""
         mine = np.flatnonzero((self.place % self.problem.stages == stage) & (self.layer == layer))
         number = self.solver.getNumCol()
         self.solver.addVar(0, most)

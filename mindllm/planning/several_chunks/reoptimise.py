@@ -1,13 +1,13 @@
-"""Better plans by exact answers to smaller questions: fractions of layers are rounded one after another, recomputation is
-chosen for given layers, and a few stages are planned anew while the others stay (large-neighbourhood search, Shaw 1998).
+"""Better plans by exact answers to smaller problems.
 
-Each question is a mixed-integer program over known paths (HiGHS). Its answer is simulated; where that takes longer than the
-program thought, the critical path is a new row and the question is asked again.
+Fractions of layers are rounded one after another, recomputation is chosen for given layers, and a few stages are replanned while
+the others stay (large-neighborhood search, Shaw 1998). Each problem is a mixed-integer program over known paths (HiGHS). Its
+answer is simulated. If the simulation takes longer, the critical path is a new row, and the program is solved again.
 
-Whole layers to recompute are chosen for a given split, one stage after another (relax and fix, Pochet and Wolsey 2006). For
-given layers the program over paths says how long the backward pass of every place should take, recomputing fractions of layers.
-A stage takes the mixes near that whose simulated step is least while the others are still as the program wants them; then the
-program answers again, and the stages that are left make up for what was lost.
+Whole layers to recompute are chosen for a given split, one stage after another (relax and fix, Pochet and Wolsey 2006). The
+program over paths gives the time of the backward pass of every place, with fractions of layers. A stage takes the mixes near
+that time with the least simulated step, while the others stay fractional. The program is then solved again, so that the
+remaining stages compensate for the loss.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ from mindllm.planning.several_chunks.path_program import Path, PathProgram
 from mindllm.schedules.operations import BACKWARD
 from mindllm.schedules.simulate import step_times
 
-CLOSE = 3e-4  # simulated and thought step of stages that are decided that count as equal
+CLOSE = 3e-4  # by which simulated and estimated steps count as equal
 ROUNDS = 5  # paths looked for after each stage
-SIMULATED = 128  # choices of a stage that are simulated, those that known paths promise most of
+SIMULATED = 128  # most promising choices of a stage, which are simulated
 NUMBERS = 2**22  # end times that one simulation may hold
-SWEEPS = 6  # over all stages of a plan that is whole already
+SWEEPS = 6  # over all stages of a rounded plan
 BETTER_STAGE = 1e-7
 BETTER = 1e-6  # share of the step by which a plan must be shorter to count
 ENOUGH = 5e-4  # gap at which a question is answered
 SECONDS = 4.0  # for a question
-ROUGH = 2e-3  # to which paths are looked for before layers are rounded
+ROUGH = 2e-3  # precision of paths before layers are rounded
 
 
 class StageRounding:
-    """Uses ``program``, whose bounds on layers are those of the last split afterwards."""
+    """Rounding of recomputation with ``program``; its bounds on layers are those of the last split afterwards."""
 
     def __init__(self, program: PathProgram, choice: StageChoice, random: np.random.Generator) -> None:
         self.program, self.choice, self.random = program, choice, random
         self.simulated = max(4, min(SIMULATED, NUMBERS // program.table.size))
 
     def plan(self, totals: np.ndarray, in_order: bool, deadline: float) -> Plan | None:
-        """A plan of a split, ``[places]``; None when that fits no memory or time is up.
+        """Return a plan of a split; None if it does not fit the memory or time is up.
 
         Args:
-            totals: layers of each place.
-            in_order: whether stages are decided from the first to the last; else in any order, another one every time.
+            totals: layers of each place, ``[places]``.
+            in_order: decide stages from the first to the last; otherwise in a random order.
             deadline: when to stop.
         """
         stages = np.arange(self.program.problem.stages)
         counts = self.program.by_kind(totals)
         self.program.limit_counts(counts, counts)
         try:
-            found = self._decide(totals, stages if in_order else self.random.permutation(stages), deadline)
+            decided = self._decide(totals, stages if in_order else self.random.permutation(stages), deadline)
         finally:
             columns = self.program.time_of[BACKWARD:].ravel().astype(np.int32)
-            nothing = np.zeros(len(columns))
-            self.program.solver.changeColsBounds(len(columns), columns, nothing, nothing + highspy.kHighsInf)
-        if found is None:
+            zeros = np.zeros(len(columns))
+            self.program.solver.changeColsBounds(len(columns), columns, zeros, zeros + highspy.kHighsInf)
+        if decided is None:
             return None
-        mixes, times = found
+        mixes, times = decided
         self._sweep(totals, mixes, times, deadline)
-        return self.choice.plan_of(totals, mixes)
+        return self.choice.build_plan(totals, mixes)
 
     def _decide(
         self, totals: np.ndarray, order: Iterable[int], deadline: float
     ) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray] | None:
-        """The mixes of every stage, and the times of every place by kind of operation, ``[kinds, places]``."""
+        """Return the mixes of every stage, and the times of every place by kind of operation, ``[kinds, places]``."""
         program = self.program
         bound, values = program.solve()
         mixes: list[tuple[np.ndarray, ...]] = [()] * program.problem.stages
@@ -109,7 +109,7 @@ class StageRounding:
         times: np.ndarray,
         deadline: float,
     ) -> None:
-        """Changes the mixes of one stage at a time as long as the simulated step falls; in place."""
+        """Change the mixes of one stage at a time as long as the simulated step falls; in place."""
         best = self.program.simulated_step(times)
         better, sweeps = True, 0
         while better and sweeps < SWEEPS:
@@ -126,13 +126,13 @@ class StageRounding:
     def _best(
         self, stage: int, near: NearChoices, times: np.ndarray, below: float = math.inf
     ) -> tuple[int | None, float]:
-        """The choice of a stage with the least simulated step, and that; None when none may be below ``below``."""
+        """Return the choice of a stage with the least simulated step, and that step; None if none may be below ``below``."""
         places = self._places(stage)
-        paths, own = self.program.known.values(), (*times[BACKWARD:, places].shape,)
-        visits = np.array([path[BACKWARD:, places] for path, _ in paths]).reshape(len(paths), *own)
-        others = np.array([np.vdot(path, times) + delay for path, delay in paths])
-        others -= np.tensordot(visits, times[BACKWARD:, places], 2)
-        thought = (others[:, None] + np.tensordot(visits, near.times[BACKWARD:], 2)).max(axis=0, initial=0.0)
+        paths, shape = self.program.known.values(), (*times[BACKWARD:, places].shape,)
+        visits = np.array([path[BACKWARD:, places] for path, _ in paths]).reshape(len(paths), *shape)
+        rest = np.array([np.vdot(path, times) + delay for path, delay in paths])
+        rest -= np.tensordot(visits, times[BACKWARD:, places], 2)
+        thought = (rest[:, None] + np.tensordot(visits, near.times[BACKWARD:], 2)).max(axis=0, initial=0.0)
         tried = np.argsort(thought, kind="stable")[: self.simulated]
         tried = tried[thought[tried] < below]
         if not len(tried):
@@ -147,7 +147,7 @@ class StageRounding:
 
 
 class Reoptimiser:
-    """Keeps the best plan it has seen, ``best``, and plans parts of it anew."""
+    """Replanning of parts, which remembers the ``best`` plan."""
 
     def __init__(self, program: PathProgram, mixes: Mixes) -> None:
         self.program, self.mixes, self.problem = program, mixes, program.problem
@@ -155,8 +155,8 @@ class Reoptimiser:
         solver = program.solver
         solver.setOptionValue("mip_rel_gap", ENOUGH)
         self.mixed = np.arange(len(program.columns), dtype=np.int32)
-        whole = [highspy.HighsVarType.kInteger] * len(self.mixed)
-        solver.changeColsIntegrality(len(self.mixed), self.mixed, np.array(whole))
+        integer = [highspy.HighsVarType.kInteger] * len(self.mixed)
+        solver.changeColsIntegrality(len(self.mixed), self.mixed, np.array(integer))
         for column in program.counts_of.ravel():
             solver.changeColIntegrality(int(column), highspy.HighsVarType.kInteger)
 
@@ -166,7 +166,7 @@ class Reoptimiser:
         return self.best.line.makespan if self.best else math.inf
 
     def offer(self, plan: Plan) -> bool:
-        """Takes a plan that fits and is better than the best."""
+        """Take a plan that fits and is better than the best; return True if it was taken."""
         tried = evaluate(self.problem, plan)
         if not tried.fits or not tried.line.makespan < self.best_time * (1 - BETTER):
             return False
@@ -174,20 +174,20 @@ class Reoptimiser:
         return True
 
     def know(self, paths: Iterable[Path]) -> None:
-        """Has the program know these paths alone."""
+        """Replace the known paths of the program."""
         self.program.forget_paths(np.arange(len(self.program.known)))
         for visits in paths:
             self.program.add_path(*visits)
 
     def choose_recomputation(self, totals: np.ndarray, deadline: float) -> bool:
-        """The best recomputation for given layers of each place, ``[places]``; whether it is found for certain."""
+        """Choose the best recomputation for given layers of each place, ``[places]``; return True if it is optimal."""
         counts = self.program.by_kind(totals)
         self.program.limit_counts(counts, counts)
         self._limit_mixed(np.zeros(len(self.mixed)), np.full(len(self.mixed), highspy.kHighsInf))
         return self._ask(deadline)
 
-    def plan_anew(self, places: np.ndarray, deadline: float) -> bool:
-        """Plans some places of the best plan anew; whether they cannot be planned better."""
+    def replan(self, places: np.ndarray, deadline: float) -> bool:
+        """Replan some places of the best plan; return True if they cannot be planned better."""
         assert self.best is not None
         free = np.isin(np.arange(self.problem.places), places)
         counts = self.program.by_kind(np.array(self.best.plan.counts))
@@ -202,7 +202,7 @@ class Reoptimiser:
         self.program.solver.changeColsBounds(len(self.mixed), self.mixed, low.astype(float), high.astype(float))
 
     def _ask(self, deadline: float) -> bool:
-        """Solves what is left free until its answer takes as long as it thinks, which is True, or time is up."""
+        """Solve the open part until simulation and program agree, and return True; False if time is up."""
         program, solver = self.program, self.program.solver
         latest, deadline = deadline, min(deadline, now() + SECONDS)
         while not passed(deadline):
@@ -225,17 +225,17 @@ class Reoptimiser:
         return False
 
     def _mixed(self, plan: Plan) -> np.ndarray:
-        """Layers of each column of the program that a plan has."""
+        """Return the layers of each column of the program in a plan."""
         order, numbers = self.problem.layer_order, self.problem.layer_numbers(plan.counts)
-        column_of = {column: index for index, column in enumerate(self.program.columns)}
-        found = np.zeros(len(self.mixed))
+        columns = {column: index for index, column in enumerate(self.program.columns)}
+        layers = np.zeros(len(self.mixed))
         for place, names in enumerate(plan.places):
             for number, name in zip(numbers[place], names, strict=True):
-                found[column_of[place, order[number], name]] += 1
-        return found
+                layers[columns[place, order[number], name]] += 1
+        return layers
 
     def _plan(self, mixed: np.ndarray) -> Plan | None:
-        """The plan of an answer, or the fastest that can be written instead; None when its layers are out of order."""
+        """Return the plan of an answer, or the fastest expressible one instead; None if its layers are out of order."""
         problem, names = self.problem, self.problem.kind_names
         counts = np.zeros((problem.places, len(problem.layers), len(names)), int)
         for (place, layer, kind), number in zip(self.program.columns, mixed, strict=True):
@@ -249,14 +249,14 @@ class Reoptimiser:
             try:
                 places.append(tuple(self.mixes.written(runs, mine)))
             except ValueError:
-                if (other := self.mixes.instead(runs, mine)) is None:
+                if (instead := self.mixes.instead(runs, mine)) is None:
                     return None
-                places.append(tuple(self.mixes.written(runs, other)))
+                places.append(tuple(self.mixes.written(runs, instead)))
         return Plan(tuple(places))
 
 
 def dive(program: PathProgram, random: np.random.Generator, deadline: float) -> np.ndarray | None:
-    """Whole layers of each place from answers of the program, a few places at a time; None when that leads nowhere."""
+    """Round answers of the program to whole layers of each place, a few places at a time; None if that fails."""
     program.limit_counts(*program.any_counts())
     bound, values = program.find_paths(deadline, ROUGH)
     totals = program.totals(values)
@@ -265,9 +265,9 @@ def dive(program: PathProgram, random: np.random.Generator, deadline: float) -> 
         while (low < high).any():
             if passed(deadline) or not math.isfinite(bound):
                 return None
-            left = np.flatnonzero(low < high)
-            doubt = np.abs(totals[left] - np.rint(totals[left])) + 0.1 * random.random(len(left))
-            sure = left[doubt.argsort()[: max(1, len(totals) // 10)]]
+            undecided = np.flatnonzero(low < high)
+            doubt = np.abs(totals[undecided] - np.rint(totals[undecided])) + 0.1 * random.random(len(undecided))
+            sure = undecided[doubt.argsort()[: max(1, len(totals) // 10)]]
             low[sure] = high[sure] = np.rint(totals[sure])
             program.limit_totals(low, high)
             bound, values = program.solve()

@@ -19,7 +19,7 @@ from mindllm.planning.problem import Problem
 from mindllm.schedules.orders import Orders
 
 EMPTY = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
-"""What says that a program has no answer: none of those here is unbounded."""
+"""States of a program without an answer: these programs are never unbounded."""
 Floor = list[tuple[int, float]]  # numbers of layers, rising, and the least time of a micro-batch's passes through them
 
 
@@ -40,7 +40,9 @@ class StageFloor:
         self.solver.addRow(0, 0, len(every), every, np.ones(len(every)))
         if len(problem.layers) == 1:
             for chunk in range(problem.chunks):
-                mine = np.array([n for n, (own, _) in enumerate(self.columns) if own == chunk], np.int32)
+                mine = np.array(
+                    [n for n, (column_chunk, _) in enumerate(self.columns) if column_chunk == chunk], np.int32
+                )
                 self.solver.addRow(1, highspy.kHighsInf, len(mine), mine, np.ones(len(mine)))
         self._memory_rows(orders, every)
 
@@ -55,15 +57,15 @@ class StageFloor:
         ends = [(c, end) for c in range(problem.chunks) for end in end_of(problem, c * problem.stages + stage)]
         room -= sum(end.memory_mb for _, end in ends)
         most = problem.full_activation_mb[problem.layers.index(self.layer)]
-        for vector, whole in fullest_moments(problem, orders, stage):
-            kept = sum((vector + whole)[chunk] * end.activation_mb for chunk, end in ends)
+        for vector, full in fullest_moments(problem, orders, stage):
+            end_memory = sum((vector + full)[chunk] * end.activation_mb for chunk, end in ends)
             use = np.array([
-                vector[c] * cost.activation_mb + whole[c] * most + self.layer.parameter_mb for c, cost in self.columns
+                vector[c] * cost.activation_mb + full[c] * most + self.layer.parameter_mb for c, cost in self.columns
             ], float)  # fmt: skip
-            self.solver.addRow(-highspy.kHighsInf, room - kept, len(every), every, use)
+            self.solver.addRow(-highspy.kHighsInf, room - end_memory, len(every), every, use)
 
     def least(self, count: int, deadline: float = math.inf) -> float:
-        """The least time of ``count`` layers, or a lower bound of it at ``deadline``; infinite when they do not fit."""
+        """Return the least time of ``count`` layers, or a lower bound of it at ``deadline``; infinite if they do not fit."""
         self.solver.changeRowBounds(0, count, count)
         run_until(self.solver, deadline)
         if self.solver.getModelStatus() in EMPTY:
@@ -71,34 +73,36 @@ class StageFloor:
         return max(0.0, self.solver.getInfo().mip_dual_bound)
 
     def times_below(self, latest: float, first: int, deadline: float) -> tuple[Floor, int] | None:
-        """Times from ``first`` layers on up to ``latest``, and how many layers are possible at most; None when out of time."""
-        found: Floor = [(0, 0.0)]
+        """Return the times from ``first`` layers on up to ``latest``, and the largest possible count; None when out of time."""
+        times: Floor = [(0, 0.0)]
         for count in range(max(first, 1), self.layer.count + 1):
             if passed(deadline):
                 return None
             least = self.least(count, deadline)
             if least > latest:
-                return found, count - 1
-            found.append((count, least))
-        return found, self.layer.count
+                return times, count - 1
+            times.append((count, least))
+        return times, self.layer.count
 
 
 def least_working(problem: Problem) -> float:
-    """Working memory that the backward pass through any place needs at least beside :func:`fullest_moments`, in MB."""
+    """Return the least working memory of the backward pass through any place in addition to :func:`fullest_moments`, in MB."""
     return min(
-        max(0.0, cost.transient_mb - problem.v_shape * (whole - cost.activation_mb))
-        for layer, whole in zip(problem.layers, problem.full_activation_mb, strict=True)
+        max(0.0, cost.transient_mb - problem.v_shape * (full - cost.activation_mb))
+        for layer, full in zip(problem.layers, problem.full_activation_mb, strict=True)
         for cost in layer.kinds.values()
     )
 
 
 def hull(points: Floor) -> list[tuple[float, float]]:
-    """Slope and intercept of the lines below the points that touch two of them."""
-    kept: list[tuple[float, float]] = []
+    """Return slope and intercept of the lines below the points that touch two of them."""
+    corners: list[tuple[float, float]] = []
     for x, y in points:
-        while len(kept) > 1 and (kept[-1][1] - kept[-2][1]) * (x - kept[-2][0]) >= (y - kept[-2][1]) * (
-            kept[-1][0] - kept[-2][0]
+        while len(corners) > 1 and (corners[-1][1] - corners[-2][1]) * (x - corners[-2][0]) >= (y - corners[-2][1]) * (
+            corners[-1][0] - corners[-2][0]
         ):
-            kept.pop()
-        kept.append((x, y))
-    return [((y1 - y0) / (x1 - x0), y0 - (y1 - y0) / (x1 - x0) * x0) for (x0, y0), (x1, y1) in itertools.pairwise(kept)]
+            corners.pop()
+        corners.append((x, y))
+    return [
+        ((y1 - y0) / (x1 - x0), y0 - (y1 - y0) / (x1 - x0) * x0) for (x0, y0), (x1, y1) in itertools.pairwise(corners)
+    ]

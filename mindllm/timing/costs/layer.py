@@ -53,7 +53,7 @@ OF_SEQUENCES = tuple(
     f"attention.{name}" for name in ("attention.", "scores", "softmax", "dropout", "context", "apply_rotary")
 )
 """What attention computes between its projections, by the beginnings of names."""
-OF_SORTED_TOKENS = "feed_forward.experts."
+SORTED_TOKENS = "feed_forward.experts."
 """Begins the names of exchanges that experts of sorted tokens make themselves; the last one's result nobody needs twice."""
 RESIDUAL, RESIDUAL_PASSES = "residual", (3.0, 1.5)
 """Ends the name of a sum of hidden states, whose tensors in half precision are read and written forward and backward so often."""
@@ -268,7 +268,7 @@ def _is_of_model(one: Exchange) -> bool:
     """Whether the model itself exchanges, whose operators are repeated like others, and not the compiler between two of them."""
     if one.op == ROUND:
         return True
-    return one.name.startswith(OF_SORTED_TOKENS) and one.axis == "ep" and one.op != "ReduceScatter"
+    return one.name.startswith(SORTED_TOKENS) and one.axis == "ep" and one.op != "ReduceScatter"
 
 
 def pattern_matches(forward: Work, layer: LayerAssignment) -> dict[tuple[str, str], bool]:

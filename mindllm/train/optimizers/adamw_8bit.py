@@ -22,7 +22,7 @@ from mindllm.config import OptimizerConfig
 from mindllm.config.optimizer import GroupedLrSchedule
 from mindllm.errors import UserError
 from mindllm.models.experts.expert_load import is_probe
-from mindllm.models.experts.grouped_experts import first_of
+from mindllm.models.experts.grouped_experts import first_input
 from mindllm.models.weights import is_half
 from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.weight_cut import WeightCut
@@ -93,9 +93,9 @@ class CodedMoment(nn.Cell):
     def __init__(self, codes: BlockCodes, is_cut: bool) -> None:
         super().__init__(auto_prefix=False)
         self.codes, self.is_cut = codes, is_cut
-        self.decoded_part = P.Morph(codes.decoded, first_of, first_of)
-        self.scales_of_part = P.Morph(codes.scales_of, first_of, first_of)
-        self.encoded_part = P.Morph(codes.encoded, first_of, first_of)
+        self.decoded_part = P.Morph(codes.decoded, first_input, first_input)
+        self.scales_of_part = P.Morph(codes.scales_of, first_input, first_input)
+        self.encoded_part = P.Morph(codes.encoded, first_input, first_input)
 
     def decoded(self, like: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
         return self.decoded_part(like, codes, scales) if self.is_cut else self.codes.decoded(like, codes, scales)

@@ -30,7 +30,7 @@ from mindspore.common.initializer import initializer
 from mindllm.architecture.optimizer_state import MOMENTS, PROJECTION, STEPS_IN_INTERVAL, is_projected, projected_shapes
 from mindllm.config import OptimizerConfig
 from mindllm.config.tuning import PetConfig
-from mindllm.models.experts.grouped_experts import first_of
+from mindllm.models.experts.grouped_experts import first_input
 from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.adamw import AdamW
@@ -61,9 +61,9 @@ class GaLoreMatrix(nn.Cell):
         self.transpose, self.part = P.Transpose(), P.StridedSlice()
         # The compiler traces operators with whole tensors first; these are opened when all tensors are a device's parts.
         self.is_cut = not cut.is_whole
-        self.low_of_parts = P.Morph(self.projected, first_of, first_of)
-        self.back_of_parts = P.Morph(self.projected_back, first_of, first_of)
-        self.vectors_of_parts = P.Morph(self.singular_vectors, first_of, first_of)
+        self.low_of_parts = P.Morph(self.projected, first_input, first_input)
+        self.back_of_parts = P.Morph(self.projected_back, first_input, first_input)
+        self.vectors_of_parts = P.Morph(self.singular_vectors, first_input, first_input)
 
     def low_cut(self, rank: int) -> WeightCut:
         """The cut of a gradient that is projected to ``rank``: along the longer side, as the weight's."""

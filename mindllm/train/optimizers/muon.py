@@ -22,7 +22,7 @@ from mindllm.architecture.optimizer_state import MUON_MOMENT, is_orthogonalised
 from mindllm.config import OptimizerConfig
 from mindllm.config.optimizer import GroupedLrSchedule
 from mindllm.models.experts.expert_load import is_probe
-from mindllm.models.experts.grouped_experts import first_of
+from mindllm.models.experts.grouped_experts import first_input
 from mindllm.models.weights import is_half
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.adamw import AdamW
@@ -62,7 +62,7 @@ class OrthogonalMatrix(nn.Cell):
         self.part = P.StridedSlice()
         # The compiler traces operators with whole tensors first; this is opened when all tensors are a device's parts.
         self.is_cut = not cut.is_whole
-        self.of_parts = P.Morph(self.own_part, first_of, first_of)
+        self.of_parts = P.Morph(self.own_part, first_input, first_input)
 
     def construct(self, weight: Tensor, matrix: Tensor) -> Tensor:
         """In the shape of the ``weight``."""

@@ -18,7 +18,7 @@ from mindspore import ops as P
 
 from mindllm.architecture.query_key_rows import HALF, QueryKeyRows, query_key_rows
 from mindllm.config import RunConfig
-from mindllm.models.experts.grouped_experts import first_of
+from mindllm.models.experts.grouped_experts import first_input
 from mindllm.parallel.context import in_group
 from mindllm.parallel.layout import CONTEXT, Mesh
 from mindllm.parallel.weight_cut import WeightCut
@@ -60,7 +60,7 @@ class ScaledHeads(nn.Cell):
         self.least = Tensor(threshold, ms.float32)
         # The compiler traces operators with whole tensors first; this is opened when all tensors are a device's parts.
         self.is_cut = not cut.is_whole or shared is not None
-        self.of_parts = P.Morph(self.own_part, first_of, first_of)
+        self.of_parts = P.Morph(self.own_part, first_input, first_input)
 
     def construct(self, weight: Tensor, maxima: Tensor) -> Tensor:
         """``maxima``: fp32 ``[layers, heads]`` of this device's heads."""
