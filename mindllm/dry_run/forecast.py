@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from mindllm.compiled.simulation.somas import SOMAS
+from mindllm.compiled.simulation.memory_tracker import SOMAS
 from mindllm.config import RunConfig
 from mindllm.dry_run.extrapolate import FEWEST_ALIVE, Design, design_for, exact_stage, whole_stage
 from mindllm.dry_run.moments import (

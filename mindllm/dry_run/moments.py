@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from mindllm.compiled.simulation.memory_tracker import SOMAS
 from mindllm.compiled.simulation.simulation import (
     ACTIVATIONS,
     CATEGORIES,
@@ -21,7 +22,6 @@ from mindllm.compiled.simulation.simulation import (
     operator_of,
     path_of,
 )
-from mindllm.compiled.simulation.somas import SOMAS
 from mindllm.reduced_runs.stage import LAYER_NUMBER
 
 LAYERS = "*"  # stands for their number in a path

@@ -58,7 +58,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """Has :func:`_prepare` called when MindSpore has been imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Finds MindSpore as Python would."""
+        """Find MindSpore as Python would."""
         if name != "mindspore":
             return None
         sys.meta_path.remove(self)
@@ -89,7 +89,7 @@ class _Answers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Python makes it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Sets what is asked for."""
+        """Set what is asked for."""
         vars(module).update(ANSWERED[module.__name__])
 
 
@@ -111,7 +111,7 @@ def _prepare(mindspore: ModuleType) -> None:
 
 
 def _stay_on_one_device(shapes: Sequence[Sequence[int]]) -> None:
-    """Drops what cuts the program, and gives its step as many rows as all devices have together.
+    """Drop what cuts the program, and gives its step as many rows as all devices have together.
 
     Rows are repeated: whoever executes the graph has values of their own for them.
     """
@@ -191,7 +191,7 @@ def _given_all_rows(run: Any, shapes: Sequence[Sequence[int]]) -> Any:
 
 
 def _watch_memory() -> None:
-    """Notes the memory the program grants itself, and grants more."""
+    """Note the memory the program grants itself, and grants more."""
     from mindspore import context, runtime
     from mindspore._c_expression import ms_ctx_param
 
@@ -218,7 +218,7 @@ def _watch_memory() -> None:
 
 
 def _watch_graphs(package: Path) -> None:
-    """Times what is compiled, knows a training graph when it is run, and ends the program before it runs once too often."""
+    """Time compilation, recognize a training graph when it runs, and end the program before an additional run."""
     from mindspore import _c_expression
 
     for name in ("GraphExecutor_", "JitExecutor_"):
@@ -230,7 +230,7 @@ def _watch_graphs(package: Path) -> None:
 
 
 def _watch_jit() -> None:
-    """Functions under ``mindspore.jit`` are run by another executor, which is told the phase before."""
+    """Watch functions under ``mindspore.jit``. Another executor runs them, which receives the phase first."""
     from mindspore.common.api import _pynative_executor
 
     kind, current = type(_pynative_executor), [""]
@@ -278,7 +278,7 @@ def _counted(run: Any, phase_of: Callable[[Sequence[Any]], str]) -> Any:
 
 
 def _watch_parameters(kind: Any) -> None:
-    """Notes what parameters begin with before MindSpore fills them."""
+    """Note what parameters begin with before MindSpore fills them."""
     init_data = kind.init_data
 
     def noted(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -306,7 +306,7 @@ def _note_parameters(cells: Sequence[Any]) -> None:
 
 
 def _note_parameter(parameter: Any) -> None:
-    """Notes what a parameter begins with, where it is the same everywhere; MindSpore draws the others."""
+    """Note what a parameter begins with, where it is the same everywhere; MindSpore draws the others."""
     try:
         value = _constant(parameter)
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -327,7 +327,7 @@ def _constant(parameter: Any) -> float | None:
 
 
 def _keep_executable(executor: Any, phase: str) -> None:
-    """Keeps what the text of a graph does not say and its execution needs: constants, layouts, what parameters begin with."""
+    """Keep what the text of a graph does not say and its execution needs: constants, layouts, what parameters begin with."""
     if not _graph_files():
         return
     directory = _graph_files()[0].parent
@@ -375,7 +375,7 @@ def _note_parallel(phases: Iterable[str]) -> None:
 
 
 def _calm_polling_thread(package: Path) -> None:
-    """Lets the thread that asks for callbacks sleep between questions, if it is the one known."""
+    """Let the thread that asks for callbacks sleep between questions, if it is the one known."""
     stand_ins = os.environ.pop(STAND_INS, "")
     if not stand_ins:
         return

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindllm.compiled.graph.compiled_graph import CONSTANT, TensorType, TupleType
-from mindllm.compiled.graph.ir_text import parse_ir_text, read_ir_text
-from mindllm.compiled.graph.ir_values import parse_type, parse_value, split
+from mindllm.compiled.graph.ir_text import parse_ir_text, parse_type, parse_value, read_ir_text, split
 from mindllm.errors import UserError
 
 SAMPLE = Path(__file__).parent / "samples" / "validate_2_7_0.ir"

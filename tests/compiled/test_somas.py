@@ -1,6 +1,6 @@
 """The plan of a graph's memory: what MindSpore writes of it, and what is there at its fullest moment."""
 
-from mindllm.compiled.simulation.somas import fullest_moment, read_plans
+from mindllm.compiled.simulation.memory_tracker import fullest_moment, read_plans
 
 UP, DOWN, BACK = (f"Default/layers-CellList/0-Layer/{name}-op0" for name in ("MatMul", "SiLU", "Grad"))
 TENSORS = (  # size, offset, first and last operator of its life, what writes it

@@ -62,7 +62,7 @@ def test_the_extra_brings_a_compiler(own_cache, monkeypatch):
     result = subprocess.run([sys.executable, "-c", LOAD, str(library)], env=variables, capture_output=True, text=True)
     assert result.stdout == "loaded\n", result.stderr
     names = names_to_offer(wheel.own_wheel().package)[0]
-    assert set(names) <= read_shared_library(library).offered
+    assert set(names) <= read_shared_library(library).defined
     assert [path.name for path in own_cache.iterdir()] == [library.parents[2].name]
 
 

@@ -10,8 +10,8 @@ from dry_run_cases import BACKWARD, GRADIENT, KEPT, STEP, WEIGHT, FormulaSimulat
 from rich.console import Console
 
 from mindllm.compiled.graph.sources import SourceLine
+from mindllm.compiled.simulation.memory_tracker import SOMAS
 from mindllm.compiled.simulation.simulation import OTHER
-from mindllm.compiled.simulation.somas import SOMAS
 from mindllm.config import override_config
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages
 from mindllm.dry_run.moments import Use

@@ -13,12 +13,11 @@ from mindllm.cli.offline import main
 from mindllm.compiled.device.stand_in import HOMES
 from mindllm.compiled.device.stand_in_names import MACHINES
 from mindllm.compiled.inspect.comm import exchanges
-from mindllm.compiled.inspect.diff import compare
 from mindllm.compiled.inspect.page import write_page
 from mindllm.compiled.inspect.recompute import recomputation
 from mindllm.compiled.inspect.redundant import layout_changes
 from mindllm.compiled.inspect.source import read_graph
-from mindllm.compiled.inspect.summary import summarise
+from mindllm.compiled.inspect.summary import compare, summarise
 from mindllm.compiled.simulation.simulation import load_simulation
 from mindllm.errors import UserError
 from mindllm.programs.command_line import devices_of, python_of

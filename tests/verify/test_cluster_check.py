@@ -193,7 +193,7 @@ def test_a_directory_stands_for_its_runs_on_several_devices(tmp_path):
     write(tmp_path / "two.yaml", tp=2)
     found = configurations([tmp_path], [])
     assert [Path(name).name for name, _ in found] == ["two.yaml", "four.yaml"]
-    with pytest.raises(UserError, match="holds no YAML of a run on several devices"):
+    with pytest.raises(UserError, match="contains no YAML of a run on several devices"):
         configurations([tmp_path / "none"], [])
 
 

@@ -13,12 +13,10 @@ from mindllm.compiled.conformance.dtypes import dtypes
 from mindllm.compiled.conformance.expected import asked_dtypes, asked_plan
 from mindllm.compiled.conformance.finding import Finding
 from mindllm.compiled.conformance.order import order
-from mindllm.compiled.conformance.placement import chunks, micro_batches, stages
-from mindllm.compiled.conformance.planned import planned
-from mindllm.compiled.conformance.recomputation import recomputation
+from mindllm.compiled.conformance.placement import chunks, micro_batches, planned, stages
+from mindllm.compiled.conformance.recomputation import recomputation, swaps
 from mindllm.compiled.conformance.shardings import optimizer_state, shardings
 from mindllm.compiled.conformance.sizes import sizes
-from mindllm.compiled.conformance.swaps import swaps
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.graph.operators import Operators
 from mindllm.config import RunConfig
@@ -28,7 +26,7 @@ __all__ = ["Finding", "findings", "planned"]
 
 
 def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Finding, ...]:
-    """What ``config`` asks for and what ``graphs``, those of its ranks or of some of them, have."""
+    """Compare the properties that ``config`` gives the graphs with ``graphs``, those of all or some of its ranks."""
     plan, mesh = asked_plan(config), mesh_of(config)
     ranks = [Operators(graph) for graph in graphs]
     found = (

@@ -42,7 +42,7 @@ WORDS = {
 
 
 def gradient_fusion(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
-    """The number of the message each weight's gradient is exchanged in: as asked for, and the same on all ranks of a group."""
+    """Compare the message number of each weight's gradient with the YAML's, and between the ranks of its group."""
     found = {rank.graph.rank: _messages(rank) for rank in ranks}
     if not any(found.values()):
         return None
@@ -50,9 +50,9 @@ def gradient_fusion(config: RunConfig, ranks: Sequence[Operators]) -> Finding | 
     for rank, messages in found.items():
         for weight, (number, members) in messages.items():
             where = layer_of(weight)
-            wanted = message_of_layer(config, where[0]) if where else message_of_others(config)
-            if number != wanted and not (number == UNFUSED and gathers_again(config)):
-                mistakes.append(Mistake(rank, f"the gradient of {weight} is in message {number}, not {wanted}"))
+            expected = message_of_layer(config, where[0]) if where else message_of_others(config)
+            if number != expected and not (number == UNFUSED and gathers_again(config)):
+                mistakes.append(Mistake(rank, f"the gradient of {weight} is in message {number}, not {expected}"))
             others = {found[member].get(weight, (None,))[0] for member in members if member in found}
             if others != {number}:
                 text = f"the gradient of {weight} is in different messages on ranks {numbers_text(members)}"
@@ -93,7 +93,7 @@ def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
     sizes = config.parallel_config
     if not sizes.shares_sequences:
         return None
-    wanted = EXCHANGED if sizes.exchanges_heads else PASSED if sizes.passes_keys else GATHERED
+    expected = EXCHANGED if sizes.exchanges_heads else PASSED if sizes.passes_keys else GATHERED
     mistakes, found = [], set()
     sharing = sizes.size(axes.CONTEXT)
     rows = positions_of_rank(config) // pieces_of_rank(config)
@@ -103,9 +103,9 @@ def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
         exchanges, scores = _by_layer(rank, own)
         for layer in sorted(scores):
             kinds = {node.op for node in exchanges[layer]}
-            found |= kinds & {wanted} or kinds  # others may come from changes of layout
-            if wanted not in kinds:
-                text = f"attention of layer {layer} has no {wanted} over ranks of its sequence"
+            found |= kinds & {expected} or kinds  # others may come from changes of layout
+            if expected not in kinds:
+                text = f"attention of layer {layer} has no {expected} over ranks of its sequence"
                 mistakes.append(Mistake(rank.graph.rank, text))
             times = sum(rank.times(node) for node in exchanges[layer] if node.op == PASSED)
             if sizes.passes_keys and times != passed:
@@ -117,11 +117,11 @@ def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
                         f"attention of layer {layer} is over {node.shapes[0][QUERIES]} positions of queries, not {rows}"
                     )
                     mistakes.append(Mistake(rank.graph.rank, text))
-    return Finding("sequences", _text({wanted}, sharing), _text(found, sharing), together(mistakes))
+    return Finding("sequences", _text({expected}, sharing), _text(found, sharing), together(mistakes))
 
 
 def _by_layer(rank: Operators, own: tuple[int, ...]) -> tuple[dict[int, list[Node]], dict[int, list[Node]]]:
-    """What each layer exchanges over ``own`` ranks for its attention, and what makes its scores."""
+    """Return, by layer, the exchanges of attention over the ranks ``own``, and the operators of its scores."""
     exchanges: dict[int, list[Node]] = defaultdict(list)
     scores: dict[int, list[Node]] = defaultdict(list)
     for node, layer, place in rank.forward_in_layers:

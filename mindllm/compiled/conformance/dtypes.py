@@ -33,15 +33,15 @@ OF_CODES = "held"  # the cell that makes a matrix out of codes
 
 
 def dtypes(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
-    """What operators of the model compute in, what stages send each other, and what weights and their state are kept in."""
+    """Compare the dtypes of operators, of messages between stages, and of weights and their state with the YAML's."""
     asked, states, model = asked_dtypes(config), _states(config), config.model.config
     mistakes, count = [], 0
     for rank in ranks:
         operators = (*_computed(rank, asked, states), *_kept(rank, asked, model), *_exchanged(rank, asked, model))
-        for what, found, wanted in operators:
+        for what, found, expected in operators:
             count += 1
-            if found != wanted:
-                mistakes.append(Mistake(rank.graph.rank, f"{what} is in {found}, not in {wanted}"))
+            if found != expected:
+                mistakes.append(Mistake(rank.graph.rank, f"{what} is in {found}, not in {expected}"))
     told = f"{count - len(mistakes)} of {count}" if mistakes else f"all {count} operators and tensors"
     return Finding("dtypes", asked.words, told, together(dict.fromkeys(mistakes)))
 
@@ -53,7 +53,7 @@ def _states(config: RunConfig) -> frozenset[tuple[int, ...]]:
 
 
 def _computed(rank: Operators, asked: Dtypes, states: Collection[tuple[int, ...]]) -> Iterator[tuple[str, str, str]]:
-    """What an operator is, the dtype of its result, and the one asked for. ``states``: shapes of hidden states."""
+    """Yield operators with the dtype of their result and the YAML's. ``states``: shapes of hidden states."""
     for node in messages(rank):
         if node.shapes[0] in states:
             yield f"{node.op} of the pipeline", node.dtypes[0], asked.hidden
@@ -62,12 +62,12 @@ def _computed(rank: Operators, asked: Dtypes, states: Collection[tuple[int, ...]
         if found not in FLOATING or rank.phase(node) == UPDATE:
             continue
         place = rank.place(node)
-        if (wanted := _wanted(node, place, asked, states)) is not None:
-            yield f"{node.op} of {without_numbers(place)}", found, wanted
+        if (expected := _wanted(node, place, asked, states)) is not None:
+            yield f"{node.op} of {without_numbers(place)}", found, expected
 
 
 def _wanted(node: Node, place: str, asked: Dtypes, states: Collection[tuple[int, ...]]) -> str | None:
-    """The dtype of an operator's result; None where nothing is asked of it."""
+    """Return the YAML's dtype of an operator's result; None if it has none."""
     if IN_FP32.search(place) and node.op in (*PRODUCTS, SCORES, "Exp", "Log", "Sigmoid", "ReduceSum", "ReduceMax"):
         return asked.exact
     if node.op in NORMS:

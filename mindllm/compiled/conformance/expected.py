@@ -39,11 +39,11 @@ class AskedLayer:
     patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def applied(self, key: str) -> tuple[str, ...]:
-        """The patterns under one key."""
+        """Return the patterns under one key."""
         return self.patterns.get(key, ())
 
     def is_default(self, key: str) -> bool:
-        """Whether they are the several ones that counts stand for, of which a layer need not have each."""
+        """Return True if the patterns are those that a count stands for. A layer need not have each of them."""
         return len(STANDARD[key]) > 1 and set(self.applied(key)) == set(STANDARD[key])
 
 
@@ -92,17 +92,17 @@ def _layers_held(layers: int, stages: int, chunks: int, offset: int | Sequence) 
 
 
 def _first_layers(value: LayerCounts, held: Counts) -> Counts:
-    """How many first layers of each place ``value`` stands for: all or none, by stage, or by chunk and stage."""
+    """Return the number of first layers of each place that ``value`` covers: all or none, by stage, or by chunk and stage."""
     if isinstance(value, bool):
         return tuple(tuple(count * value for count in row) for row in held)
     if isinstance(value[0], tuple):
         return tuple(
-            tuple(count if wanted is True else int(wanted) for wanted, count in zip(row, counts, strict=True))
+            tuple(count if expected is True else int(expected) for expected, count in zip(row, counts, strict=True))
             for row, counts in zip(value, held, strict=True)
         )
     taken = [[0] * len(row) for row in held]
-    for stage, wanted in enumerate(value):
-        left = sum(row[stage] for row in held) if wanted is True else int(wanted)
+    for stage, expected in enumerate(value):
+        left = sum(row[stage] for row in held) if expected is True else int(expected)
         while left > 0 and any(taken[chunk][stage] < row[stage] for chunk, row in enumerate(held)):
             for chunk, row in enumerate(held):  # one layer of each chunk in turn
                 if left > 0 and taken[chunk][stage] < row[stage]:
@@ -121,7 +121,7 @@ def _selected(key: str, value: LayerSelection, held: Counts) -> dict[str, Counts
 
 
 def message_of_layer(config: RunConfig, number: int) -> int:
-    """The number of the message that the gradients of a layer are in: one for each group of layers, or for a stage."""
+    """Return the number of the message with the gradients of a layer: one for each group of layers, or for a stage."""
     groups = config.parallel_config.gradient_aggregation_group
     if config.parallel_config.pipeline_stage > 1:
         return OF_A_PIPELINE
@@ -129,26 +129,26 @@ def message_of_layer(config: RunConfig, number: int) -> int:
 
 
 def message_of_others(config: RunConfig) -> int:
-    """The same of embedding, final norm and head: the last group's."""
+    """Return the number of the message with embedding, final norm and head: that of the last group."""
     if config.parallel_config.pipeline_stage > 1:
         return OF_A_PIPELINE
     return config.parallel_config.gradient_aggregation_group
 
 
 def shards_accumulators(config: RunConfig) -> bool:
-    """Whether gradients are added up in shards: as asked for, and where weights are gathered again."""
+    """Return True if gradients are accumulated in shards: by its key, or because weights are gathered again."""
     if not config.parallel.enable_parallel_optimizer:
         return False
     return gathers_again(config) or config.parallel.parallel_optimizer_config.gradient_accumulation_shard
 
 
 def gathers_again(config: RunConfig) -> bool:
-    """Whether weights are sharded between their uses."""
+    """Return True if weights are sharded between their uses."""
     return config.parallel.enable_parallel_optimizer and config.recompute_config.parallel_optimizer_comm_recompute
 
 
 def swapped(config: RunConfig, number: int) -> dict[str, int]:
-    """What of a layer waits on the host: by pattern (empty: all of the layer) the operators that pass while it comes back."""
+    """Return the patterns of a layer to swap to the host (empty: the layer), with their prefetch distance in operators."""
     section = config.swap_config
     if not section.swap:
         return {}
@@ -175,8 +175,10 @@ class Rows:
 
 
 def rows_of_rank(config: RunConfig) -> Rows:
-    """A part of a batch has ``batch_size`` sequences on a data-parallel rank, of which context parallelism cuts each; or a piece
-    of each, of which ``seq_split_num`` go through the pipeline one after another.
+    """Return the rows of hidden states on a rank.
+
+    A part of a batch has ``batch_size`` sequences on a data-parallel rank. Context parallelism cuts each of them, and
+    ``seq_split_num`` sends pieces of each through the pipeline, one after another.
     """
     sizes = config.parallel_config
     tokens = config.runner_config.batch_size // config.micro_batch_interleave_num * config.model.config.seq_length
@@ -194,8 +196,9 @@ def rows_of_head(config: RunConfig) -> int:
 
 
 def gathered_elements(config: RunConfig) -> int:
-    """Elements that a rank has of hidden states when each part of a layer begins, put together from the tensor-parallel ranks in
-    one run of the layer: all rows where sequence parallelism has cut them, else none, for they are whole.
+    """Return the elements of hidden states that a rank gathers from tensor-parallel ranks before each part of a layer.
+
+    With sequence parallelism these are all rows, else none, because rows are whole.
     """
     sizes = config.parallel_config
     is_cut = sizes.use_seq_parallel and sizes.model_parallel > 1
@@ -203,7 +206,7 @@ def gathered_elements(config: RunConfig) -> int:
 
 
 def exchanged_with_experts(config: RunConfig) -> int | None:
-    """Elements that a rank sends its experts, or they send back, in one run of a layer; None where this is not known here.
+    """Return the elements that a rank exchanges with its experts in each direction in one run of a layer; None if unknown here.
 
     Each expert has as many places of a sequence as its capacity, or as the sequence has tokens. Where tokens are sorted, or
     ranks share a sequence, they are not exchanged by place.
@@ -223,16 +226,18 @@ def exchanged_with_experts(config: RunConfig) -> int | None:
 
 
 def runs_of_a_layer(config: RunConfig) -> int:
-    """Runs of each layer in a step: micro-batches or their pieces, times accumulation steps, times copies of the model."""
+    """Run of each layer in a step: micro-batches or their pieces, times accumulation steps, times copies of the model."""
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     return parts * config.parallel_config.seq_split_num * config.micro_batch_interleave_num
 
 
 def parts_in_flight(config: RunConfig, stage: int) -> int:
-    """How many passes of parts of a batch wait for their backward pass on a stage, at most: all with GPipe; with 1F1B as many as
-    stages follow, and with several chunks those that fill them (Narayanan et al., 2021, section 2.2). MindSpore puts what is
-    left, where stages do not divide the parts, into the first round of parts. In a V every stage waits for as many as there are
-    places: the first part goes through all of them (Qi et al., 2024, 2405.15362, section 4.1).
+    """Return how many passes at most wait for their backward pass on a stage.
+
+    With GPipe all of them wait; with 1F1B one for each following stage, and with several chunks those that fill the stages
+    (Narayanan et al., 2021, section 2.2). If stages do not divide the parts, MindSpore puts the remainder into the first round.
+    In a V every stage waits for as many as there are places, because the first part passes all of them (Qi et al., 2024,
+    2405.15362, section 4.1).
     """
     scheduler = config.parallel.pipeline_config.pipeline_scheduler
     sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
@@ -250,9 +255,10 @@ def parts_in_flight(config: RunConfig, stage: int) -> int:
 
 
 def _in_flight_of_dealt_parts(config: RunConfig, scheduler: str, behind: int) -> int:
-    """The same where a part may come in pieces, all of which go forward before the first goes back. MindSpore deals out what is
-    left over all rounds: the first has one part more if anything is left. ``seqsmartvpp`` begins its backward passes earlier: one
-    pass for each stage behind, where others make two. But for ``seqpipe`` a round has as many parts as fill the stages in pieces.
+    """Return the passes in flight if a part may come in pieces, all of which go forward before the first goes back.
+
+    MindSpore spreads the remainder over all rounds: the first one has one more part. ``seqsmartvpp`` starts its backward passes
+    earlier, one pass for each later stage instead of two. With ``seqpipe`` the parts of a round fill the stages in pieces.
     """
     sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
     parts, pieces = sizes.micro_batch_num, sizes.seq_split_num
@@ -264,7 +270,7 @@ def _in_flight_of_dealt_parts(config: RunConfig, scheduler: str, behind: int) ->
 
 
 def neighbours(config: RunConfig, rank: int) -> tuple[int, ...]:
-    """The tensor-parallel ranks of ``rank``, itself among them."""
+    """Return the tensor-parallel ranks of ``rank``, including itself."""
     count = config.parallel_config.model_parallel
     first = rank - rank % count
     return tuple(range(first, first + count))
@@ -284,7 +290,7 @@ CUT: dict[str, tuple[int | None, int | None]] = {
 
 
 def part_of_weight(config: RunConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape of what tensor and expert parallelism leave a rank of a weight; None where it is not known here.
+    """Return the shape that tensor and expert parallelism leave of a weight on a rank; None if it is unknown here.
 
     Projections into heads and into the width of a feed-forward are cut by rows, those out of them by columns, and so are codes
     and adapters in their places; tables of the vocabulary by rows, and routed experts by expert and then as a feed-forward; all
@@ -352,7 +358,7 @@ class Dtypes:
 
 
 def asked_dtypes(config: RunConfig) -> Dtypes:
-    """As the keys of the model say. Hidden states have the dtype of products unless ``fp32_residual_connection``."""
+    """Read the dtypes from the keys of the model. Hidden states follow products unless ``fp32_residual_connection`` is set."""
     model = config.model.config
     return Dtypes(
         products=model.compute_dtype,

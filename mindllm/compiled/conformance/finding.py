@@ -29,7 +29,7 @@ class Mistake:
 
 
 def together(mistakes: Iterable[Mistake]) -> tuple[str, ...]:
-    """One line for each different text, with all of its ranks."""
+    """Return one line for each different text, with all of its ranks."""
     ranks: dict[str, list[int]] = {}
     for mistake in mistakes:
         ranks.setdefault(mistake.text, []).append(mistake.rank)

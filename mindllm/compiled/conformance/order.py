@@ -31,7 +31,7 @@ JOINED = frozenset({"MakeTuple", "Partial", "Switch", "TupleGetItem"})
 
 
 def order(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
-    """Writes of weights and accumulators have an edge to or from each other use; parts and passes are in their order."""
+    """Write of weights and accumulators have an edge to or from each other use; parts and passes are in their order."""
     mistakes = [
         Mistake(rank.graph.rank, text)
         for rank in ranks
@@ -68,7 +68,7 @@ def _where(node: Node) -> str:
 
 
 def _writers(name: str, graph: CompiledGraph, uses: _Uses, read: Sequence[Node]) -> list[Node]:
-    """What writes a parameter in the step: assignments, and of a weight the call that changes its moments, too."""
+    """Return the nodes that write a parameter in the step: assignments, and the call that changes a weight's moments."""
     node = graph.parameters[name].node
     found = [use for use in read if use.op in ASSIGNMENTS and use.inputs[0] == node]
     for moment in (
@@ -90,7 +90,7 @@ class _Uses:
                     self.users[name].append(node)
 
     def of(self, name: str) -> list[Node]:
-        """Uses of the value with this name."""
+        """Use of the value with this name."""
         waiting, found = [name], {}
         for current in waiting:
             for user in self.users.get(current, ()):
@@ -109,7 +109,7 @@ class _Ancestors:
         self.bits, self.behind = bits, behind
 
     def knows(self, first: str, second: str) -> bool:
-        """Whether edges lead from ``first`` to ``second``."""
+        """Return True if edges lead from ``first`` to ``second``."""
         return bool(self.behind[second] & self.bits[first])
 
 
@@ -125,7 +125,7 @@ def _ancestors(graph: CompiledGraph, names: set[str]) -> _Ancestors:
 
 
 def _parts(config: RunConfig, rank: Operators) -> Iterator[str]:
-    """What the compiler is told of the parts of a batch, by which it orders their passes: how many, and where each ends."""
+    """Yield wrong numbers or ends of the parts of a batch, by which the compiler orders their passes."""
     sizes = config.parallel_config
     parts = sizes.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1:
@@ -141,9 +141,7 @@ def _parts(config: RunConfig, rank: Operators) -> Iterator[str]:
 
 
 def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
-    """The order of passes of a pipeline, read off the graph: each has an edge to the next one, and as many parts of a batch wait
-    for their backward pass as the schedule has it.
-    """
+    """Yield passes of a pipeline without an edge to the next one, and a wrong number of passes in flight."""
     sizes = config.parallel_config
     events = [event for event in micro_batch_schedule(rank.graph) if event.peer is None]
     if sizes.pipeline_stage == 1 or not events:
@@ -163,14 +161,14 @@ def _passes(config: RunConfig, rank: Operators) -> Iterator[str]:
     passes = [event for event in events if event.kind != WEIGHT]
     done = [(backward.get(event.kind, event.kind), event.chunk, event.micro_batch) for event in passes]
     chunks = config.model.config.pp_interleave_num
-    wanted = [
+    expected = [
         (kind, chunk, part)
         for kind in (FORWARD, BACKWARD)
         for chunk in range(chunks)
         for part in range(sizes.micro_batch_num * sizes.seq_split_num)
     ]
-    if sorted(done) != sorted(wanted):
-        yield f"there are {len(done)} passes, not {len(wanted)}"
+    if sorted(done) != sorted(expected):
+        yield f"there are {len(done)} passes, not {len(expected)}"
     waiting = max(accumulate(1 if event.kind == FORWARD else -1 for event in passes))
     most = parts_in_flight(config, rank.graph.rank // sizes.stage_device_num)
     if waiting != most:

@@ -8,13 +8,14 @@ from fractions import Fraction
 
 from mindllm import axes
 from mindllm.architecture.optimizer_state import updated_weights
-from mindllm.compiled.conformance.expected import AskedPlan, runs_of_a_layer
+from mindllm.compiled.conformance.expected import AskedLayer, AskedPlan, asked_plan, runs_of_a_layer
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import Operators, layer_of
 from mindllm.compiled.graph.schedule import FORWARD as FORWARD_PASS
 from mindllm.compiled.graph.schedule import micro_batch_schedule
 from mindllm.config import RunConfig
+from mindllm.parallel.layer_plan import LayerAssignment, make_plan
 from mindllm.parallel.layout import Mesh
 
 ATTENTION = "attention.attention"  # the cell of scores and what they weigh, in a layer
@@ -28,29 +29,31 @@ SENT, TAG = (
 
 
 def attention_scores(rank: Operators) -> Iterator[tuple[Node, int]]:
-    """What makes or reads the scores of layers in the forward pass, with the number of the layer."""
+    """Yield the operators that make or read the scores of layers in the forward pass, with the number of the layer."""
     for node, layer, place in rank.forward_in_layers:
         if node.op in SCORED and place.startswith(ATTENTION) and len(node.shapes[0]) == 4:
             yield node, layer
 
 
 def messages(rank: Operators) -> Iterator[Node]:
-    """What a stage sends and receives, there and back, but for weights that it shares with another one, and their gradients."""
+    """Yield what a stage sends and receives, except shared weights and their gradients."""
     found = [node for node in rank.nodes if node.op in SENT and node.shapes]
     of_weights = {node.attributes.get(TAG) for node in found if rank.parameter(node.inputs[0])}
     yield from (node for node in found if node.attributes.get(TAG) not in of_weights)
 
 
 def positions_of_rank(config: RunConfig) -> int:
-    """Positions of a sequence, or of a piece of it, whose queries one rank has in attention."""
+    """Return the number of positions of a sequence, or of a piece of it, whose queries one rank has in attention."""
     sizes = config.parallel_config
     whole = config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.size(axes.CONTEXT))
     return whole // sizes.seq_split_num
 
 
 def scored_positions(config: RunConfig) -> int:
-    """Positions of queries that a rank scores in one run of a layer: in a ring once for each block of keys that it has, and in
-    balanced halves, where late queries see all early keys, once for one piece besides.
+    """Return the number of query positions that a rank scores in one run of a layer.
+
+    In a ring they count for each block of keys. With balanced halves, where late queries see all early keys, one piece counts
+    once more.
     """
     positions, sizes = positions_of_rank(config), config.parallel_config
     if not sizes.passes_keys:
@@ -60,15 +63,15 @@ def scored_positions(config: RunConfig) -> int:
 
 
 def pieces_of_rank(config: RunConfig) -> int:
-    """Pieces in which a rank has its positions: one of each half, where halves are balanced."""
+    """Return the number of pieces in which a rank has its positions: one of each half with balanced halves."""
     return 2 if config.parallel_config.context_parallel_balanced else 1
 
 
 def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
-    """The layers whose weights a stage updates, and which it runs, are those of the plan; frozen ones are only run."""
+    """Compare the layers that a stage updates and runs with the plan. Frozen layers are only run."""
     if plan.stages == 1:
         return None
-    wanted = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
+    expected = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
     trained = _trained_layers(config)
     found: dict[int, set[int]] = {}
     mistakes = []
@@ -76,24 +79,24 @@ def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Opera
         stage, held = mesh.stage_of(rank.graph.rank), _layers_held(rank)
         run = {layer for _, layer, _ in rank.forward_in_layers}
         found.setdefault(stage, run)
-        for what, layers, planned in (("holds", held, wanted[stage] & trained), ("runs", run, wanted[stage])):
+        for what, layers, planned in (("holds", held, expected[stage] & trained), ("runs", run, expected[stage])):
             if layers != planned:
                 text = f"stage {stage} {what} layers {_text(layers)}, the plan has {_text(planned)} there"
                 mistakes.append(Mistake(rank.graph.rank, text))
-    return Finding("layers by stage", _join(wanted), _join(list(found.values())), together(mistakes))
+    return Finding("layers by stage", _join(expected), _join(list(found.values())), together(mistakes))
 
 
 def chunks(plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
-    """Each of a stage's chunks runs its layers, and chunks come in their order."""
+    """Compare the layers of each chunk of a stage, and the order of chunks, with the plan."""
     if plan.chunks == 1:
         return None
     mistakes, texts = [], [[""] * plan.stages, [""] * plan.stages]
     for rank in ranks:
         stage = mesh.stage_of(rank.graph.rank)
-        wanted = [_layers_at(plan, chunk, stage) for chunk in range(plan.chunks)]
+        expected = [_layers_at(plan, chunk, stage) for chunk in range(plan.chunks)]
         found = _layers_by_chunk(rank)
-        texts[0][stage], texts[1][stage] = (" then ".join(map(_text, layers)) for layers in (wanted, found))
-        if found != wanted:
+        texts[0][stage], texts[1][stage] = (" then ".join(map(_text, layers)) for layers in (expected, found))
+        if found != expected:
             text = f"stage {stage} runs layers {texts[1][stage]}, the plan has {texts[0][stage]}"
             mistakes.append(Mistake(rank.graph.rank, text))
     asked, has = (" | ".join(words) for words in texts)
@@ -115,8 +118,8 @@ def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | No
 
 
 def _runs_of_layers(rank: Operators, positions: int) -> dict[int, Fraction]:
-    """How often a step runs each layer: once when the queries of all ``positions`` of the rank have their scores, which in a ring
-    are as many for each block of keys.
+    """Count how often a step runs each layer: once for scores of all ``positions`` of the rank (in a ring, for each block of
+    keys).
 
     One run may score them in pieces (balanced halves of a sequence), and other operators may take tokens in parts
     (``fine_grain_interleave``) or serve several parts of a batch at once, so no operator by itself counts runs.
@@ -160,3 +163,26 @@ def _text(layers: set[int]) -> str:
 
 def _join(stages: Sequence[set[int]]) -> str:
     return " | ".join(map(_text, stages))
+
+
+def planned(config: RunConfig) -> Finding | None:
+    """Compare the plan that builds the run with the YAML's keys, layer by layer; None if there is nothing to plan."""
+    asked, plan = asked_plan(config).layers, make_plan(config).layers
+    if not any(layer.stage or layer.recompute or any(layer.patterns.values()) for layer in asked):
+        return None
+    problems = [] if len(asked) == len(plan) else [f"{len(plan)} layers are planned, not {len(asked)}"]
+    problems += [
+        f"layer {number} is planned {_layer_text(has)}, the YAML has it {_layer_text(expected)}"
+        for number, (expected, has) in enumerate(zip(asked, plan, strict=False))
+        if _layer_text(expected) != _layer_text(has)
+    ]
+    found = f"{len(problems)} otherwise" if problems else "all of them"
+    return Finding("plan of the run", f"{len(asked)} layers", found, tuple(problems))
+
+
+def _layer_text(layer: AskedLayer | LayerAssignment) -> str:
+    """``on stage 1, chunk 0, recomputed``, and the patterns by key."""
+    words = [f"on stage {layer.stage}", f"chunk {layer.chunk}"]
+    words += ["recomputed"] * layer.recompute
+    words += [f"{key} of {', '.join(sorted(names))}" for key, names in sorted(layer.patterns.items()) if names]
+    return ", ".join(words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mindllm.compiled.conformance.expected import (
     COMMUNICATION,
@@ -12,9 +12,10 @@ from mindllm.compiled.conformance.expected import (
     SELECT,
     AskedLayer,
     AskedPlan,
+    swapped,
 )
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
-from mindllm.compiled.graph.compiled_graph import Node
+from mindllm.compiled.graph.compiled_graph import IN_LENGTHS, Node
 from mindllm.compiled.graph.operators import RECOMPUTED, Operators, is_flagged, layer_of
 from mindllm.config import RunConfig
 from mindllm.config.recompute import RecomputeConfig, names_operator
@@ -26,7 +27,7 @@ OF_EARLIER_PIECES = ("key_cache", "value_cache")  # what pieces of a sequence at
 
 
 def is_of_mask(path: Sequence[str]) -> bool:
-    """Whether an operator makes the mask of a dropout, which is drawn again for the gradient in any plan."""
+    """Return True if an operator makes the mask of a dropout, which every plan draws again for the gradient."""
     return path[-1] in OF_MASK and any(DROPOUT in part for part in path)
 
 
@@ -59,7 +60,7 @@ class _Layer:
         self.flagged = [path for node, path in operators if is_flagged(node) and not self._is_always(path)]
 
     def _is_always(self, path: str) -> bool:
-        """Whether it is marked without being asked for."""
+        """Return True if the operator is marked in every plan."""
         asked = self.asked.recompute or any(names_operator(pattern, path) for pattern in self.asked.applied(SELECT))
         parts = path.split(".")
         return (OF_CODES in parts or is_of_mask(parts)) and not asked
@@ -112,10 +113,10 @@ class _Layer:
             (SLICE_MARK, self._slices, "slice of"),
         ):
             marked = {path for node, path in self.operators if node.attributes.get(mark)}
-            wanted = {path for _, path in self.operators if asked(path)}
-            if missing := sorted(wanted - marked):
+            expected = {path for _, path in self.operators if asked(path)}
+            if missing := sorted(expected - marked):
                 yield f"does not repeat the {verb} {', '.join(missing)}"
-            if more := sorted(marked - wanted):
+            if more := sorted(marked - expected):
                 yield f"repeats the {verb} {', '.join(more)}, which nobody asked for"
 
     def _repeats_communication(self, path: str) -> bool:
@@ -153,3 +154,64 @@ def _text(whole: set[int], some: set[int]) -> str:
     words = [f"all of layers {numbers_text(sorted(whole))}"] * bool(whole)
     words += [f"operators of layers {numbers_text(sorted(some))}"] * bool(some)
     return ", ".join(words) or "nothing"
+
+
+MARK, PREFETCH, MOVE = "offload", "backward_prefetch", "MoveTo"
+
+
+def swaps(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
+    """In each layer the operators that are named are marked, with the operators that pass while a result comes back, no others
+    are, and something is moved where one is marked.
+    """
+    mistakes: list[Mistake] = []
+    asked, found = set(), set()
+    for rank in ranks:
+        declared, moved = _swaps_by_layer(rank)
+        for number, operators in sorted(declared.items()):
+            expected = _wanted(swapped(config, number), operators)
+            asked |= {number} if expected else set()
+            found |= {number} if moved[number] else set()
+            mistakes += [
+                Mistake(rank.graph.rank, f"layer {number} {text}")
+                for text in _mistakes(expected, operators, moved[number])
+            ]
+    if not (asked or found or mistakes):
+        return None
+    return Finding(
+        "swap", f"layers {numbers_text(list(asked))}", f"layers {numbers_text(list(found))}", together(mistakes)
+    )
+
+
+def _swaps_by_layer(rank: Operators) -> tuple[dict[int, list[tuple[Node, str]]], dict[int, int]]:
+    """Operators that the model declares with their path inside the layer, and how many results are moved away."""
+    declared: dict[int, list[tuple[Node, str]]] = defaultdict(list)
+    moved: dict[int, int] = defaultdict(int)
+    for node, layer, place in rank.forward_in_layers:
+        if node.op == MOVE and not any(user.op == IN_LENGTHS for user in rank.consumers(node)):
+            moved[layer] += 1
+        elif node.input_strategy is not None:
+            declared[layer].append((node, ".".join(filter(None, (place, node.instance)))))
+    return declared, moved
+
+
+def _wanted(patterns: Mapping[str, int], operators: list[tuple[Node, str]]) -> dict[str, int]:
+    """By path of an operator the operators that pass while its result comes back; what is computed again is not kept."""
+    return {
+        path: ahead
+        for pattern, ahead in patterns.items()
+        for node, path in operators
+        if (not pattern or names_operator(pattern, path)) and not is_flagged(node)
+    }
+
+
+def _mistakes(expected: Mapping[str, int], operators: list[tuple[Node, str]], moved: int) -> Iterator[str]:
+    marked = {path: node.attributes.get(PREFETCH) for node, path in operators if node.attributes.get(MARK)}
+    if missing := sorted(set(expected) - set(marked)):
+        yield f"keeps {', '.join(missing)} on the device"
+    if more := sorted(set(marked) - set(expected)):
+        yield f"moves {', '.join(more)}, which nobody asked for"
+    for path in sorted(set(expected) & set(marked)):
+        if marked[path] != expected[path]:
+            yield f"has {path} back {marked[path]} operators ahead, not {expected[path]}"
+    if bool(moved) != bool(marked):
+        yield f"has {moved} results moved, and {len(marked)} operators marked"

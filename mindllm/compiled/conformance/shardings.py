@@ -27,7 +27,7 @@ OF_STATE, OF_ACCUMULATORS, OF_WEIGHTS = "optimizer state", "optimizer state and 
 
 
 def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
-    """The strategies of the graphs against those of the table, by the operator's path."""
+    """Compare the strategies in the graphs with those of the table, by the operator's path."""
     if mesh.stage_device_num == 1:
         return None
     declared = _Declared(config, mesh)
@@ -37,12 +37,12 @@ def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
             if node.input_strategy is None or rank.phase(node) != FORWARD:
                 continue
             path = ".".join(filter(None, (rank.place(node), node.instance)))
-            wanted = declared.of(path, node.op)
-            if not wanted:
+            expected = declared.of(path, node.op)
+            if not expected:
                 continue
             count += 1
-            if node.input_strategy not in wanted:
-                text = f"{path} is sharded {node.input_strategy}, not {' or '.join(map(str, sorted(wanted)))}"
+            if node.input_strategy not in expected:
+                text = f"{path} is sharded {node.input_strategy}, not {' or '.join(map(str, sorted(expected)))}"
                 mistakes.append(Mistake(rank.graph.rank, text))
     words = [f"{axis}{size}" for axis, size in mesh.axes.items() if size > 1]
     words += ["sequence parallel"] * config.parallel_config.use_seq_parallel
@@ -75,7 +75,7 @@ class _Declared:
             self.table |= {f"pairs.{path}": sharding for path, sharding in pairs_table(pairs).items()}
 
     def of(self, path: str, kind: str) -> frozenset[Strategies]:
-        """The strategies an operator of this kind may have; empty for one that the table does not name.
+        """Return the strategies that an operator of this kind may have; empty if the table does not name it.
 
         Those of a reference are those of the model beside it.
         """
@@ -88,7 +88,7 @@ class _Declared:
         )
 
     def _siblings(self, path: str) -> list[str]:
-        """The operators of the same kind in the same cell, itself among them."""
+        """Return the operators of the same kind in the same cell, including itself."""
         cell, kind = path.rpartition(".")[0], self.kinds[path]
         return [other for other in self.table if other.rpartition(".")[0] == cell and self.kinds.get(other) == kind]
 
@@ -104,11 +104,11 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
             weight = parameters.get(name)
             if weight is None or weight.layout is None or name.endswith(NOT_SPLIT):  # which is whole everywhere
                 continue
-            wanted, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
-            asked |= {name} if wanted > 1 else set()
+            expected, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
+            asked |= {name} if expected > 1 else set()
             cut |= {name} if found > 1 else set()
-            if found != wanted:
-                mistakes.append(Mistake(rank.graph.rank, f"{name} is in {found} parts over replicas, not {wanted}"))
+            if found != expected:
+                mistakes.append(Mistake(rank.graph.rank, f"{name} is in {found} parts over replicas, not {expected}"))
             mistakes += [
                 Mistake(rank.graph.rank, f"{other.name} has shape {list(other.shape)}, not {list(shape)}")
                 for other, shape in _followers(config, weight, parameters)
@@ -152,15 +152,15 @@ def _followers(
     names = [
         f"{prefix}{weight.name}" for prefix in (*MOMENT_PREFIXES, f"{MUON_MOMENT}.", *(f"{kind}." for kind in CODES))
     ]
-    wanted = {
+    expected = {
         **{name: _moment_shape(weight, projected.get(name)) for name in names},
         f"{ACCUMULATORS}{weight.name}": accumulated,
     }
-    return [(parameters[name], shape) for name, shape in wanted.items() if name in parameters]
+    return [(parameters[name], shape) for name, shape in expected.items() if name in parameters]
 
 
 def _moment_shape(weight: Parameter, projected: tuple[int, ...] | None) -> tuple[int, ...]:
-    """That of the weight; of a ``projected`` moment the side that is the weight's is cut as the weight."""
+    """Return the shape of a moment. A ``projected`` one is cut like the weight on the side that it shares with it."""
     assert weight.layout is not None
     if projected is None:
         return weight.shape

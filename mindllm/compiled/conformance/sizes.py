@@ -71,9 +71,9 @@ def _weights(config: RunConfig, rank: Operators) -> Iterator[str]:
     for name, weight in rank.graph.parameters.items():
         if weight.layout is None or is_state(name) or name.startswith(ACCUMULATORS):
             continue
-        wanted = part_of_weight(config, name, weight.layout.full_shape)
-        if wanted is not None and weight.layout.slice_shape != wanted:
-            yield f"{name} is cut to {list(weight.layout.slice_shape)}, not to {list(wanted)}"
+        expected = part_of_weight(config, name, weight.layout.full_shape)
+        if expected is not None and weight.layout.slice_shape != expected:
+            yield f"{name} is cut to {list(weight.layout.slice_shape)}, not to {list(expected)}"
 
 
 def _rows(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
@@ -88,36 +88,36 @@ def _rows(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
             continue
         cell = place.rpartition(".")[2]
         if node.instance == "norm" and cell in NORMS:
-            wanted = {rows.between, rows.between // parts}
+            expected = {rows.between, rows.between // parts}
         elif node.instance == "matmul" and place.endswith((*INTO, *OUT_OF)):
-            wanted = {rows.inside // parts} | ({rows.inside} if ATTENTION in place.split(".") else set())
+            expected = {rows.inside // parts} | ({rows.inside} if ATTENTION in place.split(".") else set())
         elif node.instance == "matmul" and cell == HEAD:
-            wanted = {rows_of_head(config)}
+            expected = {rows_of_head(config)}
         else:
             continue
         found = math.prod(node.shapes[0][:-1])
-        if found not in wanted:
-            yield f"{place} is of {found} rows, not {max(wanted)}"
+        if found not in expected:
+            yield f"{place} is of {found} rows, not {max(expected)}"
 
 
 def _sums(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
-    """Products that end a part of a layer, and whose sum over tensor-parallel ranks is another one."""
+    """Yield products that end a part of a layer, and whose sum over tensor-parallel ranks is another one."""
     own, hidden = neighbours(config, rank.graph.rank), config.model.config.hidden_size
     if len(own) == 1:
         return
-    wanted = "ReduceScatter" if config.parallel_config.use_seq_parallel else "AllReduce"
+    expected = "ReduceScatter" if config.parallel_config.use_seq_parallel else "AllReduce"
     parts = {1, config.model.config.fine_grain_interleave}
     shapes = {(rows.between // part, hidden) for part in parts}
     for place, nodes in sorted(_exchanges(rank, own).items()):
         sums = [node for node in nodes if node.op in SUMS]
         found = {(node.op, node.shapes[0]) for node in sums}
-        if any(op != wanted or shape not in shapes for op, shape in found) or not found:
+        if any(op != expected or shape not in shapes for op, shape in found) or not found:
             texts = " and ".join(f"{op} of {list(shape)}" for op, shape in sorted(found)) or "nothing"
-            yield f"behind {place} stands {texts}, not {wanted} of {[rows.between, hidden]}"
+            yield f"behind {place} stands {texts}, not {expected} of {[rows.between, hidden]}"
 
 
 def _gathers(config: RunConfig, rank: Operators) -> Iterator[str]:
-    """Parts of layers that put together more or less of the hidden states than all of them, once.
+    """Yield parts of layers that put together more or less of the hidden states than all of them, once.
 
     Rows in parts one after another (``fine_grain_interleave``) lose their cells here, and are left out.
     """
@@ -133,10 +133,10 @@ def _gathers(config: RunConfig, rank: Operators) -> Iterator[str]:
             found[layer, part] += 0
         if node.op == GATHER and node.ranks == own and not rank.parameter(node.inputs[0]):
             found[layer, part] += math.prod(node.shapes[0]) * rank.times(node)
-    wanted = gathered_elements(config) * runs_of_a_layer(config)
+    expected = gathered_elements(config) * runs_of_a_layer(config)
     for (layer, part), elements in sorted(found.items()):
-        if elements != wanted:
-            yield f"before the products of {part} in layer {layer} {elements} elements are gathered in a step, not {wanted}"
+        if elements != expected:
+            yield f"before the products of {part} in layer {layer} {elements} elements are gathered in a step, not {expected}"
 
 
 def _messages(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
@@ -177,10 +177,10 @@ def _exchanges_of_experts(config: RunConfig, rank: Operators) -> Iterator[str]:
             found[layer] += 0
         if node.op == EXCHANGE and place.startswith("feed_forward"):
             found[layer] += math.prod(node.shapes[0]) * rank.times(node)
-    wanted = 2 * once * runs_of_a_layer(config)
+    expected = 2 * once * runs_of_a_layer(config)
     for layer, elements in sorted(found.items()):
-        if elements != wanted:
-            yield f"layer {layer} exchanges {elements} elements with its experts in a step, not {wanted}"
+        if elements != expected:
+            yield f"layer {layer} exchanges {elements} elements with its experts in a step, not {expected}"
 
 
 def _sent_tokens(config: RunConfig, rank: Operators) -> Iterator[str]:
@@ -200,10 +200,10 @@ def _sent_tokens(config: RunConfig, rank: Operators) -> Iterator[str]:
             found[layer] += [int(node.attributes["block_size"])] * rank.times(node)
             if node.ranks != own:
                 yield f"layer {layer} sends tokens over ranks {numbers_text(node.ranks)}, experts are on {numbers_text(own)}"
-    wanted = sorted([1, width, width] * runs_of_a_layer(config) * config.sends_tokens)
+    expected = sorted([1, width, width] * runs_of_a_layer(config) * config.sends_tokens)
     for layer, blocks in sorted(found.items()):
-        if sorted(blocks) != wanted:
-            texts = [", ".join(map(str, sorted(lengths))) or "nothing" for lengths in (blocks, wanted)]
+        if sorted(blocks) != expected:
+            texts = [", ".join(map(str, sorted(lengths))) or "nothing" for lengths in (blocks, expected)]
             yield f"layer {layer} sends blocks of {texts[0]} elements to its experts in a step and back, not {texts[1]}"
 
 

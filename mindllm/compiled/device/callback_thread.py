@@ -16,7 +16,7 @@ SLEEP = "stand_in_wait"
 
 
 def calm_callback_thread(wheel: Path) -> bool:
-    """Makes the thread wait between questions; returns whether that was possible. Nothing else depends on it.
+    """Make the thread wait between questions; returns whether that was possible. Nothing else depends on it.
 
     A ``std::function`` that holds a function begins with its address. It is replaced only if it is the one known.
     """

@@ -24,62 +24,67 @@ class NotElf(ValueError):
 
 @dataclass(frozen=True)
 class SharedLibrary:
-    """Names a library offers and names it wants from others; ``machine`` is the processor's number in ELF.
+    """Symbols of a shared library.
 
-    ``wanted`` leaves out weak names, without which a library loads; ``needed`` are the files it is linked with.
+    Attributes:
+        machine: number of the processor in ELF.
+        defined: names that it offers.
+        undefined: names that it needs from others, without weak ones.
+        needed: files it is linked with.
+        content: of the file.
     """
 
     machine: int
-    offered: frozenset[str]
-    wanted: frozenset[str]
+    defined: frozenset[str]
+    undefined: frozenset[str]
     needed: frozenset[str]
     content: bytes
 
     def texts(self, pattern: str) -> set[str]:
-        """The constant texts in the library that match ``pattern`` as a whole: what it may look up while running."""
-        found = re.findall(rb"\0(" + pattern.encode() + rb")(?=\0)", self.content)
-        return {text.decode() for text in found}
+        """Return the constant texts in the library that match ``pattern`` fully: names that it may look up while it runs."""
+        matches = re.findall(rb"\0(" + pattern.encode() + rb")(?=\0)", self.content)
+        return {text.decode() for text in matches}
 
 
 def read_shared_library(path: Path) -> SharedLibrary:
-    """Reads the names of a library.
+    """Read the names of a library.
 
     Raises:
-        NotElf: the file is something else, or cut off.
+        NotElf: the file is not a library, or truncated.
     """
     content = path.read_bytes()
     if content[:6] != b"\x7fELF\x02\x01":
         raise NotElf(f"{path} is not a 64-bit library")
     try:
-        offered, wanted, needed = _names(content)
-        return SharedLibrary(machine_of(content), offered, wanted, needed, content)
+        defined, undefined, needed = _names(content)
+        return SharedLibrary(machine_of(content), defined, undefined, needed, content)
     except (struct.error, ValueError, OverflowError) as error:
         raise NotElf(f"{path} is damaged: {error}") from None
 
 
-def machine_of(beginning: bytes) -> int:
-    """The number of the processor, from the first bytes of a library."""
-    return int.from_bytes(beginning[MACHINE], "little")
+def machine_of(header: bytes) -> int:
+    """Return the number of the processor, from the first bytes of a library."""
+    return int.from_bytes(header[MACHINE], "little")
 
 
 def _names(content: bytes) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     (table,), (count,) = struct.unpack_from("<Q", content, 0x28), struct.unpack_from("<H", content, 0x3C)
     sections = [SECTION.unpack_from(content, table + SECTION.size * index) for index in range(count)]
-    offered, wanted, needed = set(), set(), set()
+    defined, undefined, needed = set(), set(), set()
     for _, kind, _, _, offset, size, link, *_ in sections:
         if kind not in (DYNAMIC, DYNAMIC_SYMBOLS):
             continue
         start, length = sections[link][4:6]
-        texts, own = content[start : start + length], content[offset : offset + size]
+        texts, entries = content[start : start + length], content[offset : offset + size]
         if kind == DYNAMIC:
-            needed |= {_text(texts, value) for tag, value in ENTRY.iter_unpack(own) if tag == NEEDED}
+            needed |= {_text(texts, value) for tag, value in ENTRY.iter_unpack(entries) if tag == NEEDED}
             continue
-        for name, info, _, section, _, _ in SYMBOL.iter_unpack(own):
+        for name, info, _, section, _, _ in SYMBOL.iter_unpack(entries):
             if section != UNDEFINED:
-                offered.add(_text(texts, name))
+                defined.add(_text(texts, name))
             elif info >> 4 != WEAK:
-                wanted.add(_text(texts, name))
-    return frozenset(offered), frozenset(wanted), frozenset(needed)
+                undefined.add(_text(texts, name))
+    return frozenset(defined), frozenset(undefined), frozenset(needed)
 
 
 def _text(texts: bytes, start: int) -> str:

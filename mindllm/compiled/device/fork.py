@@ -1,7 +1,6 @@
-"""Forking a process in which MindSpore compiles: its own functions for that, as ``mindspore.multiprocessing`` calls them.
+"""Fork a process in which MindSpore compiles, by the functions that ``mindspore.multiprocessing`` calls.
 
-By the time the compiler asks for the rank it has a thread that schedules the inference of types. A fork lacks it, and would wait
-for it for ever.
+When the compiler asks for the rank, a thread schedules the inference of types. A fork lacks this thread and would wait forever.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ TASKS = Path("/proc/self/task")
 
 
 def end_threads() -> None:
-    """Has MindSpore end the threads of its compiler, and waits for that: one that holds a lock would leave it locked in forks.
+    """End the threads of MindSpore's compiler, and wait for that. A thread that holds a lock would leave it locked in forks.
 
-    What MindSpore starts instead, queues of its runtime, waits for work that the front end never gives.
+    MindSpore starts queues of its runtime instead, which wait for work that the front end never submits.
 
     Raises:
-        RuntimeError: they do not end.
+        RuntimeError: the threads do not end.
     """
     from mindspore._c_expression import fork_utils
 
@@ -39,7 +38,7 @@ def _threads() -> set[str]:
 
 
 def begin_threads() -> None:
-    """Starts MindSpore's threads again, in a fork; MindSpore would also have it use a CPU from now on."""
+    """Start MindSpore's threads again in a fork. MindSpore would also switch the fork to the CPU, which is undone."""
     from mindspore._c_expression import MSContext, fork_utils, ms_ctx_param
 
     context = MSContext.get_instance()

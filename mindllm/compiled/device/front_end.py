@@ -38,12 +38,12 @@ class FrontEndUnavailable(UserError):
 
 
 def environment(rank: int, devices: int) -> dict[str, str]:
-    """What must be set before MindSpore is imported: the rank, and that compiling ends with the front end."""
+    """Return the variables to set before MindSpore is imported: the rank, and compiling with the front end only."""
     return {"RANK_ID": str(rank), "RANK_SIZE": str(devices), "MS_DEV_PRECOMPILE_ONLY": "1"}
 
 
 def pretend_device(rank: int, devices: int, asked: Callable[[], int] | None = None) -> None:
-    """Makes this process rank ``rank`` of ``devices`` Ascend devices. Call it before anything else uses MindSpore.
+    """Make this process rank ``rank`` of ``devices`` Ascend devices. Call it before anything else uses MindSpore.
 
     With ``asked`` it becomes the rank that this returns, and only when the compiler wants to know: it has by then done what is
     the same for all ranks. The parallel context must be set without ``global_rank`` for that. Nothing before may need the rank.
@@ -73,7 +73,7 @@ def _require_version() -> None:
 
 
 def _register_target() -> None:
-    """Adds the target "Ascend" to the context, with an initialiser that does nothing (a libc function of one argument)."""
+    """Add the target "Ascend" to the context, with an initialiser that does nothing (a libc function of one argument)."""
     import mindspore
     from mindspore._c_expression import MSContext
 
@@ -91,7 +91,7 @@ def _register_target() -> None:
 
 
 def _old_abi_string(text: bytes) -> ctypes.c_void_p:
-    """A ``std::string`` of libstdc++'s old ABI: a pointer to characters behind length, capacity and reference count."""
+    """Create a ``std::string`` of libstdc++'s old ABI: a pointer to characters after length, capacity and reference count."""
     never_shared = -1
     header = struct.pack("<QQi4x", len(text), len(text), never_shared)
     buffer = ctypes.create_string_buffer(header + text + b"\0")
@@ -111,7 +111,7 @@ class _World:
     asked: Callable[[], int] | None = None
 
     def known_rank(self) -> int:
-        """The global rank.
+        """Return the global rank.
 
         Raises:
             RuntimeError: whoever asks does so before the compiler: what it makes of the answer would be that of every rank.
@@ -121,7 +121,7 @@ class _World:
         return self.rank
 
     def become(self) -> int:
-        """The global rank, asked for by the compiler."""
+        """Return the global rank when the compiler asks for it."""
         if self.rank is None:
             assert self.asked is not None
             self.rank = self.asked()
@@ -159,7 +159,7 @@ def _declare_world(world: _World) -> None:
 
 
 def _answer_compiler(world: _World) -> None:
-    """Lets the compiler itself ask for the size of a group, by which it divides where replicas share optimizer state, and for
+    """Let the compiler itself ask for the size of a group, by which it divides where replicas share optimizer state, and for
     the rank, where the parallel context does not say it.
 
     The object that answers has its functions in a table; it is given a copy of that table with these replaced.
@@ -210,7 +210,7 @@ class FrontEndGraph:
 
 
 def compile_cell(cell: Any, *inputs: Any) -> FrontEndGraph:
-    """Compiles a training cell for the inputs' shapes. The compiler's own errors pass through."""
+    """Compile a training cell for the inputs' shapes. The compiler's own errors pass through."""
     from mindspore.graph.api import _cell_graph_executor as executor
 
     phase, _ = executor.compile(cell, *inputs, phase="train")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def write_parsed(path: Path) -> None:
-    """Writes the texts this process has parsed: by hash, the text without its indentation, and the width of that."""
+    """Write the texts this process has parsed: by hash, the text without its indentation, and the width of that."""
     from mindspore.graph._parse.parser import Parser
 
     texts = {key: (tokens.text, indentation) for key, (tokens, indentation) in Parser.ast_cache.items()}
@@ -20,7 +20,7 @@ def write_parsed(path: Path) -> None:
 
 
 def read_parsed(path: Path) -> None:
-    """Parses these texts, so that this process and all it forks will not have to."""
+    """Parse these texts, so that this process and all it forks will not have to."""
     import asttokens
     from mindspore.graph._parse.parser import Parser
 

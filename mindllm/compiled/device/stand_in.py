@@ -53,7 +53,7 @@ HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 
 
 def device_software(wheel: Wheel | None = None) -> Mapping[str, str]:
-    """The environment a simulating process needs before it starts: Ascend's software if installed, else the stand-ins.
+    """Return the environment of a simulating process: Ascend's software if it is installed, else the stand-ins.
 
     Args:
         wheel: what it will import (default: the MindSpore of this Python).
@@ -68,13 +68,13 @@ def device_software(wheel: Wheel | None = None) -> Mapping[str, str]:
 
 
 def installed_software() -> Path | None:
-    """Where Ascend's own software is, as its ``set_env.sh`` says; ``None`` where there is none."""
+    """Return the directory of Ascend's software that ``set_env.sh`` names; None if it is not installed."""
     homes = (Path(os.environ[name]) for name in HOMES if os.environ.get(name))
     return next((home for home in homes if (home / "lib64" / EVERYTHING).exists()), None)
 
 
 def stand_ins(wheel: Wheel | None = None) -> Path:
-    """The directory ``latest`` of the stand-ins for a wheel; makes them unless they are in the cache."""
+    """Return the directory ``latest`` of the stand-ins for a wheel, and build them unless they are cached."""
     wheel = wheel or own_wheel()
     directory = _cache() / f"stand_in-{_key(wheel)}"
     if not (directory / "latest").is_dir():
@@ -100,7 +100,7 @@ def c_compiler() -> list[str]:
 
 
 def _key(wheel: Wheel) -> str:
-    """What the libraries depend on: the wheel, and everything they are made with."""
+    """Return a hash of everything the libraries depend on: the wheel and their sources."""
     own = (Path(__file__), SOURCE, CORES_SOURCE, Path(stand_in_names.__file__))
     parts = [platform.machine(), wheel.version, str(wheel.package), *(path.read_text() for path in own)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -114,7 +114,7 @@ def _cache() -> Path:
 
 
 def _make(directory: Path, compiler: Sequence[str], names: Mapping[str, str], needed: Sequence[str]) -> None:
-    """Builds beside ``directory`` and renames: it is whole or absent, also where several processes make it at once."""
+    """Build beside ``directory`` and renames: it is whole or absent, also where several processes make it at once."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with temporary_directory(f".{directory.name}.", directory.parent) as around:
         temporary = around / "made"
@@ -164,5 +164,5 @@ def _environment(wheel: Wheel, latest: Path) -> dict[str, str]:
 
 
 def many_cores(wheel: Wheel) -> Path:
-    """The library that, loaded before all others, has a program find as many cores as launching kernels in branches takes."""
+    """Return the library that, preloaded, reports as many cores as launching kernels of branches requires."""
     return stand_ins(wheel) / "lib64" / CORES

@@ -46,7 +46,7 @@ ANSWERS = (
 
 
 def names_to_offer(wheel: Path) -> tuple[Mapping[str, str], list[str]]:
-    """What the wheel's Ascend back end wants and nobody has: names, and files that it is linked with.
+    """Return the names that the wheel's Ascend back end needs and no library has, and the files it is linked with.
 
     Each name comes with the body of ``stand_in.c`` that answers it.
 
@@ -54,13 +54,15 @@ def names_to_offer(wheel: Path) -> tuple[Mapping[str, str], list[str]]:
         wheel: directory of the package ``mindspore``.
     """
     ascend = _libraries(_ascend_paths(wheel / "lib"))
-    # All that a process may have loaded beside the back end: a name of theirs that is stood in would be called instead.
+    # libraries that a process may load with the back end: a stand-in would replace a name that they define
     others = _libraries([*(wheel / "lib").glob("*.so*"), *wheel.glob("_c_*.so")])
-    offered = {name for library in (*ascend, *others) for name in library.offered}
-    wanted = {name for library in ascend for name in library.wanted | library.texts(LOOKED_UP)}
+    defined = {name for library in (*ascend, *others) for name in library.defined}
+    undefined = {name for library in ascend for name in library.undefined | library.texts(LOOKED_UP)}
     system = [ctypes.CDLL(None), *_loaded(SYSTEM)]
-    wanted |= {name + WORKSPACE for name in wanted if name.startswith(OPERATOR) and not name.endswith(WORKSPACE)}
-    names = sorted(name for name in wanted - offered if name and not any(hasattr(library, name) for library in system))
+    undefined |= {name + WORKSPACE for name in undefined if name.startswith(OPERATOR) and not name.endswith(WORKSPACE)}
+    names = sorted(
+        name for name in undefined - defined if name and not any(hasattr(library, name) for library in system)
+    )
     return {name: _answer(name) for name in names}, _files_to_offer(wheel, ascend)
 
 
@@ -79,7 +81,7 @@ def _ascend_paths(lib: Path) -> list[Path]:
 
 
 def _libraries(paths: Iterable[Path]) -> list[SharedLibrary]:
-    """Those that are there, for this processor: wheels also carry a few for others."""
+    """Return the existing libraries for this processor. Wheels also contain a few for others."""
     read = []
     for path in filter(Path.is_file, paths):
         try:

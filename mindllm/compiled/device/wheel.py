@@ -44,7 +44,7 @@ class Wheel:
 
 
 def own_wheel() -> Wheel:
-    """The wheel of this Python.
+    """Return the wheel of this Python.
 
     Raises:
         StandInUnavailable: there is none, or none that simulates here.
@@ -56,7 +56,7 @@ def own_wheel() -> Wheel:
 
 
 def wheel_of(python: str) -> Wheel:
-    """The wheel that the interpreter ``python`` would import.
+    """Return the wheel that the interpreter ``python`` imports.
 
     Raises:
         StandInUnavailable: there is none, or none that simulates here.
@@ -73,7 +73,7 @@ def wheel_of(python: str) -> Wheel:
 
 
 def _usable(wheel: Wheel, versions: Collection[str]) -> Wheel:
-    """The wheel, if it simulates on this machine."""
+    """Return the wheel if it simulates on this machine."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         raise StandInUnavailable(f"MindSpore has no Ascend back end for {platform.system()} on {platform.machine()}")
     if ".".join(wheel.version.split(".")[:2]) not in versions:
@@ -93,7 +93,7 @@ def _usable(wheel: Wheel, versions: Collection[str]) -> Wheel:
 
 
 def _machine(library: Path) -> str | None:
-    """The processor a library is for, as ``uname`` calls it; None where that is not known."""
+    """Return the processor of a library, by the name of ``uname``; None if it is unknown."""
     if not library.is_file():
         return None
     with open(library, "rb") as file:

@@ -33,7 +33,7 @@ class Parameter:
 
 
 def loaded(value: Value) -> Value:
-    """The array of a parameter; inside tuples too."""
+    """Return the array of a parameter, also inside tuples."""
     if isinstance(value, Parameter):
         return value.value
     return tuple(map(loaded, value)) if isinstance(value, tuple) else value

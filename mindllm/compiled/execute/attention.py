@@ -37,7 +37,7 @@ class Settings:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Settings:
-        """Refuses what is not computed here."""
+        """Refuse what is not computed here."""
         settings = cls(*values)
         if settings.keep_probability != 1.0:
             raise NotImplementedError(f"attention with keep_prob {settings.keep_probability}")
@@ -87,7 +87,7 @@ def attention_gradient(
 
 
 def hidden_scores(mask: Array | None, settings: Settings, rows: int, columns: int) -> Array:
-    """Which scores are hidden, broadcast to ``[batch, heads, rows, columns]``.
+    """Return a mask of hidden scores, broadcast to ``[batch, heads, rows, columns]``.
 
     Causal masks begin at the first query and key, or end at the last ones. A band hides the keys more than ``before`` positions
     before a query and those more than ``after`` positions behind it. These are read from the compressed mask, as the kernel
@@ -138,8 +138,9 @@ def _scores(
 
 
 def _unfolded(shift: Array, rows: int, columns: int) -> Array:
-    """A shift for every query. One that has rows for the last queries alone depends on the distance of a key only, so an
-    earlier query has the row of one a multiple of their number behind it.
+    """Return a shift for every query.
+
+    A shift for the last queries only depends on the distance of a key, and repeats for earlier ones.
     """
     if not _is_folded(shift, rows):
         return shift
@@ -157,7 +158,7 @@ def _is_folded(shift: Array, rows: int) -> bool:
 
 
 def _of_shift(of_scores: Array, shift: Array | None) -> Array | None:
-    """The gradient of a shift; none of one that is given for the last queries alone, which is a table."""
+    """Return the gradient of a shift. A shift for the last queries only is a table and has none."""
     if shift is None or _is_folded(shift, of_scores.shape[-2]):
         return None
     axes = tuple(axis for axis in range(of_scores.ndim) if shift.shape[axis] < of_scores.shape[axis])
@@ -165,7 +166,7 @@ def _of_shift(of_scores: Array, shift: Array | None) -> Array | None:
 
 
 def _heads_first(settings: Settings, *arrays: Array) -> list[Array]:
-    """Arrays as ``[batch, heads, seq, head_dim]``; the first one is the query, whose width says that of a head."""
+    """Return arrays as ``[batch, heads, seq, head_dim]``. The first is the query, whose width gives that of a head."""
     if settings.layout == BNSD:
         return list(arrays)
     if settings.layout == BSND:
@@ -198,5 +199,5 @@ def _unshared(gradient: Array, x: Array) -> Array:
 
 
 def _nonzero(total: Array) -> Array:
-    """A row that is hidden whole yields zeros."""
+    """Return divisors without zeros, so that a fully hidden row yields zeros."""
     return np.where(total == 0, np.float32(1), total)

@@ -48,7 +48,7 @@ class Overflow:
 
 
 def is_weight_gradient(graph: CompiledGraph, node: Node) -> bool:
-    """Whether a node is the product of transposed gradients with a layer's input.
+    """Return True if a node is the product of transposed gradients with a layer's input.
 
     No product of a model transposes its first factor. Where the node stands does not tell: the compiler joins those of several
     copies of a layer into one of its own, outside of the backward pass.
@@ -143,8 +143,7 @@ class Cluster:
         limits: Sequence[float] = (),
         group_rates: Sequence[float] = (),
     ) -> ClusterStep:
-        """One optimizer step on a global batch ``[batch, seq]``; ``limits`` of norm and loss, and learning rates of groups of
-        weights, where the step is given such: by default none, and ``rate``.
+        """Execute an optimizer step on a global batch ``[batch, seq]``.
 
         With ``spoiled``, one element of one weight's gradient overflows on that rank (-1: the last one), and nowhere else.
 
@@ -181,7 +180,7 @@ class Cluster:
         return {machine.rank: _held(machine) for machine in self.machines}
 
     def counts(self) -> dict[str, np.ndarray]:
-        """What the last step counted, by the counter's name; all ranks of a stage know the same, others nothing."""
+        """Return the counters of the last step by name. All ranks of a stage have the same ones."""
         return {
             name: parameter.value
             for machine in self.machines
@@ -195,7 +194,7 @@ class Cluster:
         return np.sum(sums, axis=0, dtype=np.float64)
 
     def largest_logits(self) -> dict[str, float]:
-        """The largest attention logit of the last step by layer, of all ranks."""
+        """Return the largest attention logit of the last step on all ranks, by layer."""
         largest: dict[str, float] = {}
         for machine in self.machines:
             values = {name: parameter.value for name, parameter in machine.parameters.items()}
@@ -204,19 +203,19 @@ class Cluster:
         return largest
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Replaces every rank's parts of these whole tensors, weights or optimizer state."""
+        """Replace every rank's parts of these whole tensors, weights or optimizer state."""
         for machine in self.machines:
             put_parts(machine, arrays)
 
 
 def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slices: int) -> list[np.ndarray]:
-    """The rows of a global batch, of columns in the order of the graph's inputs, that the dataset of a rank gives it."""
+    """Return the rows of a global batch that a rank's dataset gives it, with columns in the order of the graph's inputs."""
     index = rank % stage_devices * slices // stage_devices
     return [np.split(column, slices)[index] for column in batch.values()]
 
 
 def _first(machine: RankInterpreter, names: Sequence[str]) -> list[bool]:
-    """Of each weight whether this rank updates a part of it that no rank before it has."""
+    """Return, for each weight, whether this rank updates a part of it that no earlier rank has."""
     parameters = machine.graph.parameters
     owned = [f"{MOMENT_PREFIXES[0]}{name}" in parameters for name in names]
     layouts = [parameters[name].layout if own else None for name, own in zip(names, owned, strict=True)]

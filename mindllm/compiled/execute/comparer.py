@@ -14,17 +14,92 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
-from mindllm.compiled.execute.blocks import places
-from mindllm.compiled.execute.device_values import DeviceValues
-from mindllm.compiled.execute.difference import Difference, listed
+from mindllm.compiled.execute.device_values import DeviceValues, places
 from mindllm.compiled.execute.records import MOVES, Record, Sources
 from mindllm.compiled.execute.sharing import Sharing
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph
+from mindllm.compiled.graph.operators import Operators
 from mindllm.parallel.layout import Mesh
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first operator that differs, and the operand of it that is a part of a sum nobody completed.
+
+    ``suspect`` is the operand that is not what a single device has in its place; None where all are. ``moved`` is the exchange
+    since which rows stand elsewhere than they should. ``since``: where the suspect was made of what nothing can be said of.
+    ``loss``: what is wrong with the gradient of the loss, and the operators it begins with.
+    """
+
+    record: Record
+    graph: CompiledGraph
+    unfinished: Record | None = None
+    over: tuple[int, ...] = ()
+    suspect: Record | None = None
+    moved: Record | None = None
+    since: Record | None = None
+    loss: tuple[str, tuple[Record, ...]] | None = None
+
+    @cached_property
+    def _operators(self) -> Operators:
+        return Operators(self.graph)
+
+    def describe(self) -> str:
+        """Operator, rank, scope, strategy, source line, and what is wrong with its operand, if that is known."""
+        node = self.record.node
+        of = f" of {self.record.parameter}" if self.record.parameter else ""
+        words = [f"{node.op}{of} on rank {self.record.rank} at {node.scope}", *self._made(self.record)]
+        if self.unfinished is not None:
+            words += self._operand("its operand is from", self.unfinished.origin)
+            words.append(f"that operand was not added over ranks {listed(self.over)}")
+        elif self.loss is not None:
+            words.append(self.loss[0])
+            for record in self.loss[1]:
+                words += self._operand("that gradient begins with", record)
+        else:
+            first = next(iter(self.record.operands), None)
+            for operand in filter(None, (self.suspect or first,)):
+                words += self._operand("its operand is from", operand)
+                if operand.origin is not operand:
+                    words += self._operand("which has it from", operand.origin)
+            if self.since not in (None, self.suspect) and self.since is not None:
+                words += self._operand("what nothing can be said of begins with", self.since)
+        if self.moved is self.record:
+            words.append("it yields the right rows in another order, or those of another rank")
+        elif self.moved is not None:
+            words += self._operand(
+                "it has the right rows in another order, or those of another rank, since", self.moved
+            )
+        return "\n  ".join(words)
+
+    def _operand(self, how: str, record: Record) -> Iterator[str]:
+        target = f" to {record.parameter}" if record.parameter else ""
+        yield f"{how} {record.node.op}{target} at {record.node.scope}"
+        yield from self._made(record)
+
+    def _made(self, record: Record) -> Iterator[str]:
+        """Yield the forward operator of a gradient, its strategy and its source line, as far as they are known.
+
+        MindSpore gives a gradient the scope of any operator of its kind, so the forward operator alone says whose it is.
+        """
+        if record.node.backward and (forward := self._operators.forward(record.node)):
+            yield f"in the backward pass of {forward.op} at {self._operators.place(forward) or forward.scope}"
+        if record.node.input_strategy:
+            yield f"strategy {record.node.input_strategy}"
+        if lines := self.graph.source(record.node):
+            yield f"source {lines[-1]}: {lines[-1].text}"
+
+
+def listed(ranks: Iterable[int]) -> str:
+    """Ranks in words."""
+    return ", ".join(map(str, ranks))
+
 
 LOCAL = frozenset(
     {"AddN", "OneHot", "Equal", "FloorDiv", "Assign", "AssignAdd", "AssignSub", "ZerosLikeExt", "ZerosLike", "IsFinite"}
@@ -78,7 +153,7 @@ class Comparer:
         self._over: dict[int, tuple[int, ...]] = {}
 
     def verdict(self, record: Record) -> Verdict:
-        """What a value is to those of a single device."""
+        """Compare a value with those of a single device."""
         if id(record) not in self._verdicts:
             self._verdicts[id(record)] = self._judge(record)
         return self._verdicts[id(record)]
@@ -102,7 +177,7 @@ class Comparer:
         return Verdict.MOVED if moved else Verdict.WRONG
 
     def _moves_wrong(self, record: Record) -> bool:
-        """Whether it hands on what was found to be wrong, which no sum over ranks makes right."""
+        """Return True if it passes on a wrong value. No sum over ranks makes that right."""
         source = next(iter(record.operands), None) if record.node.op in MOVES else None
         return source is not None and self.verdict(source) is Verdict.WRONG
 
@@ -110,7 +185,7 @@ class Comparer:
         return _is_checked(record) and record.node.name not in self._stacked.get(record.rank, ())
 
     def suspects(self, results: Iterable[Record]) -> list[Record]:
-        """What wrong ``results`` were computed from and is not right, in the order it was computed in."""
+        """Return everything not right that wrong ``results`` were computed from, in order of computation."""
         found: dict[int, Record] = {}
         left = list(results)
         while left:
@@ -123,8 +198,8 @@ class Comparer:
         return sorted(found.values(), key=lambda record: order[id(record)])
 
     def first_difference(self, results: Iterable[Record]) -> Difference | None:
-        """The first operator that ``results`` were computed from and that fits nothing a single device computes, or the exchange
-        before it that yields the right rows in another order.
+        """Return the first operator behind wrong ``results`` that does not fit the single device, or an exchange that reorders
+        rows.
         """
         late = None
         for record in self.suspects(results):
@@ -141,7 +216,7 @@ class Comparer:
         return self.explained(late) if late else None
 
     def _given_wrong(self, record: Record) -> Record:
-        """The record, or where its own operands are right the one of another rank or micro-batch whose operands are not."""
+        """Return the record, or the one of another rank or micro-batch that has wrong operands."""
         several = [record, *self._sharing.others(record)]
         return next((each for each in several if self._wrong_operand(each)), record)
 
@@ -149,7 +224,7 @@ class Comparer:
         return any(self.verdict(operand) is not Verdict.RIGHT for operand in self._unlike(record))
 
     def _begins(self, record: Record) -> bool:
-        """Whether nothing wrong is behind it, nor behind what other ranks add to it: these may have come to it later."""
+        """Return True if nothing wrong precedes it, nor what other ranks add to it, which may be computed later."""
         seen: set[int] = set()
         left = [source for each in (record, *self._sharing.others(record)) for source in self.sources.of(each)]
         while left:
@@ -163,7 +238,7 @@ class Comparer:
         return True
 
     def _reorders(self, record: Record) -> bool:
-        """Whether rows are right in what an exchange was given, and stand elsewhere in what it yields."""
+        """Return True if an exchange has the right rows as input, and in another place as output."""
         return (
             record.node.op in REORDER
             and self._is_checked(record)
@@ -176,7 +251,7 @@ class Comparer:
         return bool(sources) and all(self.verdict(source) is Verdict.RIGHT for source in sources)
 
     def _since(self, record: Record) -> Record:
-        """The exchange that put rows elsewhere: this one, or the one behind, where its ranks are given parts in another order."""
+        """Return the exchange that moved rows: this one, or an earlier one if its ranks have parts in another order."""
         given = [(each.rank, each.operands[0]) for each in self.sources.together(record) if each.operands]
         parts = [self._parts(operand) for _, operand in sorted(given, key=lambda item: item[0]) if operand is not None]
         if all(parts) and parts == sorted(parts):
@@ -185,7 +260,7 @@ class Comparer:
         return (behind and self._exchange_behind(behind)) or record
 
     def _parts(self, record: Record) -> list[tuple[int, ...]]:
-        """Which block of a value of its place a record is."""
+        """Return which blocks of a value at its place a record may be."""
         place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
         wholes = self._known.records.get(place, ())
         return next(
@@ -193,7 +268,7 @@ class Comparer:
         )
 
     def _exchange_behind(self, record: Record) -> Record | None:
-        """The nearest exchange a value has come through; where what that was given is in another order, the one before."""
+        """Return the nearest exchange before a value; if its input is in another order, the one that reordered it."""
         seen, left = {id(record)}, deque([record])
         while left:
             behind = left.popleft()
@@ -207,7 +282,7 @@ class Comparer:
         return None
 
     def _misplaced(self, record: Record) -> Record | None:
-        """Where operands are each a right part, but not parts of the same place: the exchange that one of them came through."""
+        """Return the exchange before an operand, if operands are right parts of different places."""
         first, second = (*record.operands, None, None)[:2]
         if (
             record.node.op not in ELEMENTWISE
@@ -229,7 +304,7 @@ class Comparer:
         return None
 
     def _equal_cut(self, record: Record, ranks: Sequence[int] = ()) -> Record | None:
-        """The first operator behind it that takes the part of its rank, and takes the one that another rank has, of ``ranks``."""
+        """Return the first earlier operator that cuts the part of another rank, of ``ranks``, instead of its own."""
         seen, left, found = {id(record)}, [record], []
         while left:
             for source in filter(None, left.pop().operands):
@@ -241,7 +316,7 @@ class Comparer:
         return next((cut for cut in reversed(found) if self._sharing.is_equal_elsewhere(cut, ranks)), None)
 
     def explained(self, record: Record) -> Difference:
-        """The difference, and what it was computed from that is a part of a sum nobody completed, or not what it should be."""
+        """Return the difference with its cause: a partial sum that was not completed, or a wrong operand."""
         graph = self._graphs[record.rank]
         if of_loss := self._of_loss(record):
             return Difference(record, graph, loss=of_loss)
@@ -262,7 +337,7 @@ class Comparer:
         )
 
     def _of_loss(self, record: Record) -> tuple[str, tuple[Record, ...]] | None:
-        """What is wrong with the gradient of the loss, which begins divided by the number of its copies, and where it begins."""
+        """Return what is wrong with the gradient of the loss, which starts divided by its copies, and where it starts."""
         if not record.node.backward:
             return None
         if over := self._divided_loss(record):
@@ -274,7 +349,7 @@ class Comparer:
         return told, self._begin_of_loss(record.rank)
 
     def _divided_loss(self, record: Record) -> tuple[int, ...]:
-        """The ranks over which an operand is the gradient of the loss, divided, where the operator is none of the loss's."""
+        """Return the ranks over which an operand is the divided gradient of the loss, for an operator outside of the loss."""
         for operand in () if self._sharing.of_the_loss(record) else filter(None, record.operands):
             right = self.verdict(operand) is Verdict.RIGHT and self._sharing.of_the_loss(operand)
             if right and len(over := self._over[id(operand)]) > 1:
@@ -282,19 +357,19 @@ class Comparer:
         return ()
 
     def _times_too_large(self, record: Record) -> int:
-        """The number of ranks that a value has to be divided by to be right; 0 where none is."""
+        """Return the number of ranks that a value must be divided by to be right; 0 if there is none."""
         place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
         sizes = sorted({len(ranks) for ranks in self._sharing.several(record.rank)})
         return next((size for size in sizes if self._known.has(place, record.value / size)), 0)
 
     def _begin_of_loss(self, rank: int) -> tuple[Record, ...]:
-        """The first operator of the backward pass of a rank, and the first that is a gradient of one of the model's."""
+        """Return a rank's first operator of the backward pass, and the first gradient of an operator of the model."""
         backward = [record for record in self.records if record.rank == rank and record.node.backward]
         of_model = (record for record in backward if self._sharing.operators[rank].forward(record.node))
         return tuple(dict.fromkeys([*backward[:1], *itertools.islice(of_model, 1)]))
 
     def _unfinished(self, record: Record) -> Record | None:
-        """The nearest value behind it, without a reduction between, that is right only together with those of other ranks."""
+        """Return the nearest earlier value, without a reduction in between, that is right only together with other ranks."""
         seen, left = {id(record)}, deque(filter(None, record.operands))
         while left:
             behind = left.popleft()
@@ -308,7 +383,7 @@ class Comparer:
         return None
 
     def _first_part(self, record: Record) -> Record:
-        """The operator that yields a part of a sum which others hand on."""
+        """Return the operator that yields a partial sum which others pass on."""
         over = self._over[id(record)] if self.verdict(record) is Verdict.RIGHT else None
         for source in filter(None, record.operands):
             if self.verdict(source) is Verdict.RIGHT and self._over[id(source)] == over:
@@ -316,19 +391,19 @@ class Comparer:
         return record
 
     def _suspect(self, record: Record) -> Record | None:
-        """The first operand that is not what a single device has in its place, one that is right nowhere before others."""
+        """Return the first operand that differs from the single device's, preferably one that is right nowhere."""
         unlike = list(self._unlike(record))
         return next(
             (operand for operand in unlike if self.verdict(operand) is not Verdict.RIGHT), next(iter(unlike), None)
         )
 
     def _unknown_operand(self, record: Record) -> Record | None:
-        """Of operands that a single device does not compute, such as gathered weights, the first not known to be right."""
+        """Return the first operand not known to be right, if a single device does not compute it, as gathered weights."""
         known = (operand for operand in record.operands if operand is not None)
         return next((operand for operand in known if self.verdict(operand) is not Verdict.RIGHT), None)
 
     def _unlike(self, record: Record) -> Iterator[Record]:
-        """Operands that are not what a single device has in their place."""
+        """Yield operands that differ from those of a single device."""
         for index, operand in enumerate(record.operands):
             if operand is None or not self._known.knows_operand(record.place, index):
                 continue
@@ -336,7 +411,7 @@ class Comparer:
                 yield operand
 
     def _unknown_since(self, record: Record) -> Record:
-        """Where what nothing can be said of was made first: of numbers of tokens, or of operators a single device has not."""
+        """Return where an uncheckable value was computed first: from token counts, or by operators that a single device lacks."""
         for source in filter(None, record.operands):
             if self.verdict(source) is Verdict.UNKNOWN:
                 return self._unknown_since(source)

@@ -25,12 +25,12 @@ Kernel = Callable[..., Any]
 
 
 def matmul(a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-    """Product of (batches of) matrices, either of them transposed."""
+    """Multiply (batches of) matrices, either of them transposed."""
     return np.matmul(np.swapaxes(a, -1, -2) if transpose_a else a, np.swapaxes(b, -1, -2) if transpose_b else b)
 
 
 def reduced(function: Callable[..., Array]) -> Kernel:
-    """A reduction with operands ``(x, axes, keep_dims)``; no axes are all axes."""
+    """Return a reduction with operands ``(x, axes, keep_dims)``. No axes means all axes."""
 
     def reduce(x: Array, axes: int | tuple[int, ...] | None = (), keep_dims: bool = False, *_: Any) -> Array:
         return function(x, axis=None if axes in ((), None) else axes, keepdims=keep_dims)
@@ -61,7 +61,7 @@ def strided_slice(x: Array, begin: tuple, end: tuple, strides: tuple, *masks: in
 
 
 def gather(table: Array, indices: Array, axis: int, batch_dims: int = 0) -> Array:
-    """Slices of ``table`` along ``axis``; zeros for an index outside of it, which a part of a sharded table has.
+    """Return slices of ``table`` along ``axis``; zeros for indices outside of it, which a part of a sharded table has.
 
     The first ``batch_dims`` dimensions of both go together.
     """
@@ -95,7 +95,7 @@ def split(x: Array, axis: int, parts: int) -> tuple[Array, ...]:
 
 
 def split_with_size(x: Array, sizes: tuple[int, ...], axis: int) -> tuple[Array, ...]:
-    """Parts of these sizes along ``axis``."""
+    """Split into parts of these sizes along ``axis``."""
     return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
 
 

@@ -56,7 +56,7 @@ class LossCluster:
         self.machines = [RankInterpreter(graph, initial_parts(graph, whole)) for graph in graphs]
 
     def take_weights(self, cluster: Cluster) -> None:
-        """Goes on with the weights that a training cluster of the same layout has now.
+        """Use the current weights of a training cluster with the same layout.
 
         Raises:
             RunFailed: the compiler has cut a weight otherwise for training.
@@ -74,7 +74,7 @@ class LossCluster:
                 parameter.value = value
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Replaces every rank's parts of these whole tensors."""
+        """Replace every rank's parts of these whole tensors."""
         for machine in self.machines:
             put_parts(machine, arrays)
 
@@ -101,7 +101,7 @@ class _Found(Exception):
 
 
 def first_not_finite(cluster: Cluster, batch: Mapping[str, np.ndarray]) -> list[str]:
-    """Executes a step again, without a loss scale, up to the first operator whose operands are finite and whose result is not.
+    """Execute a step again, without a loss scale, up to the first operator whose operands are finite and whose result is not.
 
     Empty where there is none. The step must be one that overflows: it leaves weights and state as they are, and stops here
     before its update.
@@ -195,7 +195,7 @@ class LockstepEngine(Engine):
         return graphs
 
     def _loss_cluster(self) -> LossCluster:
-        """What evaluates; its weights are put or taken before it is used."""
+        """Create the cluster that evaluates. Its weights are set before use."""
         config = evaluation_config(self.config)
         graphs = self._compile(config, training=False)
         unknown = {

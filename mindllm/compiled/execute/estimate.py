@@ -33,14 +33,14 @@ class Estimate:
 
 
 def estimate(config: RunConfig, rate: float) -> Estimate:
-    """The least that executing all ranks takes, on a machine of ``rate`` FLOP/s."""
+    """Return the least time and memory of executing all ranks on a machine of ``rate`` FLOP/s."""
     model = config.model.config
     tokens = config.global_batch_size * model.seq_length
     return Estimate(_state_bytes(config) + _activation_bytes(config), model.flops_per_token() * tokens / rate)
 
 
 def refuse_too_large(config: RunConfig) -> None:
-    """Claims memory for a run until the process ends.
+    """Claim memory for a run until the process ends.
 
     Raises:
         UserError: this machine cannot hold the run, or not execute it in reasonable time; with the estimate.
@@ -81,7 +81,7 @@ def _state_bytes(config: RunConfig) -> int:
 
 
 def _activation_bytes(config: RunConfig) -> int:
-    """What the layers of all stages keep of the micro-batches that are alive; one layer's input where it is recomputed."""
+    """Return the bytes that layers of all stages keep for micro-batches in flight; a recomputed layer keeps its input."""
     model, sizes = config.model.config, config.parallel_config
     tokens = config.runner_config.batch_size * sizes.data_parallel * model.seq_length
     kept = BYTES_OF_ACTIVATIONS * model.hidden_size + BYTES_OF_SCORES * model.num_heads * model.seq_length

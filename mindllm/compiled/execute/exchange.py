@@ -67,7 +67,7 @@ class Exchange:
         return (*ends, int(self.node.attributes["sr_tag"]))
 
     def fits(self, other: Exchange) -> bool:
-        """Whether two ranks of a group wait in the same operator of the same kind."""
+        """Return True if two ranks of a group wait in the same operator of the same kind."""
         same = ("group", "op", "block_size")
         attributes, others = self.node.attributes, other.node.attributes
         return (
@@ -77,7 +77,7 @@ class Exchange:
         )
 
     def describe(self) -> str:
-        """What the rank waits for, in words."""
+        """Describe what the rank waits for."""
         if self.op in (SEND, RECEIVE):
             direction = "to" if self.op == SEND else "from"
             tag = self.channel[2]
@@ -87,7 +87,7 @@ class Exchange:
 
 
 def complete(waiting: Mapping[int, Exchange], rank: int) -> Sequence[Exchange] | None:
-    """The exchanges of all ranks in ``rank``'s group, in the group's order, once all of them wait in it.
+    """Return the exchanges of all ranks in ``rank``'s group, in the group's order, once all of them wait in it.
 
     Raises:
         NoExchange: the operator does not say which ranks they are.
@@ -102,7 +102,7 @@ def complete(waiting: Mapping[int, Exchange], rank: int) -> Sequence[Exchange] |
 
 
 def results(exchanges: Sequence[Exchange]) -> list[np.ndarray]:
-    """What every rank of a group gets, in the group's order.
+    """Return the result of each rank of a group, in the group's order.
 
     Raises:
         NoExchange: a collective operator, or a kind of reduction, without an entry here.
@@ -131,7 +131,7 @@ def results(exchanges: Sequence[Exchange]) -> list[np.ndarray]:
 
 
 def _require_equal_parts(exchanges: Sequence[Exchange], values: Sequence[np.ndarray]) -> None:
-    """All give the same shape; where each gets a part, its dimension divides."""
+    """Raise if ranks pass different shapes, or if a dimension does not divide into parts."""
     first, shape = exchanges[0], values[0].shape
     for exchange, value in zip(exchanges, values, strict=True):
         if value.shape != shape:
@@ -161,7 +161,7 @@ def _unknown(exchange: Exchange, why: str) -> NoExchange:
 
 
 def _all_to_all(values: Sequence[np.ndarray], split: int, concat: int) -> list[np.ndarray]:
-    """Part ``i`` of every rank's value goes to the group's rank ``i``."""
+    """Send part ``i`` of every rank's value to the group's rank ``i``."""
     parts = [np.split(value, len(values), split) for value in values]
     return [np.concatenate([part[index] for part in parts], concat) for index in range(len(values))]
 

@@ -27,7 +27,7 @@ class NoKernel(RunFailed):
 
 
 def choose(node: Node, mindspore_kernels: bool = False) -> Kernel:
-    """What computes ``node``. ``mindspore_kernels`` takes MindSpore's kernel wherever there is one.
+    """Return the kernel of ``node``. ``mindspore_kernels`` prefers MindSpore's kernel.
 
     A kernel raises NotImplementedError for what it cannot compute.
     """
@@ -41,14 +41,14 @@ def choose(node: Node, mindspore_kernels: bool = False) -> Kernel:
 
 
 def held(value: Value) -> Value:
-    """A constant or an input of the graph as it is held here: fp32 for the shorter floating types."""
+    """Return a constant or an input of the graph as it is stored here: fp32 instead of half precision."""
     if isinstance(value, np.ndarray) and value.dtype in ROUNDED.values():
         return value.astype(np.float32)
     return tuple(map(held, value)) if isinstance(value, tuple) else value
 
 
 def rounded(value: Value, dtypes: tuple[str, ...]) -> Value:
-    """Results in the dtypes the graph declares for them, or rounded to these."""
+    """Return results in the dtypes that the graph declares, or rounded to these."""
     if isinstance(value, tuple):
         return tuple(_round(item, dtype) for item, dtype in zip(value, dtypes, strict=False))
     return _round(value, dtypes[0]) if dtypes else value
@@ -70,7 +70,7 @@ def _cast(dtype: str) -> Kernel:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of MindSpore's message that says something."""
+    """Return the first meaningful line of MindSpore's message."""
     lines = (line.strip(" -") for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
 

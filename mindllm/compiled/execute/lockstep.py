@@ -24,7 +24,7 @@ class Lockstep:
         self.outputs: dict[int, Any] = {}
 
     def run(self) -> dict[int, Any]:
-        """What the step of every rank returns.
+        """Execute the step, and return the outputs of every rank.
 
         Raises:
             Deadlock: no rank can go on, or something was sent that nobody received.
@@ -40,14 +40,14 @@ class Lockstep:
         return self.outputs
 
     def _advance(self, rank: int, answer: np.ndarray | None) -> None:
-        """Runs a rank to its next exchange, or to its end."""
+        """Run a rank to its next exchange, or to its end."""
         try:
             self.waiting[rank] = self.runs[rank].send(answer)
         except StopIteration as end:
             self.outputs[rank] = end.value
 
     def _answers(self, rank: int) -> list[tuple[int, np.ndarray | None]]:
-        """The ranks that can go on now that ``rank`` has arrived, with what they get."""
+        """Return the ranks that can continue now that ``rank`` has arrived, with their results."""
         exchange = self.waiting.get(rank)
         if exchange is None:
             return []
@@ -68,7 +68,7 @@ class Lockstep:
         return [(exchange.rank, np.asarray(value)), *self._receive(exchange.peer)]
 
     def _receive(self, rank: int) -> list[tuple[int, np.ndarray | None]]:
-        """A rank that waits for something that was sent."""
+        """Return a rank that waits for a message that was sent."""
         exchange = self.waiting.get(rank)
         if exchange is None or exchange.op != RECEIVE or not self.sent.get(exchange.channel):
             return []
@@ -76,7 +76,7 @@ class Lockstep:
         return [(rank, self.sent[exchange.channel].popleft())]
 
     def _situation(self) -> list[str]:
-        """What every rank waits for, who has ended, and what was sent and not received."""
+        """Describe what every rank waits for, which ones have ended, and messages that were not received."""
         lines = {rank: exchange.describe() for rank, exchange in self.waiting.items()}
         lines |= {rank: f"rank {rank} has finished its step" for rank in self.outputs}
         unreceived = [

@@ -83,11 +83,11 @@ class RankInterpreter:
         }
 
     def values(self) -> dict[str, np.ndarray]:
-        """The arrays its parameters hold now, by name. They are never changed."""
+        """Return the current arrays of parameters by name. They are never changed in place."""
         return {name: parameter.value for name, parameter in self.parameters.items()}
 
     def run(self, *inputs: np.ndarray) -> Run:
-        """Executes one step; the generator's value is what the step returns."""
+        """Execute one step; the generator's value is what the step returns."""
         result = yield from self._call(self.graph.step, inputs)
         return loaded(result)
 
@@ -144,7 +144,7 @@ class RankInterpreter:
             raise NoKernel(f"rank {self.rank}: {node.op} at {node.scope} cannot be computed here: {error}") from None
 
     def _refuse_unknown_change(self, node: Node, operands: tuple[Value, ...]) -> None:
-        """An operator that changes a parameter in a way unknown here must not be taken for one that only yields a value."""
+        """Raise if an operator changes a parameter in an unknown way, instead of treating it as a pure function."""
         changed = [operand.name for operand in operands if isinstance(operand, Parameter)]
         if changed and node.attributes.get(CHANGES_STATE):
             raise NoKernel(
@@ -177,7 +177,7 @@ def _wide_type(dtype: str) -> np.dtype | None:
 
 
 def _steps_of(function: Function) -> tuple[tuple[Node, tuple[str, ...]], ...]:
-    """What a function computes in order, and behind each operator the values that nobody uses any more."""
+    """Return the operators of a function in order, each with the values that are not used afterwards."""
     nodes = [node for node in function.nodes if node.op != CONSTANT]
     last = {name: index for index, node in enumerate(nodes) for name in (node.name, *node.inputs, node.callee) if name}
     last.pop(function.output, None)
@@ -188,7 +188,7 @@ def _steps_of(function: Function) -> tuple[tuple[Node, tuple[str, ...]], ...]:
 
 
 def _fits(found: tuple[int, ...], derived: tuple[int, ...]) -> bool:
-    """Whether a shape is the one the compiler derived, as far as it knew it."""
+    """Return True if a shape matches the compiler's, as far as that is known."""
     return len(found) == len(derived) and all(
         one == other or other == UNKNOWN_SIZE for one, other in zip(found, derived, strict=True)
     )

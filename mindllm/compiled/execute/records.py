@@ -91,18 +91,18 @@ class Recorder:
                     self._of_parameter |= {(rank, name): record for name in changed[number:]}
 
     def changer(self, rank: int, parameter: str) -> Record | None:
-        """What changed a parameter of a rank last."""
+        """Return the record that changed a parameter of a rank last."""
         return self._of_parameter.get((rank, parameter))
 
     def maker(self, rank: int, value: Any) -> Record | None:
-        """What computed an array, or changed a parameter last, on a rank; None for what came from outside."""
+        """Return the record that computed an array, or changed a parameter last, on a rank; None for inputs."""
         if isinstance(value, Parameter):
             return self.changer(rank, value.name)
         return self._of_array.get((rank, id(value)))
 
 
 def place_of(node: Node) -> Place:
-    """Where an operator stands. On a single device the compiler gives all gradients of a kind one path, so it says nothing."""
+    """Return the place of an operator. On a single device all gradients of a kind have one path, which is left out."""
     levels = itertools.dropwhile(lambda level: level == WRAPPER, node.path.split("."))
     return node.backward, GRADIENTS if node.backward else ".".join(levels), node.op
 
@@ -122,17 +122,17 @@ class Sources:
                 self._together |= {id(record): group for record in group}
 
     def together(self, record: Record) -> Sequence[Record]:
-        """The records of one exchange on all ranks that meet in it; the record alone, where it is none."""
+        """Return the records of one exchange on all its ranks; for other operators the record alone."""
         return self._together.get(id(record), [record])
 
     def of(self, record: Record) -> Iterator[Record]:
-        """The records its value depends on."""
+        """Yield the records that its value depends on."""
         for each in self.together(record):
             yield from filter(None, each.operands)
 
 
 def _meeting(record: Record) -> tuple[Any, ...]:
-    """What exchanges have in common that meet, in turn."""
+    """Return a key that exchanges of ranks share which meet in turn."""
     node, attributes = record.node, record.node.attributes
     if node.op in (SEND, RECEIVE):
         return Exchange(record.rank, node, None).channel

@@ -72,7 +72,7 @@ def unpermute_gradient(
 
 
 def _check(operator: str, padded: bool) -> None:
-    """Refuses rows with places that nobody has; what ``restore_shape`` says behind it matters there only."""
+    """Refuse rows with places that nobody has; what ``restore_shape`` says behind it matters there only."""
     if padded:
         raise NotImplementedError(f"{operator} in padded mode")
 
@@ -160,7 +160,7 @@ def embedding_gradient(gradient: Array, indices: Array, rows: int, *_: Any) -> A
 
 
 def rotary(x: Array, cos: Array, sin: Array, mode: int = HALVES) -> Array:
-    """Pairs of channels turned by the angles of the tables (Su et al., 2021): ``x · cos + half_turned(x) · sin``."""
+    """Rotate pairs of channels by the angles of the tables (Su et al., 2021): ``x · cos + half_turned(x) · sin``."""
     return _ordered(x, mode) * cos + _half_turned(x, mode) * sin
 
 
@@ -200,7 +200,7 @@ def layer_norm_gradient(
 
 
 def gelu_by_tanh(x: Array) -> Array:
-    """Hendrycks and Gimpel's (2016) approximation of ``x · Φ(x)`` by a hyperbolic tangent."""
+    """Approximate ``x · Φ(x)`` by a hyperbolic tangent (Hendrycks and Gimpel, 2016)."""
     return 0.5 * x * (1 + np.tanh(_GELU_SCALE * (x + _GELU_CUBE * x**3)))
 
 
@@ -264,7 +264,7 @@ def _normal_distribution(x: Array) -> Array:
 
 
 def _ordered(x: Array, mode: int) -> Array:
-    """The channels in the order of the result."""
+    """Return the channels in the order of the result."""
     return np.concatenate([x[..., ::2], x[..., 1::2]], -1) if mode == NEIGHBOURS_TO_HALVES else x
 
 
@@ -290,7 +290,7 @@ def _half_turned(x: Array, mode: int) -> Array:
 
 
 def _turned_back(gradient: Array, mode: int) -> Array:
-    """The transpose of :func:`_half_turned`: a half turn in the other direction."""
+    """Return the transpose of :func:`_half_turned`: a half turn in the other direction."""
     if mode == NEIGHBOURS_TO_HALVES:
         return _ordered_back(-_half_turned(gradient, HALVES), mode)
     return -_half_turned(gradient, mode)

@@ -59,14 +59,14 @@ class Sharing:
                 names.append(record.node.name)
 
     def readings(self, record: Record) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
-        """The value itself; where it may be a part, what it is together with those of other ranks and micro batches."""
+        """Yield the value; if it may be a part, also its combinations with other ranks and micro-batches."""
         if self.averaged or self._may_be_a_part(record):
             yield from self.sums(record)
         else:
             yield record.value, ()
 
     def sums(self, record: Record) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
-        """The value itself, and what it is together with those of other ranks and micro batches."""
+        """Yield the value and its combinations with other ranks and micro-batches."""
         yield record.value, ()
         if record.value.dtype == bool:
             return
@@ -88,17 +88,17 @@ class Sharing:
                 yield np.sum(values, axis=0), ranks
 
     def others(self, record: Record) -> Iterator[Record]:
-        """The records of the same operator on ranks that may share its value, where it may be a part of a sum."""
+        """Yield the records of the same operator on ranks that may share a sum with it."""
         if self.averaged or self._may_be_a_part(record):
             for _, together in self._together(record):
                 yield from together
 
     def _shares(self, node: Node, ranks: tuple[int, ...]) -> bool:
-        """Whether parts of a sum may lie on these ranks: behind an exchange its ranks have one value, or parts of it."""
+        """Return True if partial sums may be on these ranks. After an exchange its ranks have one value, or parts of it."""
         return node.op not in COMPLETE or len(set(ranks) & set(node.ranks)) < 2
 
     def is_equal_elsewhere(self, record: Record, ranks: Iterable[int] = ()) -> bool:
-        """Whether the same operator yields the same on another one of ``ranks``, of all that its rank exchanges with if empty."""
+        """Return True if the operator yields the same value on another one of ``ranks`` (empty: any rank it exchanges with)."""
         turn = self.calls[record.rank, record.node.name, record.number].index(record)
         among = set(ranks) or {other for group in self.several(record.rank) for other in group}
         for rank in among - {record.rank}:
@@ -151,7 +151,7 @@ class Sharing:
         return self._cell(record), node.op, record.value.shape, record.number, flags
 
     def _cell(self, record: Record) -> str:
-        """Where an operator stands; a gradient, whose path may be that of another one, where its forward operator does."""
+        """Return the cell of an operator; for a gradient, whose path may be wrong, that of its forward operator."""
         key, node = (record.rank, record.node.name), record.node
         if key not in self._cells:
             forward = self.operators[record.rank].forward(node) if node.backward else None
@@ -159,11 +159,11 @@ class Sharing:
         return self._cells[key]
 
     def _may_be_a_part(self, record: Record) -> bool:
-        """Whether the operator may yield a part of a sum. The gradient of the loss begins divided by the number of its copies."""
+        """Return True if the operator may yield a partial sum. The gradient of the loss starts divided by its copies."""
         return record.node.op in PARTIAL or self.of_the_loss(record)
 
     def of_the_loss(self, record: Record) -> bool:
-        """Whether it is in the backward pass of the loss."""
+        """Return True if it is in the backward pass of the loss."""
         cell = self._cell(record)
         if not cell.startswith(BACKWARD):
             return _is_of_the_loss(record.node)
@@ -175,7 +175,7 @@ class Sharing:
 
 
 def _exchanging(graph: CompiledGraph) -> list[tuple[int, ...]]:
-    """The groups of ranks that a rank exchanges with."""
+    """Return the groups of ranks with which a rank exchanges."""
     return list(dict.fromkeys(ranks for ranks in graph.groups.values() if graph.rank in ranks))
 
 

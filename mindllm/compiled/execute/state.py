@@ -19,7 +19,7 @@ ACCUMULATORS = "accu_grads."
 
 
 def slices_of(parameter: Parameter, rank: int) -> tuple[slice, ...]:
-    """Where in the whole tensor the part of ``rank`` lies."""
+    """Return the slices of the whole tensor that ``rank`` has."""
     if parameter.layout is None:
         return tuple(slice(0, size) for size in parameter.shape)
     return parameter.layout.slices(rank)
@@ -31,7 +31,7 @@ def whole_shape(parameter: Parameter) -> tuple[int, ...]:
 
 
 def initial_parts(graph: CompiledGraph, whole: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The parameters of a rank at the beginning: its parts of ``whole``, arrays or tensors of a checkpoint.
+    """Return a rank's initial parameters: its parts of ``whole``, arrays or tensors of a checkpoint.
 
     What ``whole`` does not have (tables, accumulators, optimizer state at the start of a run) begins as it does in the graph.
 
@@ -59,7 +59,7 @@ def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarr
 
 
 def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """What a parameter in half precision holds; numbers of a type that numpy has not are computed with in fp32."""
+    """Round a value to the type of a parameter. Types that numpy lacks are stored in fp32."""
     if dtype not in ROUNDED:
         return value.astype(np.float32) if value.dtype in ROUNDED.values() else value
     if value.dtype.kind == "V":  # files of numpy keep the bytes of bfloat16, and not its name
@@ -69,7 +69,7 @@ def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def state_parts(machine: RankInterpreter) -> dict[str, Part]:
-    """What a rank answers for: weights it updates, and its optimizer state; no tables, accumulators or copies."""
+    """Return a rank's parts of updated weights and optimizer state, without tables, accumulators and copies."""
     parameters = machine.graph.parameters
     updated = set(updated_weights(parameters))
     return {
@@ -86,7 +86,7 @@ def _stored(machine: RankInterpreter, name: str) -> np.ndarray:
 
 
 def put_parts(machine: RankInterpreter, whole: Mapping[str, Any]) -> None:
-    """Replaces a rank's parts of these tensors, arrays or tensors of a checkpoint, where it has any."""
+    """Replace a rank's parts of these tensors, arrays or tensors of a checkpoint, where it has any."""
     for name, parameter in machine.graph.parameters.items():
         if name in whole:
             machine.parameters[name].value = _part(machine.rank, parameter, whole)

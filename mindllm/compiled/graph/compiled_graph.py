@@ -158,7 +158,7 @@ class Node:
 
 
 def _parts(layouts: Any) -> tuple[tuple[int, ...], ...] | None:
-    """The same of layouts that name axes. Those of an operator of several tensors, which are one input, stand in a tuple."""
+    """Return the parts of layouts that name axes. Several tensors that are one input form a tuple."""
     if layouts is None:
         return None
     found: list[tuple[int, ...]] = []
@@ -171,7 +171,7 @@ def _parts(layouts: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _cuts(devices: Sequence[int], axis: int | Sequence[int]) -> int:
-    """Parts of a dimension that is split over an axis, or several, counted from the right; -1: it is not."""
+    """Return the number of parts of a dimension that is split over one or several axes, counted from the right; -1: not split."""
     axes = (axis,) if isinstance(axis, int) else axis
     return math.prod(devices[-1 - axis] for axis in axes if axis >= 0)
 
@@ -270,11 +270,11 @@ class CompiledGraph:
         return {function.name: function for function in self.functions}
 
     def function(self, name: str) -> Function:
-        """A function by name."""
+        """Return a function by name."""
         return self._functions[name]
 
     def is_function(self, name: str) -> bool:
-        """Whether a name is that of a function."""
+        """Return True if a name belongs to a function."""
         return name in self._functions
 
     @cached_property
@@ -288,7 +288,7 @@ class CompiledGraph:
         }
 
     def input_tensors(self, node: Node) -> tuple[TensorType, ...]:
-        """The tensors a node reads."""
+        """Return the tensors that a node reads."""
         return tuple(tensor for name in node.inputs for tensor in tensors_of(self.types.get(name, OtherType("NONE"))))
 
     @cached_property
@@ -361,7 +361,7 @@ class CompiledGraph:
         return {cell: lines for cell, lines in cells.items() if "/" in cell}
 
     def source(self, node: Node) -> tuple[SourceLine, ...]:
-        """The calls that led to an operator, the innermost last; empty when unknown.
+        """Return the calls that led to an operator, the innermost last; empty if they are unknown.
 
         A gradient has those of its forward operator; what the compiler inserted, those of the cell it serves.
         """
@@ -372,12 +372,12 @@ class CompiledGraph:
         return self.sources.get(node.scope) or self.sources.get(forward) or self._cell_sources.get(cell, ())
 
     def nodes(self) -> Iterator[Node]:
-        """The nodes of all functions, each function once."""
+        """Yield the nodes of all functions, each function once."""
         for function in self.functions:
             yield from function.nodes
 
     def find(self, op: str, where: Callable[[Node], bool] = lambda node: True) -> list[Node]:
-        """Nodes of one kind of operator that satisfy a condition."""
+        """Return the nodes of one kind of operator that satisfy a condition."""
         return [node for node in self.nodes() if node.op == op and where(node)]
 
     def collectives(self) -> list[Node]:
@@ -396,7 +396,7 @@ def groups_of(functions: Iterable[Function]) -> dict[str, tuple[int, ...]]:
 
 
 def tensors_of(kind: ValueType) -> Iterator[TensorType]:
-    """The tensors of a value, in order, those inside tuples too."""
+    """Return the tensors of a value in order, including those inside tuples."""
     if isinstance(kind, TensorType):
         yield kind
     elif isinstance(kind, TupleType):
@@ -411,5 +411,5 @@ def _path_in(scope: str) -> str:
 
 
 def local_name(name: str) -> str:
-    """A name inside its function: ``f:model.norm_out.weight`` is ``model.norm_out.weight``."""
+    """Return a name inside its function: ``f:model.norm_out.weight`` is ``model.norm_out.weight``."""
     return name.rsplit(":", 1)[-1].lstrip("▸◂")

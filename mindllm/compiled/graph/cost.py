@@ -144,25 +144,25 @@ class Cost:
 
 
 def cost(graph: CompiledGraph, node: Node) -> Cost:
-    """The cost of one run of ``node`` on this rank."""
+    """Return the cost of one run of ``node`` on this rank."""
     given = graph.input_tensors(node)
     products = _products(graph, node, given)
     return Cost(products or _arithmetic(node, given), products, _traffic(node, given))
 
 
 def uncounted(graph: CompiledGraph) -> tuple[str, ...]:
-    """The operators of a graph whose operations are not known, by name: their bytes are in a cost, their operations are not."""
+    """Return the names of operators without a formula for their operations. Only their bytes count."""
     known = WITHOUT_ARITHMETIC | PRODUCTS | PER_ELEMENT.keys() | {GROUPED, ATTENTION, ATTENTION_GRADIENT}
     return tuple(sorted({node.op for node in graph.nodes() if node.op not in known and not node.exchanges}))
 
 
 def step_cost(graph: CompiledGraph, nodes: Iterable[Node] | None = None) -> Cost:
-    """The cost of ``nodes``, or of all, in one step: a node counts as often as its function runs."""
-    wanted = None if nodes is None else {node.name for node in nodes}
+    """Return the cost of ``nodes``, or of all, in a step. A node counts as often as its function runs."""
+    expected = None if nodes is None else {node.name for node in nodes}
     total = Cost()
     for function in graph.functions:
         for node in function.nodes:
-            if wanted is None or node.name in wanted:
+            if expected is None or node.name in expected:
                 total += cost(graph, node) * graph.executions[function.name]
     return total
 
@@ -201,7 +201,7 @@ def _products(graph: CompiledGraph, node: Node, given: Sequence[TensorType]) -> 
 
 
 def _share_of_band(queries: int, keys: int, before: Any, after: Any) -> float:
-    """How much of ``queries x keys`` is in a band that is counted from the last of both; half of the pairs on its edges."""
+    """Return the share of ``queries x keys`` in a band aligned at the last of both, with half of the pairs on its edges."""
     row = np.arange(queries) + (keys - queries)
     first, last = np.maximum(row - before, 0), np.minimum(row + after + 1, keys)
     edges = (row - before >= 0) & (row - before < keys), (row + after < keys) & (row + after >= 0)

@@ -39,7 +39,7 @@ def write_graph(
     initial: Mapping[str, np.ndarray],
     begins: Mapping[str, tuple[Any, ...]],
 ) -> None:
-    """Writes a graph, layouts and beginnings of its parameters and source lines of its operators; whole or absent."""
+    """Write a graph, layouts and beginnings of its parameters and source lines of its operators; whole or absent."""
     facts = {
         "format": FORMAT,
         "version": VERSION,
@@ -55,7 +55,7 @@ def write_graph(
 
 
 def save(graph: CompiledGraph, path: Path) -> None:
-    """Writes a graph to ``path``."""
+    """Write a graph to ``path``."""
     parameters = graph.parameters.values()
     layouts = {parameter.name: parameter.layout for parameter in parameters if parameter.layout}
     initial = {parameter.name: parameter.initial for parameter in parameters if parameter.initial is not None}
@@ -64,7 +64,7 @@ def save(graph: CompiledGraph, path: Path) -> None:
 
 
 def load(path: Path, pool: Pool | None = None) -> CompiledGraph:
-    """Reads what :func:`save` wrote. Graphs that are only executed and inspected are read with one ``pool`` for all ranks.
+    """Read what :func:`save` wrote. Graphs that are only executed and inspected are read with one ``pool`` for all ranks.
 
     Raises:
         UserError: the file is missing, damaged or something else.
@@ -93,7 +93,7 @@ def load(path: Path, pool: Pool | None = None) -> CompiledGraph:
 
 
 def _part(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A part of an archive, decompressed; raises ValueError where it is larger than any graph."""
+    """Return a decompressed part of an archive; raise ValueError if it is larger than any graph."""
     with archive.open(name) as part:
         content = part.read(LARGEST_GRAPH + 1)
     if len(content) > LARGEST_GRAPH:
@@ -102,7 +102,7 @@ def _part(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _as_tuple(value: Any) -> Any:
-    """Lists of JSON as the tuples that they were."""
+    """List of JSON as the tuples that they were."""
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 

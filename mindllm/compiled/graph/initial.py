@@ -42,11 +42,11 @@ def initial_values(step: nn.Cell, names: Collection[str], constants: Mapping[str
     Args:
         constants: what is known of some of them, as :func:`leave_undrawn` returns it.
     """
-    wanted = set(names)
+    expected = set(names)
     found = {
         parameter.name: _initial(parameter, constants)
         for parameter in step.get_parameters()
-        if parameter.name in wanted and not _is_weight(parameter)
+        if parameter.name in expected and not _is_weight(parameter)
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -54,13 +54,12 @@ def initial_values(step: nn.Cell, names: Collection[str], constants: Mapping[str
 def beginnings(
     step: nn.Cell, names: Collection[str], constants: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[Any, ...]]:
-    """How the weights called ``names`` of a training step begin where nothing is loaded, in plain values: what
-    :func:`mindllm.models.weights.drawn_value` asks of them by its name, or a number that all elements are.
+    """Return the initial values of weights of a training step that loads none, as plain values.
 
     Codes of quantized weights, which nothing changes, have no entry. ``constants`` are those of :func:`leave_undrawn`.
     """
-    wanted = set(names)
-    weights = [one for one in step.get_parameters() if one.name in wanted and _is_weight(one)]
+    expected = set(names)
+    weights = [one for one in step.get_parameters() if one.name in expected and _is_weight(one)]
     found = {one.name: _beginning(one, constants) for one in weights}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -76,7 +75,7 @@ def _beginning(parameter: Parameter, constants: Mapping[str, np.ndarray]) -> tup
 
 
 def _is_weight(parameter: Parameter) -> bool:
-    """Whether it is the model's, trained or frozen: no table, and no copy of a weight, such as a moment."""
+    """Return True for a weight of the model, trained or frozen; False for tables and copies of weights, such as moments."""
     is_copy = is_state(parameter.name) or parameter.name.startswith(ACCUMULATORS)
     return not (is_copy or getattr(parameter, "is_constant", False) or is_probe(parameter.name))
 
@@ -88,7 +87,7 @@ def _initial(parameter: Parameter, constants: Mapping[str, np.ndarray]) -> np.nd
 
 
 def _constant(parameter: Parameter) -> np.ndarray | None:
-    """The value of all elements of a parameter that has not been filled; None where they differ, or it has."""
+    """Return the value of all elements of a parameter that was not filled yet; None if they differ."""
     if not parameter.has_init or type(initializer := parameter.init_mode.init).__name__ not in CONSTANT_INITIALIZERS:
         return None
     from mindspore.common.dtype import dtype_to_nptype
@@ -99,6 +98,6 @@ def _constant(parameter: Parameter) -> np.ndarray | None:
 
 
 def _without_repetition(array: np.ndarray) -> np.ndarray:
-    """The array, or the one value of all its elements."""
+    """Return the array, or a scalar if all its elements are equal."""
     first = array.reshape(-1)[:1]
     return first.reshape(()).copy() if array.size and np.all(array == first) else array

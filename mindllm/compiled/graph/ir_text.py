@@ -16,7 +16,7 @@ The one named ``…_validate_….ir`` holds the graph after all passes of the fr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,131 @@ from typing import Any
 from mindllm.compiled.graph.compiled_graph import (
     CALL,
     CONSTANT,
+    ClosureType,
     CompiledGraph,
     Function,
     Input,
     Node,
+    OtherType,
     Parameter,
     TensorType,
+    TupleType,
     ValueType,
     groups_of,
 )
-from mindllm.compiled.graph.ir_values import NO_TYPE, closing, parse_entries, parse_type, parse_value, split
 from mindllm.compiled.graph.sources import read_sources
 from mindllm.errors import UserError
 from mindllm.outside import LARGEST_GRAPH, read_text
+
+QUOTED = r'"(?:[^"\\]|\\.)*"'
+BRACKET = re.compile(QUOTED + r"|[()\[\]{}]")
+MARK = re.compile(QUOTED + r"|->|[()\[\]{}<>,]")
+SCALAR = re.compile(r"(Bool|[IU]\d+|BF16|F\d+)\((.*)\)", re.DOTALL)
+DTYPE = re.compile(r"(BFloat|Float|Int|UInt|Complex)(\d+)|Bool")
+REPEATED = re.compile(r"(.*)\*(\d+)", re.DOTALL)
+REFERENCE_KEY = "ref_key="
+MONADS = ("UMonad", "IOMonad")
+NO_TYPE = OtherType("NONE")
+
+
+def closing(text: str, start: int) -> int:
+    """Return the position where the bracket at ``text[start]`` closes. Brackets inside quotes do not count.
+
+    Raises:
+        ValueError: it does not close.
+    """
+    depth = 0
+    for found in BRACKET.finditer(text, start):
+        mark = found.group()
+        depth += (mark in ("(", "[", "{")) - (mark in (")", "]", "}"))
+        if depth == 0:
+            return found.start()
+    raise ValueError(f"'{text[start]}' is not closed")
+
+
+def split(text: str) -> list[str]:
+    """Split at commas outside of brackets and quotes."""
+    parts, depth, begin = [], 0, 0
+    for found in MARK.finditer(text):
+        mark = found.group()
+        depth += (mark in ("(", "[", "{", "<")) - (mark in (")", "]", "}", ">"))
+        if mark == "," and depth == 0:
+            parts.append(text[begin : found.start()].strip())
+            begin = found.end()
+    last = text[begin:].strip()
+    return [*parts, last] if last else parts
+
+
+def parse_value(text: str) -> Any:
+    """Parse a literal to a Python value, and a monad to its type. Dtypes, large tensors and names stay text."""
+    if text.startswith('"') and text.endswith('"') and len(text) > 1:
+        return text[1:-1]
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
+        return tuple(parse_value(part) for part in split(text[1:-1]))
+    if scalar := SCALAR.fullmatch(text):
+        return _number(*scalar.groups())
+    if text.startswith(MONADS):
+        return OtherType(text.partition("[")[0].upper())
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    return None if text == "None" else text
+
+
+def _number(kind: str, text: str) -> Any:
+    try:
+        if kind == "Bool":
+            return text in ("1", "true")
+        return float(text) if "F" in kind else int(text)
+    except ValueError:
+        return text
+
+
+def parse_entries(text: str) -> dict[str, Any]:
+    """``name: value`` pairs between commas."""
+    pairs = (part.partition(":") for part in split(text))
+    return {name.strip(): parse_value(value.strip()) for name, _, value in pairs}
+
+
+def parse_type(text: str) -> ValueType:
+    """Parse a type, as ``<Tensor[Float16], (64, 32)>`` or ``<Tuple[Tensor[Float32]*2], TupleShape((32, 64), (32, 1))>``."""
+    kind, *rest = split(text.strip().removeprefix("<").removesuffix(">"))
+    keys = [part.removeprefix(REFERENCE_KEY) for part in rest if part.startswith(REFERENCE_KEY)]
+    return _type(kind, rest[0] if rest else "", keys[0] if keys else "")
+
+
+def _type(kind: str, shape: str, parameter: str = "") -> ValueType:
+    name, _, inner = kind.partition("[")
+    inner = inner.removesuffix("]")
+    if name == "Tensor":
+        return TensorType(_sizes(shape), dtype(inner), parameter)
+    if name in ("Ref", "Parameter"):
+        return _type(inner, shape, parameter)
+    if name in ("Tuple", "List"):
+        kinds = list(_repeated(split(inner)))
+        shapes = split(shape.partition("(")[2].removesuffix(")"))
+        if len(shapes) != len(kinds):  # a sequence of unknown length has no shapes
+            shapes = [""] * len(kinds)
+        return TupleType(tuple(map(_type, kinds, shapes)))
+    if name == "Func":
+        return ClosureType(())
+    return OtherType(name.upper()) if name != "null" else NO_TYPE
+
+
+def _repeated(kinds: Iterable[str]) -> Iterable[str]:
+    """``Tensor[Float32]*2`` means two of them."""
+    for kind in kinds:
+        found = REPEATED.fullmatch(kind)
+        yield from [found.group(1)] * int(found.group(2)) if found else [kind]
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in re.findall(r"-?\d+", text)) if text.startswith("(") else ()
+
+
+def dtype(name: str) -> str:
+    """Numpy's name of a dtype: ``Float16`` is ``float16``."""
+    return name.lower() if DTYPE.fullmatch(name) else "undefined"
+
 
 ENTRY = re.compile(r"#\s*IR entry\s*:\s*@(\S+)")
 PARAMETER = re.compile(r"^%para(\d+)_(\S*?)\s*: (<.*?>)(?=\s*:|\s*$)", re.MULTILINE)
@@ -55,7 +167,7 @@ SHOWN = 80  # characters of a damaged line
 
 
 def read_ir_text(path: Path, rank: int = 0) -> CompiledGraph:
-    """Reads a text ``.ir``. It does not say which ``rank`` it is of.
+    """Read a text ``.ir``. It does not say which ``rank`` it is of.
 
     Raises:
         UserError: it cannot be read, is something else, or damaged; says where.
@@ -69,7 +181,7 @@ def read_ir_text(path: Path, rank: int = 0) -> CompiledGraph:
 
 
 def parse_ir_text(text: str, rank: int = 0) -> CompiledGraph:
-    """Reads the content of a ``.ir``.
+    """Read the content of a ``.ir``.
 
     Raises:
         UserError: it is something else, or damaged; says in which line.
@@ -166,7 +278,7 @@ def _damaged(number: int, line: str, why: object) -> UserError:
 
 
 def _continue(record: _Record, line: str) -> None:
-    """A line below the first one of a node."""
+    """Parse a line after the first one of a node."""
     if found := TYPES.match(line):
         record.types = found.group(1)
     elif found := SCOPE.match(line):
@@ -190,7 +302,7 @@ class _NodeReader:
                 self.names[block.name, number] = self.names[block.name, debug_name] = name
 
     def function(self, block: _Block) -> Function:
-        """One graph, with the constants that no graph before it used."""
+        """Parse a graph, with the constants that no earlier graph uses."""
         nodes: list[Node] = []
         for record in block.records:
             before = len(self.constants)
@@ -250,7 +362,7 @@ class _NodeReader:
         return self.constants.setdefault((text, kind), constant).name
 
     def _reference(self, graph: str, text: str) -> str:
-        """The node or input that ``%7``, ``%para1_x`` or ``$(@graph:name)`` names; behind it may stand what it can call."""
+        """Return the node or input that ``%7``, ``%para1_x`` or ``$(@graph:name)`` names. A callee may follow."""
         if free := FREE.match(text):
             graph, text = free.groups()
         text = text.partition("[")[0]
@@ -272,7 +384,7 @@ def _application(text: str) -> tuple[str, str, str]:
 
 
 def _types(text: str) -> tuple[list[ValueType], ValueType]:
-    """Of the inputs and of the output."""
+    """Parse the types of the inputs and of the output."""
     if not text:
         return [], NO_TYPE
     end = closing(text, 0)

@@ -58,7 +58,7 @@ def parse_mind_ir(
     initial: Mapping[str, np.ndarray] | None = None,
     pool: Pool | None = None,
 ) -> CompiledGraph:
-    """Reads the graph of ``rank``. Layouts and initial values of parameters and source lines are not part of MindIR.
+    """Read the graph of ``rank``. Layouts and initial values of parameters and source lines are not part of MindIR.
 
     Graphs that are read with one ``pool`` share what they have in common, and do not keep the MindIR.
 
@@ -100,7 +100,7 @@ def _graph(
 
 
 def parameter_names(data: bytes) -> list[str]:
-    """The parameters of a graph, without reading its nodes."""
+    """Read the names of a graph's parameters without its nodes."""
     return [local_name(tensor.name) for tensor in _parse(data).graph.parameter]
 
 
@@ -164,8 +164,9 @@ def _function(graph: Any, reader: _NodeReader) -> Function:
 
 
 def _with_ranks(operators: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Attributes of operators; those in groups that the model made have their ranks. The compiler gives these all ranks of the
-    stage, and gradients of their operators have the name of the group alone.
+    """Return attributes of operators with the ranks of groups that the model created.
+
+    The compiler gives these groups all ranks of the stage, and gradients have the name of the group only.
     """
     groups = {one["group"]: one[GROUP_RANKS] for one in operators.values() if GROUP_RANKS in one and "group" in one}
     return {
@@ -243,7 +244,7 @@ def _attributes(attributes: Iterable[Any]) -> dict[str, Any]:
 
 
 def _value(attribute: Any) -> Any:
-    """A constant or an attribute as Python knows it; a dtype is its name."""
+    """Convert a constant or an attribute to a Python value. A dtype becomes its name."""
     kind = _kind(attribute)
     if kind in SEQUENCES:
         return tuple(_value(value) for value in attribute.values)
@@ -269,7 +270,7 @@ def _value(attribute: Any) -> Any:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """A constant tensor; it shares the bytes it was read from and cannot be written to."""
+    """Return a constant tensor. It shares the bytes of the file and is read-only."""
     dtype = np.dtype(ml_dtypes.bfloat16) if tensor.data_type == 16 else np.dtype(DTYPES[tensor.data_type])
     return np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims))
 

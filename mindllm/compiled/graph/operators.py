@@ -78,7 +78,7 @@ class Operators:
         return found
 
     def graph_of(self, node: Node) -> str:
-        """The forward function a node belongs to: its own, or that of its backward function."""
+        """Return the forward function of a node: its own, or that of its backward function."""
         name = self.function_of[node.name]
         return self._forward_functions.get(name, name)
 
@@ -87,21 +87,21 @@ class Operators:
         return {name: forward for forward, backward in self.graph.backward_of.items() for name in backward}
 
     def times(self, node: Node) -> int:
-        """Runs per step."""
+        """Run per step."""
         return self.graph.executions[self.function_of[node.name]]
 
     def forward(self, node: Node) -> Node | None:
-        """The operator a gradient is of."""
+        """Return the forward operator of a gradient."""
         return self.forwards.get(str(node.primal.get(FORWARD_UNIQUE, "")))
 
     def place(self, node: Node) -> str:
-        """The cell it belongs to, without wrappers: ``model.layers.0.attention.wq``; of a gradient, that of its operator."""
+        """Return its cell without wrappers, ``model.layers.0.attention.wq``; for a gradient that of its forward operator."""
         forward = self.forward(node)
         known = self._places.get(str((forward or node).primal.get(UNIQUE, "")))
         return known or place_of(forward or node)
 
     def repeats(self, node: Node) -> bool:
-        """Whether it is a forward operator run again. In reused cells what the compiler inserted itself has no mark of it."""
+        """Return True if it repeats a forward operator. In reused cells, operators that the compiler inserts have no mark."""
         in_backward_pass = self.function_of[node.name] in self._forward_functions
         return node.recomputed or (
             in_backward_pass and UNIQUE in node.primal and node.scope.startswith(RECOMPUTED_CELL)
@@ -127,12 +127,12 @@ class Operators:
         return tuple(found)
 
     def weight(self, node: Node) -> str:
-        """The weight that it gathers, or whose gradient it exchanges; "" where that cannot be told."""
+        """Return the weight that it gathers, or whose gradient it exchanges; "" if that is unknown."""
         named = node.attributes.get("mirror_user_id") or node.primal.get("mirror_user_id")
         return str(named) if named else self.parameter(node.inputs[0]).removeprefix("accu_grads.")
 
     def parameter(self, name: str) -> str:
-        """The parameter that a name is, or a copy of: converted, or gathered from its slices; "" if there is none."""
+        """Return the parameter that a name is, or of which it is a converted or gathered copy; "" if there is none."""
         while True:
             kind = self.graph.types.get(name)
             if isinstance(kind, TensorType) and kind.parameter:
@@ -143,12 +143,12 @@ class Operators:
             name = source.inputs[0]
 
     def producers(self, node: Node) -> Iterator[Node]:
-        """The operators that made its inputs, past those that pass values on."""
+        """Return the operators that compute its inputs, across those that pass values on."""
         for name in node.inputs:
             yield from self.origins(name)
 
     def origins(self, name: str) -> Iterator[Node]:
-        """The operators behind a name, past those that pass values on."""
+        """Return the operators that compute a name, across those that pass values on."""
         waiting = [name]
         for current in waiting:
             source = self.named.get(current)
@@ -159,7 +159,7 @@ class Operators:
                 yield source
 
     def consumers(self, node: Node) -> Iterator[Node]:
-        """The operators that use its output, past those that pass values on."""
+        """Return the operators that use its output, across those that pass values on."""
         waiting = [node.name]
         for name in waiting:
             for user in self.users.get(name, ()):
@@ -170,7 +170,7 @@ class Operators:
 
 
 def is_flagged(node: Node) -> bool:
-    """Whether recomputation was asked for: of the operator itself, or of a cell around it without excluding it."""
+    """Return True if an operator is marked for recomputation, or is in a marked cell that does not exclude it."""
     asked = node.attributes.get("recompute")
     if isinstance(asked, bool):
         return asked or node.marked_for_recompute
@@ -178,7 +178,7 @@ def is_flagged(node: Node) -> bool:
 
 
 def place_of(node: Node) -> str:
-    """The cells around a node, without those that only wrap a network and without ``Grad_…``."""
+    """Return the cells around a node, without wrappers of a network and ``Grad_…``."""
     return _unwrapped(node.path)
 
 

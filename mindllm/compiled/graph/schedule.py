@@ -34,7 +34,7 @@ class Event:
 
 
 def micro_batch_schedule(graph: CompiledGraph) -> tuple[Event, ...]:
-    """Calls of the network and exchanges with other stages, in the order the compiler prescribes.
+    """Call of the network and exchanges with other stages, in the order the compiler prescribes.
 
     Empty where no function is reused: one micro-batch, or accumulation without a pipeline.
     """
@@ -72,7 +72,7 @@ class _ScheduleReader:
         return Event(FORWARD, micro_batch, chunk, node)
 
     def _backward(self, node: Node) -> Event | None:
-        """The call of a closure that a forward call returned."""
+        """Return the call of a closure that a forward call returned."""
         closure = self.nodes.get(node.callee)
         if closure is None:
             return None
@@ -82,7 +82,7 @@ class _ScheduleReader:
         return Event(self._part(closure, self.nodes[call].type), *self.forwards[call], node)
 
     def _part(self, closure: Node, returned: ValueType) -> str:
-        """Which part of a backward pass one of the closures is that a call has ``returned``."""
+        """Return the part of a backward pass that a closure computes, of those that a call has ``returned``."""
         items = returned.items if isinstance(returned, TupleType) else ()
         places = [place for place, item in enumerate(items) if isinstance(item, ClosureType)]
         number = next((value for name in closure.inputs if isinstance(value := self.constants.get(name), int)), None)

@@ -56,12 +56,12 @@ def read_sources(lines: Iterable[str]) -> dict[str, tuple[SourceLine, ...]]:
 
 
 def _without_repeats(stack: list[SourceLine]) -> tuple[SourceLine, ...]:
-    """A line appears once for each expression around the operator; once is enough."""
+    """Remove repeated lines, which stand for each expression around an operator."""
     return tuple(line for index, line in enumerate(stack) if index == 0 or line != stack[index - 1])
 
 
 def sources_to_json(sources: Sources) -> dict:
-    """The same as tables: each line once, and for every operator the numbers of its lines."""
+    """Convert sources to tables: each line once, and for every operator the numbers of its lines."""
     numbers: dict[SourceLine, int] = {}
     calls = {
         scope: [numbers.setdefault(line, len(numbers)) for line in stack] for scope, stack in sources.items() if scope
@@ -70,6 +70,6 @@ def sources_to_json(sources: Sources) -> dict:
 
 
 def sources_from_json(tree: Mapping) -> Sources:
-    """What :func:`sources_to_json` made."""
+    """Read the tables of :func:`sources_to_json`."""
     lines = [SourceLine(str(file), int(line), str(text)) for file, line, text in tree["lines"]]
     return {scope: tuple(lines[number] for number in numbers) for scope, numbers in tree["calls"].items()}

@@ -125,13 +125,13 @@ def cause_of(operators: Operators, node: Node) -> str:
 
 
 def goes_round(node: Node) -> bool:
-    """Whether it passes keys and values of a sequence, or their gradients, on to the next rank."""
+    """Return True if it passes keys and values of a sequence, or their gradients, to the next rank."""
     return any(cell in node.scope for cell in CELLS_OF_A_RING)
 
 
 def gathers_for_products(operators: Operators, node: Node) -> bool:
-    """Whether it gathers the tokens that sequence parallelism spread, for matrix products (Korthikanti et al., 2022) or for rows
-    that are looked up among all of them. What else reads them, as dropout before an adapter, finds them there.
+    """Return True if it gathers tokens of sequence parallelism for matrix products (Korthikanti et al., 2022) or for looking up
+    rows.
     """
     following = _behind_reshapes(operators, node)
     return node.op == "AllGather" and any(
@@ -140,9 +140,7 @@ def gathers_for_products(operators: Operators, node: Node) -> bool:
 
 
 def is_of_attention(operators: Operators, node: Node) -> bool:
-    """Whether it brings parts of a sequence to attention, or from it: next to what reads and makes scores or in the cell around
-    it, over ranks that share sequences (an axis called cp of an operator's layout).
-    """
+    """Return True if it brings parts of a sequence to attention, or from it, over ranks that share sequences."""
     beside = {core.name for core in _around(operators, node, SHAPING)}
     place = operators.place(node)
     return any(
@@ -153,15 +151,13 @@ def is_of_attention(operators: Operators, node: Node) -> bool:
 
 
 def is_of_experts(operators: Operators, node: Node) -> bool:
-    """Whether it exchanges tokens over the ranks that share experts: next to a product with matrices that are stacked, and cut
-    between as many ranks.
-    """
+    """Return True if it exchanges tokens over the ranks that share experts, next to a product with stacked matrices."""
     cuts = [core.input_strategy for core in _around(operators, node, SCALING) if core.op in PRODUCTS]
     return any(cut and len(cut[1]) > 2 and cut[1][-3] == len(node.ranks) > 1 for cut in cuts)
 
 
 def _around(operators: Operators, node: Node, passed: frozenset[str]) -> list[Node]:
-    """Neighbours on both sides, past operators of some kinds."""
+    """Return the neighbors on both sides, across operators of some kinds."""
     return [
         *_through(operators.consumers, node, passed),
         *_through(operators.producers, node, passed),
@@ -177,7 +173,7 @@ def _through(neighbours: Callable[[Node], Iterable[Node]], node: Node, passed: f
 
 
 def _ranks_of_sequence(core: Node, rank: int) -> tuple[int, ...]:
-    """The ranks that differ from ``rank`` only along the axis of a layout over which sequences are split."""
+    """Return the ranks that differ from ``rank`` only along the axis over which sequences are split."""
     layout = next(iter(core.attributes["in_layout"]))
     names, sizes = layout.get("alias_name", ()), layout.get("device_matrix", ())
     if SEQUENCE_AXIS not in names:
@@ -189,7 +185,7 @@ def _ranks_of_sequence(core: Node, rank: int) -> tuple[int, ...]:
 
 
 def _behind_reshapes(operators: Operators, node: Node) -> Iterator[Node]:
-    """What reads a tensor; rows may be flattened before a product, as MindFormers does."""
+    """Return the readers of a tensor across reshapes, which may flatten rows before a product."""
     for user in operators.consumers(node):
         if user.op in (RESHAPE, "Cast"):
             yield from _behind_reshapes(operators, user)
@@ -198,7 +194,7 @@ def _behind_reshapes(operators: Operators, node: Node) -> Iterator[Node]:
 
 
 def exchange_parts(found: list[Exchange], each: bool) -> Iterator[Part]:
-    """As a table of alike exchanges, or of each, and one of totals."""
+    """Yield a table of exchanges, grouped or each, and one of totals."""
     groups: dict[tuple[Any, ...], list[Exchange]] = defaultdict(list)
     for number, exchange in enumerate(found):
         alike = (exchange.operator, exchange.cause, without_numbers(exchange.place), exchange.phase, exchange.ranks)

@@ -81,7 +81,7 @@ class Inspection(Result):
         Raises:
             UserError: nothing has this name.
         """
-        from mindllm.compiled.inspect.show import show
+        from mindllm.compiled.inspect.summary import show
 
         lines = list(show(self.graph, scope, everything=everything))
         return Answer(f"show {scope}", {"lines": lines}, ("\n".join(lines),))
@@ -109,7 +109,7 @@ class Inspection(Result):
 
     def differences(self, other: Inspection) -> Answer:
         """Return what differs in ``other``: totals, operators, layouts, parameters."""
-        from mindllm.compiled.inspect.diff import compare, comparison_parts
+        from mindllm.compiled.inspect.summary import compare, comparison_parts
 
         found = compare(self.graph, other.graph)
         return Answer("diff", found, tuple(comparison_parts(found, (self.name, other.name))))

@@ -14,7 +14,7 @@ from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CONSTANT, Compile
 from mindllm.compiled.graph.cost import Cost, cost
 from mindllm.compiled.graph.operators import LAYER, ORDERING, Operators
 from mindllm.compiled.inspect.comm import cause_of
-from mindllm.compiled.inspect.saved_activations import KeptTensors
+from mindllm.compiled.inspect.recompute import KeptTensors
 from mindllm.compiled.inspect.tables import count_text, size_text
 from mindllm.files import atomic_open
 from mindllm.terminal.page import beside_proof, fill, json_markup, mark
@@ -26,14 +26,14 @@ LIBRARIES = ("cytoscape.min.js", "cytoscape-dagre.min.js")
 
 
 def write_page(graph: CompiledGraph, title: str, path: Path) -> None:
-    """Writes the page; the file is whole or absent."""
+    """Write the page; the file is whole or absent."""
     text = render_page(graph, title, beside_proof(path.parent))
     with atomic_open(path) as file:
         file.write(text)
 
 
 def render_page(graph: CompiledGraph, title: str, to_proof: bool = False) -> str:
-    """Returns the page as HTML; ``to_proof``: with the way back to the proof of the run beside it."""
+    """Return the page as HTML; ``to_proof``: with the way back to the proof of the run beside it."""
     scripts = "\n".join(f"<script>{(BUNDLED / name).read_text(encoding='utf-8')}</script>" for name in LIBRARIES)
     data = json_markup(page_data(graph))
     markup = {"mark": mark("graph of a rank", to_proof), "libraries": scripts, "data": data}
@@ -90,7 +90,7 @@ def _is_drawn(node: Node) -> bool:
 
 
 def part_of(place: str) -> str:
-    """What is drawn together: a layer by its path, other cells by the first two levels of theirs."""
+    """Return the part of the drawing: a layer by its path, other cells by their first two levels."""
     layer = LAYER.match(place)
     return place[: layer.end()].rstrip(".") if layer else ".".join(place.split(".")[:2]) or "step"
 

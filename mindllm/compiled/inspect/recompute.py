@@ -3,20 +3,147 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mindllm.compiled.graph.compiled_graph import COLLECTIVES, Node
+from mindllm.compiled.graph.compiled_graph import CALL, COLLECTIVES, PARTIAL, Node, TensorType, tensors_of
 from mindllm.compiled.graph.cost import bytes_of
-from mindllm.compiled.graph.operators import FORWARD, ORDERING, Operators, is_flagged, layer_of, without_numbers
-from mindllm.compiled.inspect.saved_activations import VIEWS, KeptTensors, Storage
+from mindllm.compiled.graph.operators import (
+    BACKWARD,
+    FORWARD,
+    ORDERING,
+    RECOMPUTED,
+    UNIQUE,
+    Operators,
+    is_flagged,
+    layer_of,
+    without_numbers,
+)
 from mindllm.compiled.inspect.source import Inspected
 from mindllm.compiled.inspect.tables import size_text, table_parts
 from mindllm.config.recompute import LEVEL_SEPARATOR, names_operator
 
 if TYPE_CHECKING:
     from mindllm.results import Part
+
+PASSING = frozenset({"Depend", "Load"})
+VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze"})
+WITHOUT_READING = ORDERING - {"TensorMove"} | VIEWS
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Memory: an output of a node, or an input of a function."""
+
+    owner: str
+    index: int = 0
+
+
+class KeptTensors:
+    """Reads a graph once; answers for any set of repetitions taken away."""
+
+    def __init__(self, operators: Operators) -> None:
+        self.operators = operators
+        self._storages: dict[str, Storage | None] = {}
+
+    @cached_property
+    def repetitions(self) -> Mapping[str, Node]:
+        """The original of every repeated operator, by the name of the repetition."""
+        originals = {self._pair(node): node for node in self.operators.nodes if not self.operators.repeats(node)}
+        copies = filter(self.operators.repeats, self.operators.nodes)
+        return {node.name: originals[self._pair(node)] for node in copies if self._pair(node) in originals}
+
+    def _pair(self, node: Node) -> tuple[Any, ...]:
+        """Return a key that only an operator and its repetition share."""
+        number = node.primal.get("recompute_id", node.primal.get(UNIQUE, node.name))
+        return node.op, number, self.operators.graph_of(node)
+
+    @cached_property
+    def _readers(self) -> list[tuple[Node, tuple[Storage, ...]]]:
+        """Operators of the backward pass and repetitions, with the memory they read."""
+        phases = (BACKWARD, RECOMPUTED)
+        readers = [node for node in self.operators.nodes if self.operators.phase(node) in phases]
+        return [(node, self.read(node)) for node in readers if node.op not in WITHOUT_READING]
+
+    def read(self, node: Node) -> tuple[Storage, ...]:
+        """Yield the memory that a node reads."""
+        parts: list[str] = []
+        for name in node.inputs:
+            source = self.operators.named.get(name)
+            parts += source.inputs if source is not None and source.op == "MakeTuple" else [name]
+        return tuple(storage for storage in map(self.storage, parts) if storage)
+
+    def storage(self, name: str) -> Storage | None:
+        """Return the memory of a name; None for parameters, constants and monads."""
+        if name not in self._storages:
+            self._storages[name] = self._find(name)
+        return self._storages[name]
+
+    def kept(self, without: Collection[str] = ()) -> frozenset[Storage]:
+        """Memory of the forward pass that is kept, if the repetitions named in ``without`` were not made."""
+        found = set()
+        for node, storages in self._readers:
+            if node.name in without:
+                continue
+            for storage in storages:
+                original = self.repetitions.get(storage.owner) if storage.owner in without else None
+                found.add(Storage(original.name, storage.index) if original is not None else storage)
+        return frozenset(storage for storage in found if self._of_forward_pass(storage))
+
+    def readers(self, storage: Storage) -> Iterable[Node]:
+        """Operators of the backward pass, and repetitions, that read it."""
+        return (node for node, storages in self._readers if storage in storages)
+
+    def size(self, storages: Iterable[Storage]) -> int:
+        """Bytes."""
+        return bytes_of(tensor for storage in storages if (tensor := self.tensor(storage)) is not None)
+
+    def tensor(self, storage: Storage) -> TensorType | None:
+        """Return the tensor in a memory."""
+        tensors = list(tensors_of(self.operators.graph.types[storage.owner]))
+        return tensors[storage.index] if storage.index < len(tensors) else None
+
+    @cached_property
+    def bound(self) -> Mapping[str, str]:
+        """What inputs of functions are given by their first call, or by the closure of a backward pass."""
+        graph, found = self.operators.graph, dict[str, str]()
+        for node in self.operators.nodes:
+            if node.op not in (CALL, PARTIAL):
+                continue
+            name, given = (node.callee, node.inputs) if node.op == CALL else (node.inputs[0], node.inputs[1:])
+            if graph.is_function(name):
+                for bound, value in zip(graph.function(name).inputs, given, strict=False):
+                    found.setdefault(bound.name, value)
+        return found
+
+    def _find(self, name: str) -> Storage | None:
+        node = self.operators.named.get(name)
+        while name in self.bound or (node is not None and node.op in PASSING | VIEWS):
+            name = self.bound[name] if name in self.bound or node is None else node.inputs[0]
+            node = self.operators.named.get(name)
+        kind = self.operators.graph.types.get(name)
+        if node is None:
+            return Storage(name) if isinstance(kind, TensorType) and not kind.parameter else None
+        if node.op == "TupleGetItem":
+            return self._item(node)
+        return Storage(name) if next(iter(tensors_of(node.type)), None) is not None else None
+
+    def _item(self, node: Node) -> Storage | None:
+        index = self.operators.graph.constants.get(node.inputs[1], 0)
+        source = self.operators.named.get(node.inputs[0])
+        while source is not None and source.op in PASSING:
+            source = self.operators.named.get(source.inputs[0])
+        if source is not None and source.op == "MakeTuple":
+            return self.storage(source.inputs[index])
+        return Storage(source.name, index) if source is not None else None
+
+    def _of_forward_pass(self, storage: Storage) -> bool:
+        """Return True for an activation, and False for copies of weights that all micro-batches share."""
+        node = self.operators.named.get(storage.owner)
+        return (node is None or self.operators.phase(node) == FORWARD) and not self.operators.parameter(storage.owner)
+
 
 WHOLE_LAYER = "recompute"
 COMMUNICATION = "recompute_comm_op"
@@ -76,7 +203,7 @@ def recomputation(inspected: Inspected) -> Recomputation:
 
 
 def recomputation_parts(found: Recomputation) -> Iterator[Part]:
-    """A table, and the reasons below it."""
+    """Yield a table, and the reasons below it."""
     numbers = ["matched", "flagged", "repeated", "saved", "at best"]
     rows = [
         (
@@ -99,7 +226,7 @@ def recomputation_parts(found: Recomputation) -> Iterator[Part]:
 
 
 def as_json(found: Recomputation) -> dict[str, Any]:
-    """All fields."""
+    """Return all fields."""
     return asdict(found)
 
 
@@ -116,17 +243,17 @@ class _Reader:
         ]
 
     def effect(self, pattern: Pattern) -> Effect:
-        """Looks for the operators of a pattern, their flags and their repetitions."""
+        """Look for the operators of a pattern, their flags and their repetitions."""
         matched = [item for item in self.candidates if self._matches(pattern, *item)]
         nodes = [node for node, *_ in matched]
         communication = "comm" in pattern.key
-        wanted = [other for node in nodes for other in self._exchanges_beside(node)] if communication else nodes
-        names = {node.name for node in wanted}
+        expected = [other for node in nodes for other in self._exchanges_beside(node)] if communication else nodes
+        names = {node.name for node in expected}
         repetitions = {copy for copy, original in self.kept.repetitions.items() if original.name in names}
         originals = {self.kept.repetitions[copy].name for copy in repetitions}
         now, without = self.kept.kept(), self.kept.kept(repetitions)
         saved = self.kept.size(without) - self.kept.size(now)
-        yielded = sum(bytes_of(node.tensors) for node in wanted if node.op not in VIEWS)
+        yielded = sum(bytes_of(node.tensors) for node in expected if node.op not in VIEWS)
         flagged = [
             node for node in nodes if (node.attributes.get(COMMUNICATION) if communication else is_flagged(node))
         ]
@@ -141,7 +268,7 @@ class _Reader:
             repeated=len(originals),
             saved=saved,
             yielded=yielded,
-            why=self._why(wanted, repetitions, now) if small else "",
+            why=self._why(expected, repetitions, now) if small else "",
         )
 
     def _matches(self, pattern: Pattern, node: Node, layer: int, rest: str) -> bool:
@@ -153,7 +280,7 @@ class _Reader:
         return names_operator(pattern.text, f"{rest}.{name}" if rest else name)
 
     def _exchanges_beside(self, node: Node) -> Iterator[Node]:
-        """The collectives the compiler put behind or before an operator, past conversions."""
+        """Return the collectives next to an operator that the compiler inserted, across conversions."""
         for step in (self.operators.consumers, self.operators.producers):
             following = list(step(node))
             for other in following:
@@ -163,7 +290,7 @@ class _Reader:
                     following += step(other)
 
     def _why(self, nodes: Sequence[Node], repetitions: Collection[str], now: frozenset[Storage]) -> str:
-        """The commonest reason that nothing is saved."""
+        """Return the most frequent reason that nothing is saved."""
         if not nodes:
             return "matches no operator of this rank"
         copies = {self.kept.repetitions[copy].name: self.operators.named[copy] for copy in repetitions}
@@ -175,7 +302,7 @@ class _Reader:
         return max(reasons, key=lambda reason: reasons[reason])
 
     def _kept_behind(self, node: Node, now: frozenset[Storage]) -> str:
-        """A view or conversion of the result that is not recomputed, and so is kept in its place."""
+        """Return a view or conversion of the result that is not recomputed, and so is kept instead of it."""
         for user in self._passed_on_by(node):
             storage = self.kept.storage(user.name)
             if user.op not in PASSED_ON or is_flagged(user) or storage is None:
@@ -190,7 +317,7 @@ class _Reader:
         return ""
 
     def _kept_before(self, copy: Node, now: frozenset[Storage]) -> str:
-        """A conversion of the input that is not recomputed, and so is kept to repeat from."""
+        """Return a conversion of the input that is not recomputed, and so is kept for the repetition."""
         for storage in self.kept.read(copy):
             source = self.operators.named.get(storage.owner)
             tensor = self.kept.tensor(storage)
@@ -241,7 +368,7 @@ def _unused(node: Node, repeated: bool) -> str:
 
 
 def _of_configuration(inspected: Inspected) -> Iterator[Pattern]:
-    """The keys and patterns of a run."""
+    """Return the keys and patterns of a run."""
     from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, make_plan
 
     assert inspected.config

@@ -17,7 +17,7 @@ from mindllm.compiled.graph.compiled_graph import COLLECTIVES, PARTIAL, Compiled
 from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, Operators, without_numbers
 from mindllm.compiled.inspect.comm import LAYOUT, REDISTRIBUTION, cause_of
-from mindllm.compiled.inspect.saved_activations import VIEWS
+from mindllm.compiled.inspect.recompute import VIEWS
 from mindllm.compiled.inspect.tables import size_text
 from mindllm.terminal.text import styled
 
@@ -58,7 +58,7 @@ class LayoutChange:
 
 
 def layout_changes(graph: CompiledGraph) -> list[LayoutChange]:
-    """All of them in the forward pass, the costliest first; alike ones of several layers once."""
+    """Return the layout changes of the forward pass, the most expensive first. Equal ones of several layers appear once."""
     operators = Operators(graph)
     inserted = {node.name for node in operators.nodes if _changes_layout(operators, node)}
     found = []
@@ -75,7 +75,7 @@ def layout_changes(graph: CompiledGraph) -> list[LayoutChange]:
 
 
 def change_parts(changes: Sequence[LayoutChange]) -> Iterator[Part]:
-    """One paragraph each."""
+    """Yield a paragraph for each change."""
     exchanged = sum(change.bytes * change.times * change.layers for change in changes)
     if not changes:
         yield "no layout change that nobody asked for"
@@ -94,7 +94,7 @@ def change_parts(changes: Sequence[LayoutChange]) -> Iterator[Part]:
 
 
 def as_json(changes: Sequence[LayoutChange]) -> dict[str, Any]:
-    """All fields."""
+    """Return all fields."""
     return {"layout_changes": [asdict(change) for change in changes]}
 
 
@@ -103,7 +103,7 @@ def _changes_layout(operators: Operators, node: Node) -> bool:
 
 
 def _chain(operators: Operators, last: Node, inserted: set[str]) -> list[Node]:
-    """The inserted operators that lead to ``last``, in order."""
+    """Return the inserted operators that lead to ``last``, in order."""
     chain, found = [last], {last.name}
     for node in chain:
         before = {source.name: source for source in operators.producers(node)}
@@ -121,7 +121,7 @@ def _asked_for(operators: Operators, chain: Sequence[Node]) -> bool:
 
 
 def _holds_activations(operators: Operators, node: Node) -> bool:
-    """Whether what it cuts was computed from weights: indices, labels and masks of a batch are integers or belong to no cell."""
+    """Return True if its input was computed from weights. Indices, labels and masks are integers or belong to no cell."""
     return (
         node.dtypes != ()
         and node.dtypes[0].startswith(("float", "bfloat"))
@@ -156,7 +156,7 @@ def _change(operators: Operators, chain: Sequence[Node], consumers: Sequence[Nod
 
 
 def _yielded_as(node: Node) -> Strategy | None:
-    """How the output of an operator is cut: as it was told, or as its inputs are."""
+    """Return how the output of an operator is cut: as declared, or like its inputs."""
     if node.output_strategy:
         return node.output_strategy[0]
     given = node.input_strategy

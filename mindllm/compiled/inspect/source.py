@@ -43,7 +43,7 @@ def compile_run(config: RunConfig, rank: int, name: str = "run", progress: Progr
 
 
 def read_graph(path: Path) -> Inspected:
-    """Reads a graph of any kind, recognised by content; of a directory, the one it holds.
+    """Read a graph of any kind, recognised by content; of a directory, the one it holds.
 
     Raises:
         UserError: there is none, there are several, or it is damaged.

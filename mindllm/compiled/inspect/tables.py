@@ -30,7 +30,7 @@ def size_text(number: float) -> str:
 
 
 def count_text(number: float) -> str:
-    """A large count: ``16.5 M``."""
+    """Return a large count in short form: ``16.5 M``."""
     return _scaled(number, COUNTS)
 
 

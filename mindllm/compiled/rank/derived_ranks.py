@@ -50,14 +50,14 @@ class NotDerivable(Exception):
 
 
 def sample_of(mesh: Mesh, stage: int) -> tuple[int, ...]:
-    """The ranks of a stage that are compiled: the first, its neighbour along every axis that has several, the last."""
+    """Return the ranks of a stage to compile: the first, its neighbor along every shared axis, and the last."""
     first = stage * mesh.stage_device_num
     neighbours = [first + step for step, _ in _steps(mesh)]
     return tuple(dict.fromkeys((first, *neighbours, first + mesh.stage_device_num - 1)))
 
 
 def _steps(mesh: Mesh) -> list[tuple[int, int]]:
-    """Axes with several ranks inside a stage, the outermost first: how far apart neighbours are, and how many there are.
+    """Ax with several ranks inside a stage, the outermost first: how far apart neighbours are, and how many there are.
 
     They are the coarsest that both views of the devices are made of; those of dense parts where one view cuts across the other.
     """
@@ -69,12 +69,12 @@ def _steps(mesh: Mesh) -> list[tuple[int, int]]:
 
 
 def _distances(axes: Mapping[str, int]) -> set[int]:
-    """How far apart neighbours along each axis are, and how many ranks there are; ``axes`` from the outermost on."""
+    """Return the distance of neighbors along each axis, and the number of ranks; ``axes`` from the outermost on."""
     return {1, *itertools.accumulate([*axes.values()][::-1], operator.mul)}
 
 
 def derived(mesh: Mesh, stage: int, compiled: Mapping[int, CompiledGraph]) -> dict[int, CompiledGraph]:
-    """The graphs of all other ranks of a stage, whose sample is ``compiled``.
+    """Return the graphs of all other ranks of a stage, whose sample is ``compiled``.
 
     Raises:
         NotDerivable: the rule does not hold.
@@ -102,7 +102,7 @@ class _Rule:
         self.leaves = list(zip(_leaves(self.first), *map(_leaves, neighbours), strict=True))
 
     def predict(self, rank: int) -> CompiledGraph:
-        """The graph of a rank of the stage."""
+        """Return the graph of a rank of the stage."""
         steps = [(rank - self.first.rank) // step % size for step, size in self.steps]
         predicted = iter([self._leaf(leaf, steps) for leaf in self.leaves])
         functions = tuple(self._function(function, predicted) for function in self.first.functions)
@@ -112,14 +112,14 @@ class _Rule:
         return replace(self.first, rank=rank, functions=functions, parameters=parameters, groups=groups_of(functions))
 
     def _function(self, function: Function, predicted: Iterator[Mapping[str, Any]]) -> Function:
-        """The function with what is predicted for its nodes, constants aside; of these new ones stand before their use."""
+        """Return the function with predicted nodes. New constants come before their use."""
         nodes: list[Node] = []
         for node in function.nodes:
             nodes += [node] if node.op == CONSTANT else _with_leaves(node, next(predicted), self.constants)
         return replace(function, nodes=tuple(nodes))
 
     def _leaf(self, leaf: Sequence[Mapping[str, Any]], steps: Sequence[int]) -> Mapping[str, Any]:
-        """What a node or parameter has; the first one's own where nothing differs."""
+        """Return the leaf of a node or parameter; the first rank's one if nothing differs."""
         first, *neighbours = leaf
         if all(_equal(first, other) for other in neighbours):
             return first
@@ -159,9 +159,7 @@ class _Rule:
         raise NotDerivable(f"{name} {_told(first)} is {_told(other)} elsewhere")
 
     def _name(self, ranks: tuple[int, ...], first: str) -> str:
-        """The name that the model gives these ranks; or the compiler's, where it was compiled on some rank; else one of our own,
-        the same on all ranks.
-        """
+        """Return the model's name of a group of ranks, or the compiler's if it was compiled on some rank, else a new one."""
         if NAME_OF_OWN.match(first):
             return model_group_name(ranks)
         kind = _kind(first)
@@ -194,7 +192,7 @@ def _constants(graph: CompiledGraph) -> dict[str, Node]:
 
 
 def _leaves(graph: CompiledGraph) -> Iterator[Mapping[str, Any]]:
-    """What may differ between ranks: attributes of nodes and constants they use, then layouts and initial values of parameters.
+    """Return what may differ between ranks: attributes and constants of nodes, layouts and initial values of parameters.
 
     Equal constants of a graph are one, so that ranks have more or fewer of them; they count where they are used.
     """
@@ -218,7 +216,7 @@ def _leaves_of_parameter(parameter: Parameter) -> Mapping[str, Any]:
 
 
 def _with_leaves(node: Node, leaf: Mapping[str, Any], constants: Mapping[str, Node]) -> list[Node]:
-    """The node with these attributes and constants, and before it the constants that are new."""
+    """Return the node with these attributes and constants, after the constants that are new."""
     new, inputs = [], list(node.inputs)
     for place, (name, value) in enumerate(zip(node.inputs, leaf["constants"], strict=True)):
         if name in constants and value is not constants[name].value:
@@ -247,7 +245,7 @@ class _Numbered:
 
 
 def _structure(graph: CompiledGraph) -> Iterator[Hashable]:
-    """All of a graph but its leaves, without the names that the compiler numbers."""
+    """Return a graph without its leaves and without the names that the compiler numbers."""
     number, constants = _Numbered({}), _constants(graph)
 
     def used(name: str) -> Hashable:
@@ -321,7 +319,7 @@ def _require_same(predicted: CompiledGraph, found: CompiledGraph) -> None:
 
 
 def _first_difference(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
-    """The innermost name under which two leaves differ first, and both values; names of groups, which follow from ranks, last."""
+    """Return the innermost name of the first leaf that differs, and both values. Names of groups come last."""
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
         for key in sorted(one, key=lambda key: key in (*NAMES_OF_GROUP, RANKS_TEXT)):
             if not _equal(one[key], other[key]):

@@ -19,19 +19,19 @@ class Pool:
         self._values: dict[Hashable, Any] = {}
 
     def same(self, value: Value) -> Value:
-        """The first value equal to this one, and of its type. Inside a tuple 1 and True are equal: see ``plain``."""
+        """Return the first value that is equal and of the same type. Inside a tuple 1 and True are equal: see ``plain``."""
         return self._values.setdefault((type(value), value), value)
 
     def plain(self, value: Any) -> Any:
-        """The first value written as this one, where it is made of numbers, texts, tuples and mappings; else itself."""
+        """Return the first value with the same text, for numbers, texts, tuples and mappings; else the value itself."""
         return self._values.setdefault((Mapping, repr(value)), value) if _is_plain(value) else value
 
     def attributes(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Attributes whose names and values are shared."""
+        """Return attributes with shared names and values."""
         return {self.same(name): self.plain(value) for name, value in values.items()}
 
     def array(self, array: np.ndarray) -> np.ndarray:
-        """The first array of this content."""
+        """Return the first array with this content."""
         content = hashlib.sha256(np.ascontiguousarray(array).data).digest()
         return self._values.setdefault((array.dtype.str, array.shape, content), array)
 

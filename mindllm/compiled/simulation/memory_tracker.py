@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,64 @@ from mindllm.compiled.simulation.simulation import (
     Task,
     operator_of,
 )
-from mindllm.compiled.simulation.somas import fullest_moment, read_plans
+
+SOMAS = "SomasMemory"  # the name of its blocks
+PLAN = "*_somas_tensor_offset_*.ir"
+TENSOR = re.compile(r"%(\d+)T\t#(\d+)S\t#\d+S\t&(\d+)\t\w+\t\w+\t(\d+)\t(\d+)\t(\S+)")
+NODE = re.compile(r"\$\d+\t(\S+)\t\d+\tinputs\[([^\]]*)\]")
+INPUT = re.compile(r"%(\d+)T")
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor with its place. ``size`` and ``offset`` are bytes; it lives from operator ``start`` to ``end`` of the graph, both
+    included. ``node`` writes it, ``users`` read it.
+    """
+
+    size: int
+    offset: int
+    start: int
+    end: int
+    node: str
+    users: tuple[str, ...]
+
+
+def read_plans(directory: Path) -> list[list[PlannedTensor]]:
+    """Read the plan of every graph with planned memory, from the files of the memory tracker in ``rank_R/``."""
+    return [list(_tensors(path)) for path in sorted(directory.glob(PLAN))]
+
+
+def fullest_moment(plan: Iterable[PlannedTensor]) -> list[PlannedTensor]:
+    """Return the tensors in use when most of the planned memory is in use.
+
+    Of those that share a place, as an operator's that writes into its input, only the largest.
+    """
+    tensors = list(plan)
+    times = sorted({tensor.start for tensor in tensors})
+    moments = (_places(tensor for tensor in tensors if tensor.start <= time <= tensor.end) for time in times)
+    return max(moments, key=lambda moment: sum(tensor.size for tensor in moment), default=[])
+
+
+def _places(tensors: Iterable[PlannedTensor]) -> list[PlannedTensor]:
+    largest: dict[int, PlannedTensor] = {}
+    for tensor in tensors:
+        if tensor.offset not in largest or largest[tensor.offset].size < tensor.size:
+            largest[tensor.offset] = tensor
+    return list(largest.values())
+
+
+def _tensors(path: Path) -> Iterator[PlannedTensor]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    users = defaultdict[str, list[str]](list)
+    for line in lines:
+        if node := NODE.match(line):
+            for number in INPUT.findall(node[2]):
+                users[number].append(node[1])
+    for line in lines:
+        if found := TENSOR.match(line):
+            number, size, offset, start, end, name = found.groups()
+            yield PlannedTensor(int(size), int(offset), int(start), int(end), name, tuple(users[number]))
+
 
 BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
 FOR_EVER = 2**63 - 1
@@ -60,7 +118,7 @@ class Tracked:
 
 
 def read_tracked(directory: Path, rename: Callable[[str], str] = str, order: Path | None = None) -> Tracked:
-    """Reads ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``.
+    """Read ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``.
 
     ``rename`` is applied to the names of operators and parameters; ``order`` is the directory of the latter files, which
     MindSpore puts beside graphs where it saves these.
@@ -99,7 +157,7 @@ def _planned(directory: Path, rename: Callable[[str], str]) -> Iterator[Block]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows by the names of their columns: ``csv.DictReader`` takes twice as long, for rows of other lengths."""
+    """Yield the rows by column name. ``csv.DictReader`` takes twice as long, for rows of other lengths."""
     with open(path, encoding="utf-8", newline="") as file:
         rows = filter(None, csv.reader(file))
         names = next(rows, [])
@@ -123,7 +181,7 @@ def _block(row: Mapping[str, str], nodes: Mapping[int, str]) -> Block:
 
 
 def category(kind: str, node: str, users: list[str]) -> str:
-    """What a block is there for, from who writes it and who reads it.
+    """Return the purpose of a block, from its writer and its readers.
 
     A parameter is known by its name. Of the rest, outputs of exchanges are communication buffers; what the backward pass hands
     to the optimizer, or to an exchange or accumulator outside of it, is a gradient; what the optimizer computes counts as its

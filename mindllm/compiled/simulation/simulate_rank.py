@@ -213,7 +213,7 @@ def simulate_alone(tree: dict[str, Any], rank: int, directory: str, parsed: str,
 
 
 def simulate(config: RunConfig, rank: int, whole: bool = False) -> None:
-    """One step of ``rank``; what it takes is in the files and lines MindSpore leaves.
+    """Run one step of ``rank``. Its results are in the files and lines that MindSpore writes.
 
     ``whole``: the layers of other stages are compiled as they are.
     """
@@ -248,8 +248,9 @@ def simulate(config: RunConfig, rank: int, whole: bool = False) -> None:
 
 
 def _part_by_part(config: RunConfig) -> list[tuple[Any, Sequence[Any]]]:
-    """Cells and inputs of a step on one device that accumulates gradients, whose engine has a graph for its parts and one for
-    their end. One part is as good as several. It comes last: when it is first called, optimizer state is not on the device yet.
+    """Return cells and inputs of a step on one device that accumulates gradients: a graph for a part, and one for the end.
+
+    One part represents several. It comes last, because optimizer state is not on the device when it is first called.
     """
     from mindllm.models.attention.largest_logit import largest_logits
     from mindllm.models.weights import shares_of
@@ -281,7 +282,7 @@ def leave_uninitialised(parameters: Iterable[Any]) -> None:
 
 
 def unknown_lines(output: str) -> list[str]:
-    """What MindSpore printed, without lines that are known to be harmless; of those from one place the first."""
+    """Return MindSpore's output without lines known to be harmless, and one line for each place."""
     known, place = re.compile("|".join(KNOWN)), re.compile(r"\[mindspore/\S+\]")
     first: dict[str, str] = {}
     for line in output.splitlines():

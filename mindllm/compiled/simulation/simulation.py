@@ -118,7 +118,7 @@ class Simulation:
     of kernels is not in it: the dry run's level 1 knows operators' inputs and outputs only. ``device_memory`` and ``limit``
     are those of the device that was pretended, and of ``context.max_device_memory``; the dry run goes on beyond both.
     ``messages`` are lines MindSpore printed that are not known to be harmless. ``planned`` are the tensors in blocks of planned
-    memory (``somas.py``) at its fullest moment; these blocks are all that ``blocks`` tells of them.
+    memory (``memory_tracker.py``) at its fullest moment; these blocks are all that ``blocks`` tells of them.
     """
 
     rank: int
@@ -157,7 +157,7 @@ class Simulation:
         return points
 
     def alive(self, time: int) -> list[Block]:
-        """The blocks in use at a time, the largest first."""
+        """Return the blocks in use at a time, the largest first."""
         return sorted((block for block in self.blocks if block.alive(time)), key=lambda block: -block.size)
 
     def peak_by_category(self) -> Mapping[str, int]:
@@ -168,7 +168,7 @@ class Simulation:
         return dict(sums)
 
     def lines(self) -> list[str]:
-        """The five lines a dry run ends with."""
+        """Return the five lines that end a dry run."""
         return [
             f"Device MOC memory size: {self.device_memory // MIB}M",
             f"MindSpore Used memory size: {self.limit // MIB}M",
@@ -178,7 +178,7 @@ class Simulation:
         ]
 
     def save(self, path: Path | str) -> None:
-        """Writes it as compressed JSON."""
+        """Write it as compressed JSON."""
         tree = {"format": FORMAT, **{field.name: _columns(getattr(self, field.name)) for field in _fields(Simulation)}}
         with atomic_open(path, "wb") as file, gzip.open(file, "wt", encoding="utf-8", compresslevel=5) as text:
             json.dump(tree, text, separators=(",", ":"))
@@ -197,7 +197,7 @@ TABLES = {"blocks": Block, "tasks": Task, "collectives": Collective, "planned": 
 
 
 def load_simulation(path: Path | str) -> Simulation:
-    """Reads what :meth:`Simulation.save` wrote.
+    """Read what :meth:`Simulation.save` wrote.
 
     Raises:
         UserError: the file is not there, damaged, or something else.
@@ -230,7 +230,7 @@ def path_of(node: str) -> str:
 
 
 def _require_types(kind: type, columns: Mapping[str, list[Any]]) -> None:
-    """Raises ValueError for values that are not of the type of their field, found column by column."""
+    """Raise ValueError for values that are not of the type of their field, found column by column."""
     for field in _fields(kind):
         values = columns.get(field.name, [])
         nested = field.type in INNER and set(map(type, values)) <= {list}
