@@ -11,7 +11,7 @@ import numpy as np
 
 from mindllm.planning.problem import End, Problem
 from mindllm.schedules import steady
-from mindllm.schedules.held_memory import held_memory, working_memory, working_memory_of_v
+from mindllm.schedules.held_memory import held_memory, v_working_memory, working_memory
 from mindllm.schedules.orders import Orders, alive, alive_in_backward, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, pass_times, simulate_times
 from mindllm.schedules.steady import simulate_long
@@ -112,7 +112,7 @@ def plan_costs(problem: Problem, plan: Plan) -> Costs:
         activations = [(cost.activation_mb, cost.transient_mb) for cost in costs]
         if problem.v_shape:
             full = [problem.full_activation_mb[order[number]] for number in numbers]
-            working = working_memory_of_v((*needs, most) for needs, most in zip(activations, full, strict=True))
+            working = v_working_memory((*needs, most) for needs, most in zip(activations, full, strict=True))
         else:
             working = working_memory(activations)
         ends = end_of(problem, place)

@@ -33,7 +33,7 @@ class ReducedMesh(Mesh):
     parts: int = PARTS
 
     def sizes(self, whole: ParallelConfig) -> ParallelConfig:
-        """Return section ``parallel_config``, unchecked, but for its micro batches."""
+        """Return section ``parallel_config``, unchecked, without its micro-batches."""
         return whole.model_copy(update=keys_of(self))
 
 
@@ -47,20 +47,20 @@ def reduced_meshes(config: RunConfig) -> Iterator[ReducedMesh]:
     kinds = stage_kinds(plan, [config.model.config.architecture.layers[number] for number in numbers])
     runs = len(list(itertools.groupby(kinds)))
     stages = [count for count in _divisors(plan.stages) if count >= runs]
-    whole = _of_whole(config)
-    shards = _divisors(whole.optimizer_shards) if whole.optimizer_shards > 0 else [whole.optimizer_shards]
+    full = _of_whole(config)
+    shards = _divisors(full.optimizer_shards) if full.optimizer_shards > 0 else [full.optimizer_shards]
     less = [stages if axis is PIPELINE else _divisors(sizes.size(axis)) for axis in LAST_TO_SHRINK]
-    found = [whole]
+    meshes = [full]
     for *chosen, optimizer_shards in itertools.product(*less, shards):
-        of_axes: dict[str, Any] = {axis.key: size for axis, size in zip(LAST_TO_SHRINK, chosen, strict=True)}
-        of_expert = of_axes.pop(EXPERT_TENSOR.key)
-        of_axes[EXPERT_TENSOR.key] = None if sizes.expert_model_parallel is None else of_expert
-        kept = kept_stages(kinds, of_axes[PIPELINE.key])
-        mesh = ReducedMesh(**of_axes, optimizer_shards=optimizer_shards, stages=kept)
-        if mesh != whole and mesh.expert_tensor_parallel == of_expert and _kind(mesh) == _kind(whole):
-            found.append(mesh)
-    yield from found
-    yield from (replace(mesh, parts=1) for mesh in found)
+        sizes_by_axis: dict[str, Any] = {axis.key: size for axis, size in zip(LAST_TO_SHRINK, chosen, strict=True)}
+        expert_tensor = sizes_by_axis.pop(EXPERT_TENSOR.key)
+        sizes_by_axis[EXPERT_TENSOR.key] = None if sizes.expert_model_parallel is None else expert_tensor
+        kept = kept_stages(kinds, sizes_by_axis[PIPELINE.key])
+        mesh = ReducedMesh(**sizes_by_axis, optimizer_shards=optimizer_shards, stages=kept)
+        if mesh != full and mesh.expert_tensor_parallel == expert_tensor and _kind(mesh) == _kind(full):
+            meshes.append(mesh)
+    yield from meshes
+    yield from (replace(mesh, parts=1) for mesh in meshes)
 
 
 def reduce_mesh(config: RunConfig, mesh: ReducedMesh) -> RunConfig:
@@ -78,7 +78,7 @@ def reduce_mesh(config: RunConfig, mesh: ReducedMesh) -> RunConfig:
 
 
 def stage_kinds(plan: LayerPlan, specs: Sequence[LayerSpec]) -> list[Hashable]:
-    """For each stage what it holds: the kinds of its layers by chunk, and whether it is an end."""
+    """Return what each stage holds: the kinds of its layers by chunk, and whether it is an end."""
     kinds = plan.kinds(specs)
     return [
         (
@@ -90,7 +90,7 @@ def stage_kinds(plan: LayerPlan, specs: Sequence[LayerSpec]) -> list[Hashable]:
 
 
 def kept_stages(kinds: Sequence[Hashable], count: int) -> tuple[int, ...]:
-    """Numbers of ``count`` stages: the first of every run of stages alike, then more of the longest runs."""
+    """Return the numbers of ``count`` stages: the first of every run of equal stages, then more of the longest runs."""
     numbers = iter(range(len(kinds)))
     runs = [[next(numbers) for _ in run] for _, run in itertools.groupby(kinds)]
     taken = [1] * len(runs)
@@ -123,5 +123,5 @@ def _kind(mesh: ReducedMesh) -> Hashable:
 
 
 def _divisors(number: int) -> list[int]:
-    """The largest first."""
+    """Return the divisors, the largest first."""
     return [part for part in range(number, 0, -1) if number % part == 0]

@@ -32,15 +32,15 @@ SMALLEST_GROUP = 4  # columns that share a scale
 LARGEST_BATCH = 2
 TRAIN_STEPS = 10
 ACCUMULATION_STEPS = 2
-"""That are left of more: a third one makes a check about a quarter longer."""
+"""The most accumulation steps of a check: a third one makes it about a quarter longer."""
 BYTES = 4
 KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
 SMALLEST_DECAY = 0.1
-LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
+LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping takes effect
 OF_HALVES = ("optimizer.master_weights", "optimizer.accumulate_in_float32")
-"""Keys that are for parameters in half precision alone."""
-LARGEST_LOGIT = 0.1  # less than that of most heads of the small model, so that QK-clip is seen
+"""Keys that apply only to parameters in half precision."""
+LARGEST_LOGIT = 0.1  # less than that of most heads of the small model, so that QK-clip takes effect
 MOST_IN_SMALL_BLOCK = 16  # numbers of a block of moments in codes
 
 
@@ -50,11 +50,11 @@ def reduce_model(
     mesh: ReducedMesh | None = None,
     accumulation_steps: int = ACCUMULATION_STEPS,
 ) -> RunConfig:
-    """Return the configuration that is checked in place of ``config``, on its own mesh or a smaller one.
+    """Return the configuration that is checked instead of ``config``, on its own mesh or a smaller one.
 
-    It computes in fp32 unless ``real_dtype``, whatever the YAML says; Adam's epsilon is large, so that gradients next to
-    zero, whose sign is a matter of rounding, do not become whole updates; every step is clipped, if the YAML clips, and so are
-    logits of heads. Of more than ``accumulation_steps`` so many are left.
+    It computes in fp32 unless ``real_dtype``. Adam's epsilon is large, so that gradients near zero, whose sign is rounding
+    noise, do not become whole updates. Every step is clipped if the YAML clips, and so are logits of heads. At most
+    ``accumulation_steps`` remain.
 
     Raises:
         UserError: the configuration has contradictory lists of recomputation.
@@ -75,32 +75,32 @@ def reduce_model(
             **({} if real_dtype else {key: False for key in OF_HALVES if getattr(config.optimizer, key.split(".")[1])}),
             **_swapped(config, kept),
             **_optimizer(config, sizes),
-            **_of_the_run(config, PARTS if mesh is None else mesh.parts, accumulation_steps),
+            **_run_keys(config, PARTS if mesh is None else mesh.parts, accumulation_steps),
         },
     )
 
 
 def _swapped(config: RunConfig, kept: Sequence[int]) -> dict[str, Any]:
-    """The layers that ``swap_config`` numbers, by their places among those that are ``kept``."""
-    found: dict[str, Any] = {}
+    """Return the layers of ``swap_config`` as indices into the ``kept`` ones."""
+    keys: dict[str, Any] = {}
     for key in ("layer_swap", "op_swap"):
         if named := getattr(config.swap_config, key):
-            places = [[at for at, number in enumerate(kept) if one.holds(number)] for one in named]
-            found[f"swap_config.{key}"] = [
-                {**one.model_dump(), "layers": held} for one, held in zip(named, places, strict=True)
+            places = [[at for at, number in enumerate(kept) if group.holds(number)] for group in named]
+            keys[f"swap_config.{key}"] = [
+                {**group.model_dump(), "layers": layers} for group, layers in zip(named, places, strict=True)
             ]
-    return found
+    return keys
 
 
 def _rank(model: ModelConfig) -> dict[str, Any]:
-    """A rank of adapters that is below every width of the small model."""
+    """Return a rank of adapters below every width of the small model."""
     if model.pet_config is None or not (key := model.pet_config.tuner.width):
         return {}
     return {f"model.model_config.pet_config.{key}": min(getattr(model.pet_config, key), SMALLEST_RANK)}
 
 
 def _group(model: ModelConfig) -> dict[str, Any]:
-    """Groups of columns in codes that the small model can be divided by; rows that are one group stay so."""
+    """Return groups of columns that divide the small model; rows that are one group stay so."""
     section = model.quantization_config
     if section is None or not section.group_size:
         return {}
@@ -110,14 +110,14 @@ def _group(model: ModelConfig) -> dict[str, Any]:
 def single_device(config: RunConfig) -> RunConfig:
     """Return the run of the same model and global batch on one CPU, without stages or recomputation.
 
-    The batch is computed at once, unless the loss depends on which sequences are: the balance loss ``switch`` is that of a
-    micro batch, and so is the distance from the reference by which unpaired answers are rewarded. Parts of a batch are
-    consecutive rows here and on a cluster, whatever devices have of it.
+    The batch is computed as a whole, unless the loss depends on its parts: the balance loss ``switch`` is per micro-batch,
+    and so is the distance from the reference that rewards unpaired answers. Parts of a batch are consecutive rows here and
+    on a cluster, however devices share it.
     """
     model = config.model.config
     by_part = model.expert_num > 1 and "switch" in model.aux_loss_types
     by_part = by_part or (config.is_preference_tuning and config.preference.estimates_divergence)
-    parts = _parts_of_a_batch(config) if by_part else 1
+    parts = _batch_parts(config) if by_part else 1
     return override_config(
         config,
         {
@@ -139,14 +139,14 @@ def single_device(config: RunConfig) -> RunConfig:
     )
 
 
-def _parts_of_a_batch(config: RunConfig) -> int:
-    """Parts of a global batch that are computed one after another, or as copies beside each other."""
+def _batch_parts(config: RunConfig) -> int:
+    """Return the parts of a global batch that are computed sequentially, or as parallel copies."""
     sizes, runner = config.parallel_config, config.runner_config
     return sizes.micro_batch_num * runner.gradient_accumulation_steps * config.micro_batch_interleave_num
 
 
 def _matters(key: str, plan: LayerPlan) -> bool:
-    """Lists of the pipeline are for pipelines."""
+    """Return True unless a list is for pipelines and the plan has none."""
     return plan.stages > 1 or not key.startswith(("model.", "parallel_config."))
 
 
@@ -158,11 +158,11 @@ def _in_fp32(model: ModelConfig) -> Mapping[str, Any]:
 
 
 def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings of the update: clipping that takes place if there is any; small norms are whole if the real ones are."""
+    """Return settings of the update: clipping takes effect if there is any; small norms are whole if the real ones are."""
     key = "parallel.parallel_optimizer_config.parallel_optimizer_threshold"
     threshold = config.parallel.parallel_optimizer_config.parallel_optimizer_threshold
     logit = config.optimizer.qk_clip_threshold
-    norms_are_whole = config.model.config.hidden_size * BYTES < threshold * KILOBYTE
+    whole_norms = config.model.config.hidden_size * BYTES < threshold * KILOBYTE
     smallest_norm = sizes["hidden_size"] * BYTES // KILOBYTE + 1
     return {
         "optimizer.eps": STABLE_EPSILON,
@@ -174,24 +174,24 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
         **({"optimizer.state_block_size": _small_block(config, sizes)} if config.optimizer.block else {}),
         **({} if logit is None else {"optimizer.qk_clip_threshold": min(logit, LARGEST_LOGIT)}),
         "runner_wrapper.max_grad_norm": min(config.runner_wrapper.max_grad_norm, LARGEST_NORM),
-        **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
+        **({key: smallest_norm if whole_norms else 0} if config.parallel.enable_parallel_optimizer else {}),
     }
 
 
 def _small_block(config: RunConfig, sizes: Mapping[str, Any]) -> int:
-    """Numbers of a block of moments that small parts of small weights hold whole, as real parts hold real blocks."""
+    """Return the numbers of a block of moments that small parts of small weights hold whole, as real parts hold real blocks."""
     heads = sizes["num_heads"], sizes["n_kv_heads"]
     widths = [sizes["hidden_size"], sizes["intermediate_size"], *(sizes["head_dim"] * count for count in heads)]
     return math.gcd(MOST_IN_SMALL_BLOCK, *(width // config.parallel_config.model_parallel for width in widths))
 
 
 def _visible(decay: float) -> float:
-    """A decay that is seen in a few steps, if there is any."""
+    """Return a decay with a visible effect in a few steps; 0 stays 0."""
     return decay and max(decay, SMALLEST_DECAY)
 
 
-def _of_the_run(config: RunConfig, parts: int, accumulation_steps: int) -> Mapping[str, Any]:
-    """Nothing is read or written, and batches are small."""
+def _run_keys(config: RunConfig, parts: int, accumulation_steps: int) -> Mapping[str, Any]:
+    """Return keys of a run with small batches that reads and writes nothing."""
     copies, schedule = config.micro_batch_interleave_num, config.lr_schedule
     warmup = schedule.warmup_steps if schedule is not None else None
     return {
@@ -212,7 +212,7 @@ def _of_the_run(config: RunConfig, parts: int, accumulation_steps: int) -> Mappi
 
 
 def _micro_batches(config: RunConfig, parts: int) -> int:
-    """Enough of them to fill the pipeline, ``parts`` times; what remains when the stages share them stays."""
+    """Return enough micro-batches to fill the pipeline, ``parts`` times, with the same remainder per stage."""
     sizes = config.parallel_config
     most = parts * sizes.pipeline_stage
     count = sizes.micro_batch_num

@@ -18,7 +18,7 @@ SMALLEST_HEAD = 16
 SMALLEST_VOCABULARY = 96
 SMALLEST_SEQUENCE = 32
 FEW_EXPERTS, FEW_CHOSEN, FEW_GROUPS = 4, 2, 2
-SHARE_OF_WINDOW = 4  # of the sequence is a window long
+WINDOW_FRACTION = 4  # a window is the sequence divided by this
 
 
 def reduced_sizes(config: RunConfig) -> dict[str, Any]:
@@ -38,27 +38,27 @@ def reduced_sizes(config: RunConfig) -> dict[str, Any]:
         "hidden_size": hidden,
         "ffn_dim_multiplier": None,
         "intermediate_size": _inner_width(model, hidden, devices),
-        "vocab_size": _alike(model.vocab_size, SMALLEST_VOCABULARY, devices),
+        "vocab_size": _equally_divisible(model.vocab_size, SMALLEST_VOCABULARY, devices),
         "seq_length": sequence,
         "max_position_embedding": sequence,
-        **_of_positions(model, sequence, head_dim),
-        **(_of_latent_attention(model, heads, hidden) if model.kv_lora_rank is not None else {}),
-        **(_of_experts(model, hidden, devices) if model.expert_num > 1 else {}),
+        **_position_sizes(model, sequence, head_dim),
+        **(_latent_attention_sizes(model, heads, hidden) if model.kv_lora_rank is not None else {}),
+        **(_expert_sizes(model, hidden, devices) if model.expert_num > 1 else {}),
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
 
 
-def _of_positions(model: ModelConfig, sequence: int, head_dim: int) -> dict[str, Any]:
-    """Windows shorter than the small sequence; pairs of channels that partial rotary positions can turn."""
+def _position_sizes(model: ModelConfig, sequence: int, head_dim: int) -> dict[str, Any]:
+    """Return windows shorter than the small sequence, and channel pairs that partial rotary positions can rotate."""
     rotated = 2 * round(head_dim * model.partial_rotary_factor / 2)
     return {
-        **({} if model.sliding_window is None else {"sliding_window": sequence // SHARE_OF_WINDOW}),
+        **({} if model.sliding_window is None else {"sliding_window": sequence // WINDOW_FRACTION}),
         **({} if model.partial_rotary_factor == 1 else {"partial_rotary_factor": rotated / head_dim}),
     }
 
 
-def _of_latent_attention(model: ModelConfig, heads: int, hidden: int) -> dict[str, Any]:
-    """Narrow vectors and heads whose parts have other widths, as the real ones have."""
+def _latent_attention_sizes(model: ModelConfig, heads: int, hidden: int) -> dict[str, Any]:
+    """Return narrow vectors and heads whose parts have different widths, as in the real model."""
     plain, turned = SMALLEST_HEAD - SMALLEST_HEAD // 4, SMALLEST_HEAD // 2
     return {
         "n_kv_heads": heads,
@@ -71,8 +71,8 @@ def _of_latent_attention(model: ModelConfig, heads: int, hidden: int) -> dict[st
     }
 
 
-def _of_experts(model: ModelConfig, hidden: int, devices: int) -> dict[str, Any]:
-    """A few experts, shared by devices as the real ones are, two groups of them where there are groups, and narrow ones."""
+def _expert_sizes(model: ModelConfig, hidden: int, devices: int) -> dict[str, Any]:
+    """Return a few narrow experts, shared by devices as the real ones, with two groups if there are groups."""
     narrow, shared = model.moe_intermediate_size, model.moe_shared_expert_intermediate_size
     groups = min(model.n_group, FEW_GROUPS)
     number = next(
@@ -80,26 +80,30 @@ def _of_experts(model: ModelConfig, hidden: int, devices: int) -> dict[str, Any]
         for count in itertools.count(FEW_EXPERTS)
         if count % groups == 0 and math.gcd(count, devices) == math.gcd(model.expert_num, devices)
     )
-    as_dense = narrow == model.intermediate_size
-    width = _inner_width(model, hidden, devices) if as_dense else _alike(narrow, hidden // 2, devices)
+    dense_width = narrow == model.intermediate_size
+    width = _inner_width(model, hidden, devices) if dense_width else _equally_divisible(narrow, hidden // 2, devices)
     return {
         "expert_num": number,
         "num_experts_chosen": min(model.num_experts_chosen, FEW_CHOSEN),
         "n_group": groups,
         "topk_group": groups if model.topk_group == model.n_group else 1,
         "moe_intermediate_size": width,
-        **({} if shared is None else {"moe_shared_expert_intermediate_size": _alike(shared, hidden // 2, devices)}),
+        **(
+            {}
+            if shared is None
+            else {"moe_shared_expert_intermediate_size": _equally_divisible(shared, hidden // 2, devices)}
+        ),
     }
 
 
 def _widths(heads: int, hidden_size: int, devices: int) -> tuple[int, int]:
-    """Width of a head and of the hidden states, the latter as divisible by ``devices`` as ``hidden_size`` is."""
-    wanted = math.gcd(hidden_size, devices)
+    """Return the width of a head and of the hidden states, the latter as divisible by ``devices`` as ``hidden_size``."""
+    divisor = math.gcd(hidden_size, devices)
     head_dim = next(
         (
             width
             for width in range(SMALLEST_HEAD, SMALLEST_HEAD + 2 * devices + 2, 2)
-            if math.gcd(heads * width, devices) == wanted
+            if math.gcd(heads * width, devices) == divisor
         ),
         SMALLEST_HEAD,
     )
@@ -107,17 +111,17 @@ def _widths(heads: int, hidden_size: int, devices: int) -> tuple[int, int]:
 
 
 def _inner_width(model: ModelConfig, hidden: int, devices: int) -> int:
-    """Width of the feed-forward: four times the hidden states' where it is that (families that say no width have no other)."""
+    """Return the width of the feed-forward; four times the hidden size if it is so in the real model."""
     if model.intermediate_size == 4 * model.hidden_size:
         return 4 * hidden
-    return _alike(model.intermediate_size, hidden + hidden // 2, devices)
+    return _equally_divisible(model.intermediate_size, hidden + hidden // 2, devices)
 
 
-def _alike(size: int, smallest: int, devices: int) -> int:
-    """The smallest number from ``smallest`` on that has the same divisors in common with ``devices`` as ``size``."""
-    wanted = math.gcd(size, devices)
-    return next(number for number in itertools.count(smallest) if math.gcd(number, devices) == wanted)
+def _equally_divisible(size: int, smallest: int, devices: int) -> int:
+    """Return the smallest number from ``smallest`` on that shares the same divisors with ``devices`` as ``size``."""
+    divisor = math.gcd(size, devices)
+    return next(number for number in itertools.count(smallest) if math.gcd(number, devices) == divisor)
 
 
-def _multiple(smallest: int, of: int) -> int:
-    return math.ceil(smallest / of) * of
+def _multiple(smallest: int, factor: int) -> int:
+    return math.ceil(smallest / factor) * factor

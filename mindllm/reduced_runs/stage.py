@@ -1,8 +1,8 @@
-"""Runs reduced to one stage: the other stages become smaller, or a small pipeline has a stage like one of the large run.
+"""Runs reduced to one stage: the other stages become smaller, or a small pipeline has a stage of the large run.
 
-A stage's graph depends on the others through the tensors they exchange only, and these have the same shape after every
-layer; what layers add to the loss goes on through layers that add to it. The compiler, however, reads and differentiates
-the layers of all stages before it cuts the pipeline. Widths stay as they are.
+The graph of a stage depends on other stages only through exchanged tensors, which have the same shape after every layer. What
+layers add to the loss passes only through layers that add to it. The compiler, however, reads and differentiates
+the layers of all stages before it cuts the pipeline. Widths do not change.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ def reduce_other_stages(config: RunConfig, stage: int) -> tuple[RunConfig, Calla
     parameter's name in that run the layer number of the whole run.
     """
     plan, model = make_plan(config), config.model.config
-    ahead = model.num_layers - 1  # layers that predict ahead are like the last one
+    first_mtp = model.num_layers - 1  # layers that predict ahead are like the last one
     places = [(layer.chunk, layer.stage) for layer in plan.layers]
-    kept = [
+    selected = [
         number
         for number, place in enumerate(places)
-        if place[1] == stage or number >= ahead or place != places[number + 1]
+        if place[1] == stage or number >= first_mtp or place != places[number + 1]
     ]
-    smaller = replace(plan, layers=tuple(plan.layers[number] for number in kept))
-    changes = placed_layers(model, [model.architecture.layers[number] for number in kept], smaller)
-    return override_config(config, changes), lambda name: LAYER_NUMBER.sub(lambda found: str(kept[int(found[0])]), name)
+    smaller = replace(plan, layers=tuple(plan.layers[number] for number in selected))
+    changes = placed_layers(model, [model.architecture.layers[number] for number in selected], smaller)
+    return override_config(config, changes), lambda name: LAYER_NUMBER.sub(
+        lambda found: str(selected[int(found[0])]), name
+    )
 
 
 @dataclass(frozen=True)
 class Point:
-    """What is small or large about a stage: layers in each of its runs, micro-batches kept alive, and those of a step.
+    """The size of a stage: layers in each of its runs, live micro-batches, and micro-batches of a step.
 
-    Without a pipeline ``micro_batches`` are accumulation steps. ``short``: as few stages as show the place of this one, with so
-    many chunks and those that have other kinds of layers; how many micro-batches are alive is then another matter.
+    Without a pipeline ``micro_batches`` are accumulation steps. ``short``: use the fewest stages that represent this one,
+    with that many chunks and those with other kinds of layers; live micro-batches then do not matter.
     """
 
     layers: tuple[int, ...]
@@ -62,60 +64,60 @@ class Point:
 
 
 def point_of(stage: Stage, config: RunConfig) -> Point:
-    """Where the stage of the real run is."""
+    """Return the size of the stage in the real run."""
     return Point(tuple(run.count for run in stage.runs), stage.alive, micro_batches_of(config))
 
 
 def micro_batches_of(config: RunConfig) -> int:
-    """Micro-batches of a step in a pipeline, else accumulation steps."""
+    """Return the micro-batches of a step in a pipeline, else the accumulation steps."""
     return config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
 
 
 def reduce_to_stage(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig, int]:
-    """Returns a run that has a stage like ``like`` at ``point``, and the first rank of that stage.
+    """Return a run with a stage like ``like`` at ``point``, and the first rank of that stage.
 
-    A stage keeps as many micro-batches alive as there are stages from it on: that is how long the small pipeline is. Where
-    it has to be longer, for MindSpore to accept it, there are more micro-batches, too.
-    With several chunks per stage the pipeline stays as long as it is, unless ``point`` is of a short one.
+    A stage keeps as many micro-batches alive as there are stages from it on, so the small pipeline has that length. If MindSpore
+    requires a longer one, there are more micro-batches, too. With several chunks per stage the pipeline keeps its length,
+    unless ``point`` is of a short one.
     """
     stages, number, chunks = _pipeline(config, like, point)
     v_shape = chunks > 1 and config.parallel.pipeline_config.v_shape
     last = places_in_order(stages, chunks, v_shape)[-1]
-    kept = _kept_chunks(like, point, config.model.config.pp_interleave_num)
+    kept_chunks = _kept_chunks(like, point, config.model.config.pp_interleave_num)
     pairs = zip(like.runs, point.layers, strict=True)
-    runs = [Run(kept.index(run.chunk), run.kind, count) for run, count in pairs if run.chunk in kept]
+    runs = [Run(kept_chunks.index(run.chunk), run.kind, count) for run, count in pairs if run.chunk in kept_chunks]
     architecture = config.model.config.architecture
     plain = architecture.main_layers[-1]
-    own = [run.kind.spec or plain for run in runs]
-    if plain.adds_to_loss and number == last[1] and not any(spec.adds_to_loss for spec in own):
-        plain = own[0]  # what earlier layers add to the loss would have nowhere to go
+    specs = [run.kind.spec or plain for run in runs]
+    if plain.adds_to_loss and number == last[1] and not any(spec.adds_to_loss for spec in specs):
+        plain = specs[0]  # what earlier layers add to the loss would have nowhere to go
     placed = [
         (kind.spec or plain, LayerAssignment.of_kind(kind, stage, chunk))
         for chunk, stage in places_in_order(stages, chunks, v_shape)
         for kind in (_kinds(runs, chunk) if stage == number else [PLAIN])
     ]
-    if number != last[1]:  # layers that predict ahead look up tokens on the last stage, and the first one hears of it
-        ahead = architecture.layers[len(architecture.main_layers) :]
-        placed += [(spec, LayerAssignment(last[1], last[0])) for spec in ahead]
+    if number != last[1]:  # layers that predict ahead look up tokens on the last stage, with effects on the first
+        mtp_layers = architecture.layers[len(architecture.main_layers) :]
+        placed += [(spec, LayerAssignment(last[1], last[0])) for spec in mtp_layers]
     plan = LayerPlan(stages, chunks, tuple(layer for _, layer in placed), v_shape)
     changes = placed_layers(config.model.config, [spec for spec, _ in placed], plan)
     changes |= {} if v_shape else unfolded(config)
-    alone = like.place == ONLY
-    changes |= {"parallel_config.seq_split_num": 1} if alone else {}
-    changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
+    single = like.place == ONLY
+    changes |= {"parallel_config.seq_split_num": 1} if single else {}
+    changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if single else 1
     fewest = stages * (2 if v_shape else 1)  # that the schedule takes
-    changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, fewest)
+    changes["parallel_config.micro_batch_num"] = 1 if single else max(point.micro_batches, fewest)
     return override_config(config, changes), number * config.parallel_config.stage_device_num
 
 
 def reduce_to_layer(config: RunConfig) -> RunConfig:
     """Return a run on the devices of one stage with one layer: every operator of the model, each line of the source, once."""
-    alone = Stage(0, 0, ONLY, (Run(0, PLAIN, 1),), 1)
-    return reduce_to_stage(config, alone, Point((1,), 1, 1))[0]
+    single = Stage(0, 0, ONLY, (Run(0, PLAIN, 1),), 1)
+    return reduce_to_stage(config, single, Point((1,), 1, 1))[0]
 
 
 def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, int]:
-    """Number of stages of the small pipeline, which of them it is about, chunks per stage."""
+    """Return the number of stages of the small pipeline, the represented stage, and the chunks per stage."""
     chunks = config.model.config.pp_interleave_num
     if chunks > 1 and like.place != ONLY:
         if point.short:
@@ -131,73 +133,71 @@ def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, i
 
 
 def _short_pipeline(config: RunConfig, like: Stage) -> tuple[int, int]:
-    """As few stages as MindSpore accepts, and which of them; micro-batches that all stages share, these share, too."""
-    whole = config.parallel_config.pipeline_stage
+    """Return the fewest stages that MindSpore accepts, and the represented stage; even shares of micro-batches stay even."""
+    full = config.parallel_config.pipeline_stage
     fewest = 3 if like.place == MIDDLE else 2
     stages = next(
-        count
-        for count in range(fewest, whole + 1)
-        if whole % count == 0 and (_compiles(config, count) or count == whole)
+        count for count in range(fewest, full + 1) if full % count == 0 and (_compiles(config, count) or count == full)
     )
     return stages, {FIRST: 0, MIDDLE: 1}.get(like.place, stages - 1)
 
 
 def _kept_chunks(like: Stage, point: Point, chunks: int) -> list[int]:
-    """Numbers of the chunks of the small pipeline."""
-    kept = list(range(min(point.short or chunks, chunks)))
-    seen = {run.kind for run in like.runs if run.chunk in kept}
-    for chunk in range(len(kept), chunks):
+    """Return the chunk numbers of the small pipeline."""
+    chosen = list(range(min(point.short or chunks, chunks)))
+    present = {run.kind for run in like.runs if run.chunk in chosen}
+    for chunk in range(len(chosen), chunks):
         kinds = {run.kind for run in like.runs if run.chunk == chunk}
-        if not kinds <= seen:
-            kept.append(chunk)
-            seen |= kinds
-    return kept
+        if not kinds <= present:
+            chosen.append(chunk)
+            present |= kinds
+    return chosen
 
 
 def stages_before(config: RunConfig, behind: int, number: int) -> int:
-    """How many stages a small pipeline has before one of its middle stages, with ``behind`` stages from that one on.
+    """Return the number of stages before a middle stage of a small pipeline that has ``behind`` stages from it on.
 
-    As many as MindSpore accepts, and odd or even like ``number`` where that can be: an even stage still holds what it sends
-    while it goes backward, an odd one does not.
+    MindSpore must accept the length. If possible the number is odd or even like ``number``: an even stage still holds the
+    tensor that it sends while it goes backward, an odd one does not.
     """
     possible = [before for before in range(1, NODE + 1) if _compiles(config, before + behind)] or [NODE]
     return next((before for before in possible if before % 2 == number % 2), possible[0])
 
 
 def pipeline_length(config: RunConfig, like: Stage, alive: int, short: int = 0) -> int:
-    """Stages of the small pipeline in which a stage like ``like`` keeps so many micro-batches alive, or of a short one."""
+    """Return the stages of the small pipeline where a stage like ``like`` keeps ``alive`` micro-batches, or of a short one."""
     return _pipeline(config, like, Point((), alive, 0, short))[0]
 
 
 def pipeline_places(config: RunConfig, like: Stage, point: Point) -> int:
-    """Chunks of all stages of the pipeline that has a stage like ``like`` at ``point``."""
+    """Return the chunks of all stages of the pipeline that has a stage like ``like`` at ``point``."""
     stages, _, chunks = _pipeline(config, like, point)
     return stages * chunks
 
 
 def chunks_of(config: RunConfig, like: Stage, point: Point) -> int:
-    """Chunks of a stage of that pipeline."""
+    """Return the chunks of a stage of that pipeline."""
     return _pipeline(config, like, point)[2]
 
 
 def middle_deepening(config: RunConfig, number: int) -> int:
-    """By how many stages pipelines grow so that a middle stage stays odd or even."""
+    """Return the number of stages by which pipelines grow so that a middle stage stays odd or even."""
     first, second = (stages_before(config, alive, number) for alive in (2, 3))
     return 1 if first % 2 == second % 2 else 2
 
 
 def can_be_first(config: RunConfig, alive: int) -> bool:
-    """Whether MindSpore accepts the pipeline whose first stage keeps so many micro-batches alive."""
+    """Return True if MindSpore accepts the pipeline whose first stage keeps ``alive`` micro-batches."""
     return _compiles(config, max(alive, 2))
 
 
 def _compiles(config: RunConfig, stages: int) -> bool:
-    """Whether MindSpore accepts a pipeline of so many stages like those of ``config``."""
+    """Return True if MindSpore accepts a pipeline with this number of stages like those of ``config``."""
     return compiles_for(config.parallel_config.stage_device_num, stages)
 
 
 def deepening(config: RunConfig, fewest: int, most: int) -> int | None:
-    """The smallest number of stages by which pipelines from ``fewest`` to ``most`` stages can grow; None without any."""
+    """Return the fewest stages by which pipelines from ``fewest`` to ``most`` stages can grow; None if impossible."""
     return next(
         (
             more

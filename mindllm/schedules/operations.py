@@ -1,4 +1,4 @@
-"""What stages of a pipeline do: the kinds of operations, of which an order is made."""
+"""The kinds of operations of a pipeline stage."""
 
 from __future__ import annotations
 

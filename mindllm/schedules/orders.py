@@ -28,9 +28,9 @@ class Orders(tuple[tuple[Operation, ...], ...]):
     v_shape: bool
 
     def __new__(cls, stages: Iterable[tuple[Operation, ...]], v_shape: bool = False) -> Orders:
-        found = super().__new__(cls, stages)
-        found.v_shape = v_shape
-        return found
+        orders = super().__new__(cls, stages)
+        orders.v_shape = v_shape
+        return orders
 
     def __hash__(self) -> int:
         return self._hash
@@ -41,7 +41,7 @@ class Orders(tuple[tuple[Operation, ...], ...]):
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """The same as numbers: what, chunk and micro-batch of the operations of each stage, ``[3, operations]``."""
+        """Kind, chunk and micro-batch of the operations of each stage as numbers, ``[3, operations]``."""
         flat = (np.fromiter(chain.from_iterable(order), np.int64, 3 * len(order)) for order in self)
         return tuple(numbers.reshape(-1, 3).T for numbers in flat)
 
@@ -71,22 +71,20 @@ def stage_orders(schedule: str, stages: int, chunks: int, micro_batches: int, pi
 
 
 def _groups(stages: int, micro_batches: int) -> list[range]:
-    """Groups of ``stages`` micro-batches; what is left joins the first, as in MindSpore: a smaller group makes stages wait in a
-    circle.
-    """
+    """Return groups of ``stages`` micro-batches; the rest joins the first, as in MindSpore: a smaller group would deadlock."""
     first = min(stages + micro_batches % stages, micro_batches)
     starts = [0, *range(first, micro_batches, stages)]
     return [range(start, end) for start, end in zip(starts, [*starts[1:], micro_batches], strict=True)]
 
 
 def _warm_up(schedule: str, stage: int, stages: int, chunks: int, group: int, total: int) -> int:
-    """Forward passes of a stage before its first pair of one forward and one backward."""
-    behind = stages - 1 - stage
+    """Return the forward passes of a stage before its first pair of one forward and one backward."""
+    later_stages = stages - 1 - stage
     if schedule == "gpipe":
         return total
     if chunks > 1 and schedule == "1f1b":
-        behind *= 2
-    return min(total, (chunks - 1) * group + behind)
+        later_stages *= 2
+    return min(total, (chunks - 1) * group + later_stages)
 
 
 @dataclass(frozen=True)
@@ -126,12 +124,12 @@ def timetable(orders: Orders, chunks: int) -> Timetable:
 
 
 def build_timetable(orders: Orders, chunks: int) -> Timetable:
-    """Sorts the operations of ``orders`` into levels; ValueError when they wait for each other in a circle."""
+    """Sort the operations of ``orders`` into levels; ValueError if they wait for each other in a circle."""
     stages, sizes = len(orders), np.array([len(order) for order in orders])
     first = sizes.cumsum() - sizes  # operations are numbered stage by stage here
     where = np.repeat(np.arange(stages), sizes)
-    what, chunk, micro = np.concatenate(orders.arrays, axis=1)
-    needed = _needed(where, what, chunk, micro, places_in_order(stages, chunks, orders.v_shape))
+    kind, chunk, micro = np.concatenate(orders.arrays, axis=1)
+    needed = _needed(where, kind, chunk, micro, places_in_order(stages, chunks, orders.v_shape))
     level, starts = _levels(first, sizes, needed)
     by_level = np.argsort(level, kind="stable")
     number = np.append(np.empty_like(by_level), len(by_level))
@@ -141,51 +139,51 @@ def build_timetable(orders: Orders, chunks: int) -> Timetable:
     remote = (np.append(where, -1)[needed] != where) & (needed < len(where))
     return Timetable(
         stages, chunks, orders, starts, number[before][by_level], number[needed][by_level], remote[by_level],
-        what[by_level], (chunk * stages + where)[by_level], micro[by_level],
+        kind[by_level], (chunk * stages + where)[by_level], micro[by_level],
     )  # fmt: skip
 
 
 def _needed(
-    where: np.ndarray, what: np.ndarray, chunk: np.ndarray, micro: np.ndarray, places: Sequence[tuple[int, int]]
+    where: np.ndarray, kind: np.ndarray, chunk: np.ndarray, micro: np.ndarray, places: Sequence[tuple[int, int]]
 ) -> np.ndarray:
-    """The operation whose result each needs, ``[operations]``; the number of operations where it needs none.
+    """Return the operation whose result each needs, ``[operations]``; the number of operations if it needs none.
 
-    ``places``: chunk and stage in the order in which a micro-batch goes through them.
+    ``places``: chunk and stage in the order of a micro-batch.
 
     Raises:
-        ValueError: an operation needs one that the schedule does not have.
+        ValueError: an operation needs one that the schedule lacks.
     """
     count, micros, last = len(where), int(micro.max(initial=-1)) + 1, len(places) - 1
     chunks, stages = np.array(places).max(axis=0) + 1
     visit = np.empty((chunks, stages), np.int64)
     visit[tuple(np.array(places).T)] = np.arange(len(places))
     place = visit[chunk, where]
-    what = np.where(what == INPUT, BACKWARD, what)  # others wait for either
+    kind = np.where(kind == INPUT, BACKWARD, kind)  # others wait for either
     number = np.full(KINDS * (last + 1) * micros + 1, -1)
-    number[(what * (last + 1) + place) * micros + micro] = np.arange(count)
-    kind = np.where((what == WEIGHT) | ((what == BACKWARD) & (place < last)), BACKWARD, FORWARD)
-    source = np.where(what == WEIGHT, place, np.where(what == FORWARD, place - 1, np.minimum(place + 1, last)))
-    found = number[(kind * (last + 1) + source) * micros + micro]
-    found[(what == FORWARD) & (place == 0)] = count
-    if (found < 0).any():
+    number[(kind * (last + 1) + place) * micros + micro] = np.arange(count)
+    needed_kind = np.where((kind == WEIGHT) | ((kind == BACKWARD) & (place < last)), BACKWARD, FORWARD)
+    source = np.where(kind == WEIGHT, place, np.where(kind == FORWARD, place - 1, np.minimum(place + 1, last)))
+    needed = number[(needed_kind * (last + 1) + source) * micros + micro]
+    needed[(kind == FORWARD) & (place == 0)] = count
+    if (needed < 0).any():
         raise ValueError("an operation of this schedule needs one that it does not have")
-    return found
+    return needed
 
 
 def _levels(first: np.ndarray, sizes: np.ndarray, needed: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The level of every operation, and where each level begins when operations are sorted by it."""
+    """Return the level of every operation, and the start of each level in the sorted operations."""
     total = len(needed)
     level, starts = np.empty(total, np.int64), [0]
-    done = np.zeros(total + 1, bool)
-    done[total] = True
+    finished = np.zeros(total + 1, bool)
+    finished[total] = True
     now, end = first[sizes > 0], (first + sizes)[sizes > 0]
     while len(now):
-        moving = done[needed[now]]
+        moving = finished[needed[now]]
         ready = now[moving]
         if not len(ready):
             raise ValueError("the operations of this schedule wait for each other")
         level[ready] = len(starts)
-        done[ready] = True
+        finished[ready] = True
         starts.append(starts[-1] + len(ready))
         now = now + moving
         if (now == end).any():
@@ -212,12 +210,12 @@ def alive_in_backward(orders: Orders, chunks: int) -> tuple[tuple[np.ndarray, ..
 
 
 def held_over_time(operations: np.ndarray, chunks: int) -> np.ndarray:
-    """Micro-batches held by each chunk while every operation of a stage, ``[3, operations]``, runs: ``[operations, chunks]``."""
-    what, chunk, micro = operations
-    change = np.zeros((len(what) + 1, chunks), int)
-    change[np.flatnonzero(what == FORWARD), chunk[what == FORWARD]] = 1
-    behind = np.flatnonzero(what != FORWARD)[::-1]
-    last = behind[np.unique((chunk * (micro.max() + 1) + micro)[behind], return_index=True)[1]]
+    """Return the micro-batches held by each chunk during every operation of a stage, ``[operations, chunks]``."""
+    kind, chunk, micro = operations
+    change = np.zeros((len(kind) + 1, chunks), int)
+    change[np.flatnonzero(kind == FORWARD), chunk[kind == FORWARD]] = 1
+    after = np.flatnonzero(kind != FORWARD)[::-1]
+    last = after[np.unique((chunk * (micro.max() + 1) + micro)[after], return_index=True)[1]]
     np.subtract.at(change, (last + 1, chunk[last]), 1)
     return change.cumsum(axis=0)[:-1]
 

@@ -11,13 +11,13 @@ from mindllm.schedules.orders import Timetable
 
 
 def end_times(table: Timetable, times: np.ndarray, delay: float | np.ndarray = 0.0) -> np.ndarray:
-    """End of every operation, of many plans at once.
+    """Return the end of every operation of many plans.
 
     Args:
         table: the operations in levels.
-        times: by kind of operation that the schedule has (forward, backward; gradients of weights, of inputs) and place,
+        times: by kind of operation of the schedule (forward, backward; gradients of weights, of inputs) and place,
             ``[2 or 4, places, plans]``.
-        delay: of a tensor that goes to another stage; one for all plans, or ``[plans]``.
+        delay: of a tensor to another stage; one for all plans, or ``[plans]``.
 
     Returns:
         ``[operations, plans]``, in the order of ``table``.
@@ -25,14 +25,14 @@ def end_times(table: Timetable, times: np.ndarray, delay: float | np.ndarray = 0
     durations = times.reshape(-1, times.shape[-1])
     places = table.stages * table.chunks
     ends = np.zeros((table.size + 1, durations.shape[1]))
-    which = table.what * places + table.place
+    index = table.what * places + table.place
     lags = table.remote[:, None] * delay if np.any(delay) else None
     for start, stop in zip(table.starts, table.starts[1:], strict=False):
         incoming = ends[table.incoming[start:stop]]
         if lags is not None:
             incoming += lags[start:stop]
         np.maximum(incoming, ends[table.same_stage[start:stop]], out=incoming)
-        np.add(incoming, durations[which[start:stop]], out=ends[start:stop])
+        np.add(incoming, durations[index[start:stop]], out=ends[start:stop])
     return ends[:-1]
 
 
@@ -84,10 +84,10 @@ class Timeline:
         return 1 - self.busy() / self.makespan
 
     def memory_curve(self, stage: int, activation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Activations held by a stage over time: times and MB from each on; ``activation`` per micro-batch of each chunk.
+        """Return the activations of a stage over time: times, and MB from each on.
 
-        They are held from the start of the forward pass to the end of the last backward operation. Operations of a stage follow
-        each other, so what one frees at its end is gone before the next takes its share, whatever rounding says of the moments.
+        ``activation`` is that of a micro-batch of each chunk. It is held from the start of the forward pass to the end of
+        the last backward operation. An operation frees its activations before the next one allocates, independent of rounding.
         """
         mine = np.flatnonzero(self.table.place % self.table.stages == stage)  # in the order of the stage
         forward = self.table.what[mine] == FORWARD
@@ -105,13 +105,13 @@ def simulate(
     delay: float = 0.0,
     again: float | np.ndarray = 0.0,
 ) -> Timeline:
-    """Runs one plan; times per place, ``[places]``, as in :func:`pass_times`; without ``weight`` backward passes are whole."""
-    whole = np.stack([forward, backward])
-    return simulate_times(table, whole if weight is None else pass_times(forward, backward, weight, again), delay)
+    """Simulate one plan with times per place, ``[places]``, as in :func:`pass_times`; ``weight`` None: whole backward passes."""
+    passes = np.stack([forward, backward])
+    return simulate_times(table, passes if weight is None else pass_times(forward, backward, weight, again), delay)
 
 
 def simulate_times(table: Timetable, times: np.ndarray, delay: float = 0.0) -> Timeline:
-    """Runs one plan; ``times`` by kind of operation and place, ``[2 or 4, places]``."""
+    """Simulate one plan; ``times`` by kind of operation and place, ``[2 or 4, places]``."""
     durations = times.ravel()
     end = end_times(table, times[..., None], delay)[:, 0]
     places = table.stages * table.chunks
@@ -119,21 +119,21 @@ def simulate_times(table: Timetable, times: np.ndarray, delay: float = 0.0) -> T
 
 
 def critical_path(line: Timeline, delay: float = 0.0) -> tuple[np.ndarray, int]:
-    """How often the longest chain of operations passes each place.
+    """Return how often the longest chain of operations passes each place.
 
     Returns:
-        Visits by kind of operation, ``[KINDS, places]``, and the number of tensors on the way that went between stages. For any
-        times of the same order, the visits' sum is a lower bound of the step.
+        Visits by kind of operation, ``[KINDS, places]``, and the number of tensors of the chain between stages. For any
+        times of the same order, the sum over the visits is a lower bound of the step.
     """
     table, ends = line.table, np.append(line.end, -np.inf)
     visits = np.zeros((KINDS, table.stages * table.chunks), int)
     crossings, operation = 0, int(line.end.argmax())
     while operation < table.size:
         visits[table.what[operation], table.place[operation]] += 1
-        here, there = table.same_stage[operation], table.incoming[operation]
-        if ends[there] + delay * table.remote[operation] >= ends[here] and there < table.size:
+        previous, source = table.same_stage[operation], table.incoming[operation]
+        if ends[source] + delay * table.remote[operation] >= ends[previous] and source < table.size:
             crossings += int(table.remote[operation])
-            operation = int(there)
+            operation = int(source)
         else:
-            operation = int(here)
+            operation = int(previous)
     return visits, crossings

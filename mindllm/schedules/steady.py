@@ -1,7 +1,7 @@
 """1F1B with far more micro-batches than stages: some are simulated, and the steady state is repeated, which is exact.
 
-A stage alternates forward and backward passes after its warm-up. The k-th pair of every stage depends on the k-th and the one
-before of its neighbours alone, by the same rule for every k. So once all stages end their k-th pair later than their (k - c)-th
+A stage alternates forward and backward passes after its warm-up. The k-th pair of every stage depends on the k-th and
+(k - 1)-th of its neighbors, by the same rule for every k. So once all stages end their k-th pair later than their (k - c)-th
 by the same time, every further c micro-batches lengthen the step by that time (Baccelli et al. 1992, Synchronization and
 Linearity, section 3.7: the periodic regime of a max-plus linear system).
 """
@@ -21,7 +21,7 @@ from mindllm.schedules.simulate import Timeline, simulate
 SCHEDULE = "1f1b"  # the order that reaches a steady state
 LONG = 2**18  # stages x micro-batches from which on not all are simulated
 LARGEST = 2**22  # stages x micro-batches that are simulated
-SAME = 1e-11  # of the end of a pass, by which two periods may differ
+EQUAL = 1e-11  # of the end of a pass, by which two periods may differ
 CYCLES = 16  # micro-batches after which the steady state may repeat
 
 
@@ -30,12 +30,12 @@ class NotSteady(UserError):
 
 
 def is_long(stages: int, micro_batches: int) -> bool:
-    """Whether only some of the micro-batches are simulated."""
+    """Return True if only some micro-batches are simulated."""
     return stages * micro_batches > LONG and micro_batches > _few(stages)
 
 
 def first_orders(stages: int, micro_batches: int) -> Orders:
-    """The order of as many micro-batches as are simulated first; a stage holds as many at once as with all."""
+    """Return the order of the first simulated micro-batches; a stage holds as many as with all."""
     few = _few(stages) if is_long(stages, micro_batches) else micro_batches
     return stage_orders("1f1b", stages, 1, few)
 
@@ -47,11 +47,11 @@ def _few(stages: int) -> int:
 def simulate_long(
     micro_batches: int, forward: np.ndarray, backward: np.ndarray, delay: float, deadline: float = math.inf
 ) -> Timeline:
-    """The step of 1F1B with one chunk; times per stage, ``[stages]``.
+    """Return the step of 1F1B with one chunk; times per stage, ``[stages]``.
 
     Raises:
-        NotSteady: it is not steady after the most micro-batches that are simulated.
-        OutOfTime: nor after the first of them, and it is later than ``deadline``.
+        NotSteady: no steady state within the most micro-batches that are simulated.
+        OutOfTime: no steady state within the first of them, and ``deadline`` has passed.
     """
     stages = len(forward)
     few = first = _few(stages)
@@ -59,11 +59,11 @@ def simulate_long(
         if few > first:
             check(deadline)
         line = simulate(timetable(stage_orders("1f1b", stages, 1, few), 1), forward, backward, delay=delay)
-        found = _steady(line, few)
-        if found is None:
+        steady = _steady(line, few)
+        if steady is None:
             few *= 2
             continue
-        cycle, period = found
+        cycle, period = steady
         rest = (micro_batches - few) % cycle
         if not rest:
             return replace(line, repeated=micro_batches - few, period=period / cycle)
@@ -88,6 +88,6 @@ def _steady(line: Timeline, micro_batches: int) -> tuple[int, float] | None:
     ends = by_stage[np.arange(stages), first + np.arange(4 * CYCLES)[:, None]].reshape(2 * CYCLES, 2, stages)
     for cycle in range(1, CYCLES + 1):
         grown = ends[cycle:] - ends[:-cycle]
-        if np.ptp(grown) <= SAME * line.makespan:
+        if np.ptp(grown) <= EQUAL * line.makespan:
             return cycle, float(grown.mean())
     return None

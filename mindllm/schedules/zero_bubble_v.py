@@ -1,9 +1,9 @@
-"""The order of operations of MindSpore's ``zero_bubble_v``, on every stage.
+"""The order of operations of MindSpore's ``zero_bubble_v`` on every stage.
 
-Two chunks lie in a V: a micro-batch goes from the first stage to the last in chunk 0 and back in chunk 1, so the first stage has
-the loss and begins the backward pass at once (Qi et al., 2024, 2405.15362, section 4.1). Where a stage would wait for another it
-computes gradients of inputs alone, which others wait for, and those of weights later; in the steady state both are one pass.
-The phases are those by which MindSpore 2.10 orders its graphs, read off compiled ranks.
+Two chunks form a V: a micro-batch goes from the first stage to the last in chunk 0 and back in chunk 1. So the first stage has
+the loss and immediately begins the backward pass (Qi et al., 2024, 2405.15362, section 4.1). A stage that would wait computes
+gradients of inputs, which other stages need, and defers those of weights; in the steady state both are one pass.
+The phases are those of MindSpore 2.10, read from compiled ranks.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ DOWN, UP = 0, 1  # chunk 0 goes to the last stage, chunk 1 comes back
 
 
 def stage_order(stage: int, stages: int, micro_batches: int) -> tuple[Operation, ...]:
-    """The operations of one stage; needs at least ``2 * stages`` micro-batches."""
-    behind = stages - 1 - stage
-    found = _Stage()
-    found.add(2 * behind, (FORWARD, DOWN))
-    found.add(stage + 1, (FORWARD, DOWN), (FORWARD, UP))
-    found.add(behind, (INPUT, UP), (WEIGHT, UP), (FORWARD, UP))
-    found.add(micro_batches - 2 * stages + stage + 1, (BACKWARD, UP), (FORWARD, DOWN), (BACKWARD, DOWN), (FORWARD, UP))
-    found.add(behind, (BACKWARD, UP), (BACKWARD, DOWN), (FORWARD, UP))
-    found.late = (micro_batches - (stages - (stage + 1) // 2), micro_batches - (stage + 1) // 2)
-    found.add(stage + 1, (BACKWARD, UP), (BACKWARD, DOWN))
+    """Return the operations of one stage; requires at least ``2 * stages`` micro-batches."""
+    later_stages = stages - 1 - stage
+    order = _Stage()
+    order.add(2 * later_stages, (FORWARD, DOWN))
+    order.add(stage + 1, (FORWARD, DOWN), (FORWARD, UP))
+    order.add(later_stages, (INPUT, UP), (WEIGHT, UP), (FORWARD, UP))
+    order.add(micro_batches - 2 * stages + stage + 1, (BACKWARD, UP), (FORWARD, DOWN), (BACKWARD, DOWN), (FORWARD, UP))
+    order.add(later_stages, (BACKWARD, UP), (BACKWARD, DOWN), (FORWARD, UP))
+    order.late = (micro_batches - (stages - (stage + 1) // 2), micro_batches - (stage + 1) // 2)
+    order.add(stage + 1, (BACKWARD, UP), (BACKWARD, DOWN))
     if stage:
-        found.add(behind, (WEIGHT, DOWN), (BACKWARD, DOWN))
+        order.add(later_stages, (WEIGHT, DOWN), (BACKWARD, DOWN))
     else:  # nothing waits for the gradients of the first stage's inputs
-        found.add(behind, (BACKWARD, DOWN))
-    found.finish()
-    return tuple(found.operations)
+        order.add(later_stages, (BACKWARD, DOWN))
+    order.finish()
+    return tuple(order.operations)
 
 
 class _Stage:
@@ -47,27 +47,27 @@ class _Stage:
         self.waiting: dict[int, list[int]] = defaultdict(list)
 
     def add(self, times: int, *turn: tuple[int, int]) -> None:
-        """Repeats a turn of kinds and chunks; a gradient of weights that none waits for is left out."""
+        """Repeat a turn of kinds and chunks; weight gradients that are not pending are left out."""
         for _ in range(times):
-            for what, chunk in turn:
-                self._one(what, chunk)
+            for kind, chunk in turn:
+                self._append(kind, chunk)
 
     def finish(self) -> None:
-        """All gradients of weights that are left."""
+        """Add all pending weight gradients."""
         for chunk in (DOWN, UP):
             while self.waiting[chunk]:
-                self._one(WEIGHT, chunk)
+                self._append(WEIGHT, chunk)
 
-    def _one(self, what: int, chunk: int) -> None:
-        if what == WEIGHT:
+    def _append(self, kind: int, chunk: int) -> None:
+        if kind == WEIGHT:
             if self.waiting[chunk]:
-                self.operations.append((what, chunk, self.waiting[chunk].pop(0)))
+                self.operations.append((kind, chunk, self.waiting[chunk].pop(0)))
             return
-        of = FORWARD if what == FORWARD else BACKWARD
-        micro = self.next[of, chunk]
-        self.next[of, chunk] += 1
-        if what == BACKWARD and self.late is not None and micro >= self.late[chunk]:
-            what = INPUT
-        if what == INPUT:
+        direction = FORWARD if kind == FORWARD else BACKWARD
+        micro = self.next[direction, chunk]
+        self.next[direction, chunk] += 1
+        if kind == BACKWARD and self.late is not None and micro >= self.late[chunk]:
+            kind = INPUT
+        if kind == INPUT:
             self.waiting[chunk].append(micro)
-        self.operations.append((what, chunk, micro))
+        self.operations.append((kind, chunk, micro))

@@ -17,7 +17,7 @@ import numpy as np
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import AttentionSpec
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.schedules.held_memory import held_memory, working_memory, working_memory_of_v
+from mindllm.schedules.held_memory import held_memory, v_working_memory, working_memory
 from mindllm.schedules.orders import Orders, alive, stage_orders
 from mindllm.schedules.steady import SCHEDULE
 from mindllm.timing.costs.coded_update import coded_working_bytes, saved_bytes
@@ -96,7 +96,7 @@ def _pass_bytes(workload: Workload) -> np.ndarray:
     kept[0] += kept_of_embedding(workload)
     kept[plan.last_place] += kept_at_the_loss(workload)
     working = np.array([
-        working_memory_of_v(held) if plan.v_shape else working_memory([needs[:2] for needs in held], left=more)
+        v_working_memory(held) if plan.v_shape else working_memory([needs[:2] for needs in held], residues=more)
         for held, more in zip(layers, left, strict=True)
     ])  # fmt: skip
     working += copies
