@@ -1,4 +1,4 @@
-"""A deadline is a moment of ``time.monotonic``; what takes long asks now and then whether it has passed."""
+"""Deadlines: moments of ``time.monotonic`` that long computations check periodically."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import time
 from collections.abc import Callable
 
 clock: Callable[[], float] = time.monotonic
-"""All of the planner reads this clock; a test may put its own in its place."""
+"""The clock of the planner, which tests may replace."""
 
 
 class OutOfTime(Exception):
-    """The deadline passed before there was an answer."""
+    """The deadline passed before a result was found."""
 
 
 def now() -> float:
-    """The present moment, in seconds."""
+    """Return the current time in seconds."""
     return clock()
 
 
 def passed(deadline: float) -> bool:
-    """Whether it is later than ``deadline``."""
+    """Return True if the deadline has passed."""
     return now() > deadline
 
 
 def check(deadline: float) -> None:
-    """Raises :class:`OutOfTime` after ``deadline``."""
+    """Raise :class:`OutOfTime` after the deadline."""
     if passed(deadline):
         raise OutOfTime

@@ -1,7 +1,7 @@
-"""Errors that are part of the interface: what a command line prints, and the exit code it ends with.
+"""Errors of the interface, with the exit codes of commands; they are printed without a traceback.
 
-A ``UserError`` is a mistake in what the user gave (a key, a file, a combination): it is printed without a traceback and ends
-with exit code 2. ``RunFailed`` is a failure explained without one, too: 1. ``CheckFailed``: a check ran well and says no, 3.
+``UserError``: invalid input (a key, a file, a combination), exit code 2. ``RunFailed``: a failure with a known reason, 1.
+``CheckFailed``: a check completed and failed, 3.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
-ALIKE = 0.8  # of 1, from which on an unknown option or argument is one of ours misspelt
-CLOSE = 0.6  # of 1, from which on a name is taken for a misspelt one
+ALIKE = 0.8  # of 1: similarity from which an unknown option or argument counts as misspelt
+CLOSE = 0.6  # of 1: similarity from which a name is suggested
 MOST_SUGGESTIONS = 5
-MOST_SHOWN = 40  # mistakes of one configuration
+MOST_SHOWN = 40  # largest number of mistakes shown for a configuration
 FORM = re.compile(r"(?P<reason>.*?)(?: \(value .*?\))?(?:; (?P<advice>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A place: a line of a file, an option of the command line, or a function that is called.
+    """The place of a value: a line of a file, an option of the command line, or a function call.
 
-    ``comment``: why the value is what it is, as the comment in the file says.
+    ``comment`` is the comment of the line, which gives the reason for the value.
     """
 
     file: str = ""
@@ -40,7 +40,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: where, which key, the value there, and a message ``reason (value …); what to write``."""
+    """A mistake: its place, key and value, and a message of the form ``reason (value ...); fix``."""
 
     origin: Origin | None
     path: KeyPath
@@ -53,17 +53,17 @@ class Problem:
 
     @property
     def file(self) -> str:
-        """The file it is in; empty for an option or a dictionary."""
+        """The file; empty for an option or a dictionary."""
         return self.origin.file if self.origin else ""
 
     @property
     def line(self) -> int | None:
-        """The line of the file, from 1 on."""
+        """The line of the file, starting at 1."""
         return self.origin.line if self.origin else None
 
     @property
     def option(self) -> str:
-        """The option of the command line, the override or the function that is given something wrong; empty for a file."""
+        """The option of the command line, the override or the function; empty for a file."""
         return self.origin.option if self.origin else ""
 
     @property
@@ -73,24 +73,24 @@ class Problem:
 
     @property
     def reason(self) -> str:
-        """What is wrong, without the value and the advice."""
+        """The reason of the message, without value and fix."""
         return self._part("reason")
 
     @property
     def advice(self) -> str:
-        """What to write instead; empty where the reason says it."""
+        """The fix of the message; empty if the reason implies it."""
         return self._part("advice")
 
     def _part(self, name: str) -> str:
-        found = FORM.fullmatch(self.message)
-        return (found.group(name) or "") if found else ""
+        match = FORM.fullmatch(self.message)
+        return (match.group(name) or "") if match else ""
 
 
 class UserError(Exception):
-    """Wrong input. The message says what was wrong, where, and what to write instead.
+    """Invalid input. The message states the problem, its place and the fix.
 
     Attributes:
-        problems: the mistakes one by one, where the input is a configuration; all of them, though the message shows fewer.
+        problems: all mistakes of a configuration; the message may show fewer.
     """
 
     exit_code = 2
@@ -101,12 +101,12 @@ class UserError(Exception):
 
     @classmethod
     def of(cls, *problems: Problem) -> UserError:
-        """Return the error of some mistakes; its message shows the first hundred."""
+        """Return the error of several mistakes; its message shows the first hundred."""
         return cls(bounded("\n".join(map(str, problems))), problems)
 
     @property
     def first(self) -> Problem:
-        """The first mistake; without a list of mistakes one that has the message alone."""
+        """The first mistake; without ``problems`` a mistake with the message only."""
         return self.problems[0] if self.problems else Problem(None, (), str(self))
 
     @property
@@ -136,36 +136,36 @@ class UserError(Exception):
 
     @property
     def reason(self) -> str:
-        """What is wrong in the first mistake."""
+        """The reason of the first mistake."""
         return self.first.reason
 
     @property
     def advice(self) -> str:
-        """What to write instead of the first mistake."""
+        """The fix of the first mistake."""
         return self.first.advice
 
 
 class RunFailed(Exception):
-    """The run itself failed (a loss that is not finite, a disk that is full) and the message says why: exit code 1."""
+    """The run failed for a reason that the message states, such as a loss that is not finite or a full disk: exit code 1."""
 
     exit_code = 1
 
 
 class CheckFailed(Exception):
-    """A check ran to its end and its answer is no."""
+    """A check completed and failed: exit code 3."""
 
     exit_code = 3
 
 
-LONGEST_PART = 300  # characters of a key, an option, a line
+LONGEST_PART = 300  # characters of a key, an option or a line
 LONGEST_LINE, MOST_LINES = 4000, 100  # of a message
 
 
 def bounded(text: str, longest: int = LONGEST_LINE, most: int = MOST_LINES) -> str:
-    """A message of at most so many lines of at most so many characters; of longer ones beginning and end stay, and it says so."""
+    """Return a message with at most ``most`` lines of ``longest`` characters; longer lines keep their start and end."""
     lines = text.split("\n")
-    left_out = [f"and {len(lines) - most:,} more lines"] if len(lines) > most else []
-    return "\n".join([*(_without_middle(line, longest) for line in lines[:most]), *left_out])
+    omitted = [f"and {len(lines) - most:,} more lines"] if len(lines) > most else []
+    return "\n".join([*(_without_middle(line, longest) for line in lines[:most]), *omitted])
 
 
 def _without_middle(line: str, longest: int) -> str:
@@ -196,7 +196,7 @@ def few(names: Sequence[str], word: str = "") -> str:
 
 
 def text_of(value: object, convert: Callable[[Any], str] = str) -> str:
-    """Return a value as text; its type if it cannot be converted, as a list of thousands of levels, or a huge integer."""
+    """Return a value as text; its type if it cannot be converted, such as a deeply nested list or a huge integer."""
     try:
         return convert(value)
     except Exception:
@@ -204,7 +204,7 @@ def text_of(value: object, convert: Callable[[Any], str] = str) -> str:
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """A value of a user's file as printable text of bounded length, on one line."""
+    """Return a value as printable text of bounded length on one line."""
     text = value[: most + 1] if isinstance(value, str) else text_of(value, repr)[: most + 1]
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= most else f"{text[:most]}…"

@@ -1,4 +1,4 @@
-"""What functions of the library return: frozen values that print as the table of a command, and go into JSON and notebooks."""
+"""Results of library functions: frozen values that print as the tables of a command, and convert to JSON and HTML."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ CELL = ' style="text-align:{}"'
 
 
 class Result:
-    """The base of all results. ``schema`` is raised whenever a key of :meth:`to_dict` changes its meaning or goes."""
+    """Base class of results. ``schema`` increases when a key of :meth:`to_dict` changes its meaning or is removed."""
 
     schema: ClassVar[int] = 1
 
     @abstractmethod
     def parts(self) -> Iterable[Part]:
-        """Yield the lines and tables that the command prints."""
+        """Yield the lines and tables of the command."""
 
     @abstractmethod
     def tree(self) -> dict[str, Any]:
-        """Return the keys of :meth:`to_dict` but ``schema``."""
+        """Return the keys of :meth:`to_dict` without ``schema``."""
 
     def table(self) -> Table:
-        """Return the first table of those that are printed.
+        """Return the first table of the result.
 
         Raises:
-            LookupError: the result has none.
+            LookupError: the result has no table.
         """
         from mindllm.terminal.tables import Table
 
-        found = next((part for part in self.parts() if isinstance(part, Table)), None)
-        if found is None:
+        table = next((part for part in self.parts() if isinstance(part, Table)), None)
+        if table is None:
             raise LookupError(f"{type(self).__name__} has no table; print it")
-        return found
+        return table
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the command's ``--json`` prints: plain values, under ``schema`` the version of their keys.
+        """Return the content of ``--json``: plain values, with the version of their keys under ``schema``.
 
-        A number that JSON does not know is ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        A number that is not finite is ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
         return {SCHEMA: self.schema, **strict(self.tree())}
 
     def summary(self) -> str:
-        """Return the result in a few words, for ``repr``."""
+        """Return the result in one line, for ``repr``."""
         return ""
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class Result:
 
 
 def _html_table(table: Table) -> Iterator[str]:
-    """Yield a table as HTML: figures at the right, texts at the left, all of it escaped."""
+    """Yield a table as escaped HTML, with figures aligned right and texts left."""
     sides = [CELL.format("left" if column.is_text else "right") for column in table.columns]
     yield f"<table><caption>{html.escape(_plain(table.title))}</caption>"
     for tag, cells in (("th", table.headings), *(("td", row) for row in table.rows)):

@@ -1,4 +1,4 @@
-"""What tuning adds to a model, as values: low-rank adapters beside projections, and bottlenecks behind parts of a layer."""
+"""Weights that tuning adds to a model, as values: low-rank adapters on projections, and bottlenecks after parts of a layer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from mindllm.architecture.parts import SPLIT_INPUT, Shapes
 A, B, MAGNITUDE, VALUES = "lora_a", "lora_b", "lora_magnitude", "lora_e"
 ADAPTER_WEIGHTS = (A, B, MAGNITUDE, VALUES)
 PARTS = ("attention", "feed_forward")
-BEHIND = "_adapter"  # the cell that stands behind a part of a layer is called like it, with this
+BEHIND = "_adapter"  # suffix of the cell that follows a part of a layer
 WEIGHT = ".weight"
 
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """``scale · B(A x)`` beside one projection of a layer: A ``[rank, in]``, B ``[out, rank]``; with ``dora`` lengths ``[out]``.
+    """``scale · B(A x)`` added to a projection: A ``[rank, in]``, B ``[out, rank]``; with ``dora`` also magnitudes ``[out]``.
 
-    ``first_matrix_of``: the projection whose A this one multiplies by, where the files of the family have both as one matrix:
-    there it is one adapter. ``has_values``: between A and B stands a diagonal matrix E ``[rank]``.
+    ``first_matrix_of`` is the projection whose A this adapter shares, because the family's files have both as one matrix with one
+    adapter. ``has_values``: a diagonal matrix E ``[rank]`` between A and B.
     """
 
     module: str
@@ -32,16 +32,16 @@ class AdapterSpec:
     has_values: bool = False
 
     def rank_input(self, ranks: int) -> float:
-        """Numbers of a token that one of so many tensor-parallel ranks is given."""
+        """Return the input size on one of ``ranks`` tensor-parallel ranks."""
         return self.in_features / (ranks if self.splits_input else 1)
 
     @property
     def splits_input(self) -> bool:
-        """Whether tensor parallelism splits the input of the projection, not its output."""
+        """Return True if tensor parallelism splits the input of the projection, not its output."""
         return self.module.rpartition(".")[2] in SPLIT_INPUT
 
     def weights(self) -> Shapes:
-        """Names below the layer, and shapes."""
+        """Return names relative to the layer, and shapes."""
         shapes: Shapes = {} if self.first_matrix_of else {f"{self.module}.{A}": (self.rank, self.in_features)}
         if self.has_values and not self.first_matrix_of:
             shapes[f"{self.module}.{VALUES}"] = (self.rank,)
@@ -59,11 +59,11 @@ class BottleneckSpec:
 
     @property
     def name(self) -> str:
-        """Its cell, below the layer."""
+        """Return the name of its cell, relative to the layer."""
         return f"{self.module}{BEHIND}"
 
     def weights(self) -> Shapes:
-        """Names below the layer, and shapes."""
+        """Return names relative to the layer, and shapes."""
         return {
             f"{self.name}.down.weight": (self.length, self.hidden_size),
             f"{self.name}.down.bias": (self.length,),
@@ -73,7 +73,7 @@ class BottleneckSpec:
 
 
 def is_adapter_weight(name: str) -> bool:
-    """Whether a weight of this name belongs to an adapter."""
+    """Return True if a weight of this name belongs to an adapter."""
     return name.rpartition(".")[2] in ADAPTER_WEIGHTS or any(f".{part}{BEHIND}." in f".{name}" for part in PARTS)
 
 

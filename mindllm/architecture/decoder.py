@@ -19,9 +19,10 @@ EMBEDDING, HEAD = "model.tok_embeddings.embedding_weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """Token embeddings; times ``scale``; plus learned positions (so many rows); through a norm: each where it is not None.
+    """Token embeddings, multiplied by ``scale``, plus learned positions, normalized: each step is optional.
 
-    ``dropout`` is that of the result; ``noise`` the strength of what training adds to the first of these (NEFTune).
+    ``learned_positions`` is the number of rows. ``dropout`` applies to the result, ``noise`` in training to the token embeddings
+    (NEFTune).
     """
 
     scale: float | None = None
@@ -44,9 +45,9 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything about a decoder that decides its weights and what it computes from tokens; ``pet``: what of it is trained.
+    """A decoder: everything that decides its weights and its computation. ``pet``: which weights are trained.
 
-    The last of ``layers`` may be those that predict ahead.
+    The last of ``layers`` may be multi-token prediction layers.
     """
 
     vocab_size: int
@@ -63,32 +64,32 @@ class Architecture:
 
     @cached_property
     def specification_numbers(self) -> tuple[int, ...]:
-        """Of every layer the number of the first one that is equal: cheaper to compare than layers are, ``[layers]``."""
+        """Return for every layer the index of the first equal layer, ``[layers]``: cheaper to compare than layers."""
         first: dict[LayerSpec, int] = {}
         return tuple(first.setdefault(layer, number) for number, layer in enumerate(self.layers))
 
     @property
     def main_layers(self) -> tuple[LayerSpec, ...]:
-        """The layers through which hidden states go to the head: all but those that predict ahead."""
+        """Return the layers between embedding and head, without multi-token prediction layers."""
         return tuple(layer for layer in self.layers if not layer.is_mtp)
 
     @property
     def predictions(self) -> int:
-        """How many layers predict ahead."""
+        """Return the number of multi-token prediction layers."""
         return len(self.layers) - len(self.main_layers)
 
     @property
     def drops(self) -> bool:
-        """Whether training it needs random numbers."""
-        of_embeddings = self.embedding.dropout > 0 or self.embedding.noise is not None
-        return of_embeddings or any(spec.drops for spec in self.specifications())
+        """Return True if training needs random numbers."""
+        embedding = self.embedding.dropout > 0 or self.embedding.noise is not None
+        return embedding or any(spec.drops for spec in self.specifications())
 
     def contexts(self) -> tuple[AttentionContext, ...]:
-        """The different tables and masks that layers read, in the order in which they first appear."""
+        """Return the distinct tables and masks that layers read, in order of first use."""
         return tuple(dict.fromkeys(layer.attention.context for layer in self.layers))
 
     def weight_shapes(self) -> Shapes:
-        """Shape of every weight by its name, in the order of the layers: what ``trained_weights`` of the built model has."""
+        """Return the shape of every weight by name, in the order of layers, as ``trained_weights`` of the built model."""
         table, shapes = (self.vocab_size, self.hidden_size), Shapes()
         shapes[EMBEDDING] = table
         if self.embedding.learned_positions is not None:
@@ -105,11 +106,11 @@ class Architecture:
 
     @property
     def head_weight(self) -> str:
-        """Name of the weight that hidden states are multiplied with."""
+        """Return the name of the weight of the output head."""
         return EMBEDDING if self.head.tied else HEAD
 
     def trained_shapes(self) -> Shapes:
-        """Those of :meth:`weight_shapes` that training changes."""
+        """Return the shapes of trained weights."""
         frozen = {f"model.layers.{n}.{name}" for n, layer in enumerate(self.layers) for name in layer.frozen}
         return {
             name: shape
@@ -118,20 +119,20 @@ class Architecture:
         }
 
     def parameter_count(self) -> int:
-        """Number of scalars, exact; adapters are counted, frozen weights too."""
+        """Return the exact number of parameters, including adapters and frozen weights."""
         return scalars(self.weight_shapes())
 
     def trained_parameter_count(self) -> int:
-        """Number of scalars that training changes, exact."""
+        """Return the exact number of trained parameters."""
         return scalars(self.trained_shapes())
 
     def active_parameter_count(self) -> int:
-        """Scalars a token meets: all but those of the experts that are not chosen for it."""
+        """Return the parameters used per token: all except those of experts that are not chosen."""
         idle = (scalars(layer.feed_forward.weights()) - layer.feed_forward.active_parameters() for layer in self.layers)
         return self.parameter_count() - sum(idle)
 
     def flops_per_token(self, seq_length: int) -> float:
-        """Model FLOPs of forward and backward for a token in a sequence of ``seq_length``."""
+        """Return the model FLOPs of forward and backward per token, for sequences of ``seq_length``."""
         trained = is_trained(self.pet, self.head_weight)
         head = (FORWARD_AND_BACKWARD - (0 if trained else GRADIENT)) * self.vocab_size * self.hidden_size
         return head * (1 + self.predictions) + sum(layer.flops_per_token(seq_length) for layer in self.layers)

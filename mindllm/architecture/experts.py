@@ -21,22 +21,21 @@ BalanceLoss = Literal["expert", "switch", "global", "device", "communication"]
 
 @dataclass(frozen=True)
 class RouterSpec:
-    """How a token's experts and their weights are chosen, in fp32.
+    """Choice and weights of a token's experts, in fp32.
 
     Attributes:
-        experts: how many there are; ``top_k`` of them see a token.
-        sigmoid: scores are sigmoids of the logits, not their softmax.
-        renormalise: the chosen scores are divided by their sum.
+        experts: number of experts; ``top_k`` of them process a token.
+        sigmoid: scores are sigmoids of the logits instead of their softmax.
+        renormalise: chosen scores are divided by their sum.
         scale: factor on the weights.
-        groups, chosen_groups: experts are in so many equal groups, and those of the best groups only can be chosen.
-        bias: a number per expert is added to the scores for the choice alone; then a group is as good as its two best experts
+        groups, chosen_groups: experts are in equal groups, and chosen from the best groups only.
+        bias: a number per expert is added to the scores for the choice only. A group then scores as its two best experts
             together, otherwise as its best one.
-        balance_losses: what is added to the loss, with factors: ``expert`` for every sequence by itself (DeepSeek-V2, section
-            2.2.3), ``switch`` for all sequences that are computed together (Fedus et al., 2021), ``global`` for those of a global
-            batch (Qiu et al., 2025, "Demons in the detail"), whose choices are those of the step before; ``device`` and
-            ``communication`` for every sequence by groups of experts, that their devices have as much to compute and to receive
-            (DeepSeek-V2, section 2.2.3).
-        z_loss: factor of the mean squared log-normaliser of the logits (Zoph et al., 2022).
+        balance_losses: losses with factors: ``expert`` per sequence (DeepSeek-V2, section 2.2.3), ``switch`` over sequences
+            computed together (Fedus et al., 2021), ``global`` over a global batch (Qiu et al., 2025, "Demons in the detail") with
+            the choices of the previous step; ``device`` and ``communication`` per sequence and group of experts, which balance
+            computation and communication of their devices (DeepSeek-V2, section 2.2.3).
+        z_loss: factor of the mean squared log-normalizer of the logits (Zoph et al., 2022).
     """
 
     experts: int
@@ -52,23 +51,23 @@ class RouterSpec:
 
     @property
     def adds_to_loss(self) -> bool:
-        """Whether there is a loss besides that of the tokens."""
+        """Return True if there is an auxiliary loss."""
         return self.z_loss > 0 or any(factor > 0 for _, factor in self.balance_losses)
 
     @property
     def remembers_choices(self) -> bool:
-        """Whether a loss asks for the choices of the step before: a number per expert that is kept beside optimizer state."""
+        """Return True if a loss needs the choices of the previous step: one number per expert next to the optimizer state."""
         return dict(self.balance_losses).get("global", 0.0) > 0
 
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """``Σ weight · expert(x)`` over the chosen experts, and a ``shared`` one that sees all tokens, if there is one.
+    """``Σ weight · expert(x)`` over the chosen experts, plus an optional ``shared`` expert for all tokens.
 
-    ``shared_gate``: the shared expert's result is multiplied by a sigmoid of ``x``. ``capacity_factor``: an expert takes at most
-    ``capacity_factor · top_k · length / experts`` tokens of a sequence, the first ones; None: all that come. ``grouped``: tokens
-    are sorted by expert, and there are no places but those of the choices. ``sends``: their rows are sent to the ranks of their
-    experts; otherwise ranks that share experts gather all of their tokens.
+    ``shared_gate``: the output of the shared expert is multiplied by a sigmoid of ``x``. ``capacity_factor``: an expert processes
+    at most the first ``capacity_factor · top_k · length / experts`` tokens of a sequence; None: no limit. ``grouped``: tokens are
+    sorted by expert, without padding. ``sends``: rows are sent to the ranks of their experts; otherwise ranks that share experts
+    gather all tokens.
     """
 
     router: RouterSpec
@@ -85,17 +84,17 @@ class ExpertsSpec:
 
     @property
     def adds_to_loss(self) -> bool:
-        """Always: at least a zero, by whose gradient tokens are counted."""
+        """Return True: there is at least a zero, by whose gradient tokens are counted."""
         return True
 
     def capacity(self, length: int) -> int:
-        """The most tokens of a sequence of ``length`` that one expert takes."""
+        """Return the maximum tokens per expert for a sequence of ``length``."""
         if self.capacity_factor is None:
             return length
         return capacity_of(self.capacity_factor, self.router.top_k, length, self.router.experts)
 
     def matrices(self) -> Shapes:
-        """The weights of its matrix products; those of experts have all experts in their first dimension."""
+        """Return the weights of matrix products; experts are stacked in the first dimension."""
         count = self.router.experts
         return {
             "router.weight": (count, self.hidden_size),
@@ -104,18 +103,18 @@ class ExpertsSpec:
         }
 
     def weights(self) -> Shapes:
-        """All weights."""
+        """Return all weights."""
         matrices = self.matrices()
         bias = {"router.bias": (self.router.experts,)} if self.router.bias else {}
         return {"router.weight": matrices.pop("router.weight"), **bias, **matrices}
 
     def flops_per_token(self) -> float:
-        """Forward and backward: the chosen experts, and what is computed for every token."""
+        """Return the FLOPs of forward and backward for the chosen experts and the shared parts."""
         always = self.router.experts * self.hidden_size + scalars(self._always())
         return FORWARD_AND_BACKWARD * (always + self.router.top_k * scalars(self.expert.matrices()))
 
     def active_parameters(self) -> int:
-        """Weights a token meets."""
+        """Return the weights used per token."""
         idle = self.router.experts - self.router.top_k
         return scalars(self.weights()) - idle * scalars(self.expert.matrices())
 
@@ -126,5 +125,5 @@ class ExpertsSpec:
 
 
 def capacity_of(factor: float, chosen: int, length: int, experts: int) -> int:
-    """The most tokens of a sequence of ``length`` that one of ``experts`` takes, where a token has ``chosen`` ones."""
+    """Return the maximum tokens of a sequence of ``length`` per expert, with ``chosen`` of ``experts`` experts per token."""
     return min(max(math.ceil(factor * chosen * length / experts), 1), length)

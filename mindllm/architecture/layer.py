@@ -27,15 +27,15 @@ JOINT_PROJECTION = "eh_proj.weight"  # of embeddings and hidden states, in a lay
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """Norm, attention, norm, feed-forward, each with a residual connection.
+    """Norm, attention, norm, feed-forward, with residual connections.
 
-    ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``dropout`` is
-    that of both results before they are added. ``adapters`` stand beside projections, ``bottlenecks`` behind the two parts;
-    ``frozen`` are the weights that training does not change, and ``codes`` says which of them are held in codes.
+    ``norm_output``: additional norms on the outputs of attention and feed-forward (Gemma 2, GLM-4). ``dropout`` applies to both
+    outputs. ``adapters`` are added to projections, ``bottlenecks`` follow the two parts; ``frozen`` are the weights that are not
+    trained, and ``codes`` describes the quantized ones.
 
-    ``is_mtp``: a layer behind the others, in training only, whose hidden states predict the token one further than those
-    it is given (DeepSeek-V3, section 2.2): before it a projection of the embeddings of the next tokens and those hidden states,
-    each through a norm, behind it a norm of its own.
+    ``is_mtp``: a multi-token prediction layer, in training only, that predicts the token after the one of its input hidden states
+    (DeepSeek-V3, section 2.2). It begins with a projection of the normalized embeddings of the next tokens and hidden states, and
+    ends with a separate norm.
     """
 
     attention: AttentionSpec | LatentAttentionSpec
@@ -51,44 +51,46 @@ class LayerSpec:
 
     @property
     def drops(self) -> bool:
-        """Whether it has any dropout."""
+        """Return True if the layer has dropout."""
         dropped = (self.dropout, self.attention.dropout, *(adapter.dropout for adapter in self.adapters))
         return any(rate > 0 for rate in dropped)
 
     @property
     def adds_to_loss(self) -> bool:
-        """Whether the layer yields something that is added to the loss besides hidden states: what keeps its experts balanced."""
+        """Return True if the layer adds an auxiliary loss of its experts."""
         return self.feed_forward.adds_to_loss
 
     @property
     def added(self) -> tuple[AdapterSpec | BottleneckSpec, ...]:
-        """What tuning adds."""
+        """Return the adapters and bottlenecks."""
         return (*self.adapters, *self.bottlenecks)
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Names of the norms over hidden states."""
+        """Return the names of the norms over hidden states."""
         outer = ("attention_post_norm", "ffn_post_norm") if self.norm_output else ()
         return ("attention_norm", "ffn_norm", *outer)
 
     @property
     def name(self) -> str:
-        """A word for tables in which the layers of a model are told apart."""
+        """Return a short name of the layer for tables."""
         attention = "global" if self.attention.window is None else "window"
         name = attention if isinstance(self.feed_forward, FeedForwardSpec) else f"{attention} experts"
         return f"{name} prediction" if self.is_mtp else name
 
     def weights(self) -> Shapes:
-        """Names below the layer, in the order of the checkpoint."""
+        """Return names relative to the layer, in the order of checkpoints."""
         hidden = self.attention.hidden_size
         parts = {"attention": self.attention.weights(), "feed_forward": self.feed_forward.weights()}
         norms = {norm: self.norm.weights(hidden) for norm in self.norms}
-        own = {f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()}
+        weights = {
+            f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()
+        }
         around = self._around_prediction() if self.is_mtp else {}
-        return {**own, **around, **{name: shape for added in self.added for name, shape in added.weights().items()}}
+        return {**weights, **around, **{name: shape for added in self.added for name, shape in added.weights().items()}}
 
     def _around_prediction(self) -> Shapes:
-        """The weights before and behind a layer that predicts ahead, with DeepSeek's names."""
+        """Return the additional weights of a multi-token prediction layer, with DeepSeek's names."""
         hidden = self.attention.hidden_size
         norms = ("enorm", "hnorm", "final_norm")
         around = {f"{norm}.{name}": shape for norm in norms for name, shape in self.norm.weights(hidden).items()}
@@ -97,7 +99,7 @@ class LayerSpec:
     def adaptable(self) -> Shapes:
         """Return the projections that can have an adapter, by name, and the shapes of their weights ``[out, in]``.
 
-        Experts and their router have none: they are no projections of all tokens.
+        Experts and their router have none, because they do not project all tokens.
         """
         parts = {"attention": self.attention.matrices(), "feed_forward": self.feed_forward.matrices()}
         return {
@@ -108,18 +110,16 @@ class LayerSpec:
         }
 
     def last_of_branches(self) -> tuple[str, ...]:
-        """The weights after which attention and feed-forward are added to the hidden states: with zeros there the layer adds
-        nothing.
-        """
-        own = LayerSpec(self.attention, self.feed_forward, self.norm, self.norm_output).weights()
+        """Return the last weights of attention and feed-forward: if they are zero, the layer adds nothing."""
+        names = LayerSpec(self.attention, self.feed_forward, self.norm, self.norm_output).weights()
         return tuple(
             name
-            for name in own
+            for name in names
             if {"wo", "w2"} & {*name.split(".")} or name in ("attention_post_norm.bias", "ffn_post_norm.bias")
         )
 
     def flops_per_token(self, seq_length: int) -> float:
-        """Matrix products of forward and backward; a frozen weight has no product for its gradient."""
+        """Return the FLOPs of matrix products in forward and backward, without gradients of frozen weights."""
         products = self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()
         if self.is_mtp:
             products += FORWARD_AND_BACKWARD * math.prod(self._around_prediction()[JOINT_PROJECTION])
@@ -127,7 +127,7 @@ class LayerSpec:
         return products + FORWARD_AND_BACKWARD * sum(map(math.prod, matrices)) - self._not_computed()
 
     def _not_computed(self) -> float:
-        """What the gradients of frozen matrices would take; of experts, of those a token meets."""
+        """Return the FLOPs of the gradients of frozen matrices, which are not computed."""
         frozen = {name: shape for name, shape in self.weights().items() if name in self.frozen and len(shape) > 1}
         met = self.feed_forward.active_parameters() / scalars(self.feed_forward.weights())
         return GRADIENT * sum(

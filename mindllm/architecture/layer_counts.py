@@ -24,14 +24,15 @@ StageLayers = tuple[tuple[int, ...], ...]
 def layer_counts(
     num_layers: int, pipeline_stage: int, pp_interleave_num: int, offset: int | Sequence[int] | Sequence[Sequence[int]]
 ) -> StageLayers:
-    """Returns layers per ``[chunk][stage]``; raises ``ValueError`` when ``offset`` does not place all layers exactly."""
-    average, left = divmod(num_layers, pipeline_stage * pp_interleave_num)
+    """Return layers per ``[chunk][stage]``; raise ``ValueError`` if ``offset`` does not place all layers."""
+    average, remainder = divmod(num_layers, pipeline_stage * pp_interleave_num)
     rows = broadcast_offset(offset, pipeline_stage, pp_interleave_num)
     placed = sum(map(sum, rows))
-    if placed != left:
+    if placed != remainder:
+        example = _example(remainder, pipeline_stage, pp_interleave_num)
         raise ValueError(
             f"sums to {placed} over {pp_interleave_num} chunk(s) x {pipeline_stage} stage(s), but {num_layers} layers "
-            f"leave {left} to place beyond {average} each; write for example {_example(left, pipeline_stage, pp_interleave_num)}"
+            f"leave {remainder} to place beyond {average} each; write for example {example}"
         )
     counts = tuple(tuple(average + extra for extra in row) for row in rows)
     for chunk, row in enumerate(counts):
@@ -42,9 +43,9 @@ def layer_counts(
 
 
 def places_in_order(stages: int, chunks: int, v_shape: bool = False) -> tuple[tuple[int, int], ...]:
-    """Returns the places ``(chunk, stage)`` in the order of the model.
+    """Return the places ``(chunk, stage)`` in the order of the model.
 
-    Each chunk goes from the first stage to the last; in a V every second one goes back.
+    Each chunk runs from the first stage to the last; in a V-shaped schedule every second one runs in reverse.
     """
     back = tuple(reversed(range(stages)))
     return tuple(
@@ -55,7 +56,7 @@ def places_in_order(stages: int, chunks: int, v_shape: bool = False) -> tuple[tu
 def broadcast_offset(
     offset: int | Sequence[int] | Sequence[Sequence[int]], pipeline_stage: int, pp_interleave_num: int
 ) -> StageLayers:
-    """Returns ``offset`` as ``[chunk][stage]``: an integer goes everywhere, a list of stages to every chunk."""
+    """Return ``offset`` as ``[chunk][stage]``: an integer applies everywhere, a list of stages to every chunk."""
     if isinstance(offset, int):
         return ((offset,) * pipeline_stage,) * pp_interleave_num
     rows = [row for row in offset if not isinstance(row, int)]
@@ -75,11 +76,11 @@ def _row(row: Sequence[int], pipeline_stage: int) -> tuple[int, ...]:
     return tuple(row)
 
 
-def _example(left: int, pipeline_stage: int, pp_interleave_num: int) -> list[list[int]] | list[int] | int:
-    """The remaining layers on the last places, which hold fewest activations in a 1F1B pipeline."""
+def _example(remaining: int, pipeline_stage: int, pp_interleave_num: int) -> list[list[int]] | list[int] | int:
+    """Return an example with the remaining layers on the last places, which have the fewest activations in 1F1B."""
     places = pipeline_stage * pp_interleave_num
-    if left == 0:
+    if remaining == 0:
         return 0
-    flat = [int(place >= places - left) for place in range(places)]
+    flat = [int(place >= places - remaining) for place in range(places)]
     rows = [flat[start : start + pipeline_stage] for start in range(0, places, pipeline_stage)]
     return rows if pp_interleave_num > 1 else rows[0]

@@ -25,12 +25,14 @@ class LayerKind:
 
     @property
     def name(self) -> str:
-        """``full``, ``select``, ``comm``, ``both`` (of the latter two) or ``none``; and which layer where they differ."""
+        """Return ``full``, ``select``, ``comm``, ``both`` (of the latter two) or ``none``, and the layer if specifications
+        differ.
+        """
         return self.recomputation if self.spec is None else f"{self.recomputation} ({self.spec.name})"
 
     @property
     def recomputation(self) -> str:
-        """The first word of the name."""
+        """Return the first word of the name."""
         keys = {key for key, _ in self.patterns}
         if self.recompute:
             return FULL
@@ -40,5 +42,5 @@ class LayerKind:
 
     @property
     def is_mtp(self) -> bool:
-        """Whether it predicts ahead: such layers are the last ones of the last stage."""
+        """Return True for a multi-token prediction layer, one of the last layers of the last stage."""
         return self.spec is not None and self.spec.is_mtp

@@ -1,4 +1,4 @@
-"""What optimizers keep: names and shapes, known without building anything. Those of tuned models keep more than moments."""
+"""Optimizer state: names and shapes, without building a model. Tuning methods have additional state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODE_BITS, FEWEST_BLOCKS = 8, 16
 FIRST_MOMENTS = (MOMENT_PREFIXES[0], f"{MUON_MOMENT}.", f"{CODES[0]}.")
 """Every weight that is updated has state whose name begins with one of these."""
 MASTER = "master"
-"""Begins, with a dot behind it, the name of the float32 copy of a weight in half precision (``optimizer.master_weights``)."""
+"""Prefix, followed by a dot, of the float32 copy of a half-precision weight (``optimizer.master_weights``)."""
 POWERS = ("beta1_power", "beta2_power")
 IMPORTANCE, UNCERTAINTY, KEPT_RANKS, STEPS_TAKEN = "importance", "uncertainty", "kept_ranks", "steps_taken"
 PROJECTION, INTERVAL, STEPS_IN_INTERVAL = "projection", "interval", "steps_in_interval"
@@ -34,7 +34,7 @@ PREFIXES = tuple(
     f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION, MUON_MOMENT, MASTER, *CODES, *SCALES)
 )
 SHARES = "feed_forward.router.balance.shares"
-"""Ends the names of what a balance loss over global batches keeps: of all choices of the step before, the part of each expert."""
+"""Suffix of the state of a balance loss over global batches: the share of each expert in the choices of the previous step."""
 SCALARS = (*POWERS, STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)
 """Names of state that is one number, the same on every rank."""
 
@@ -49,7 +49,7 @@ class Triplets:
 
 
 def triplets(architecture: Architecture) -> tuple[Triplets, ...]:
-    """All adapters of a model whose ranks are allocated."""
+    """Return all adapters of a model with rank allocation."""
     return tuple(_triplets(architecture))
 
 
@@ -61,25 +61,24 @@ def _triplets(architecture: Architecture) -> Iterator[Triplets]:
         for first, modules in together.items():
             path = f"model.layers.{number}"
             yield Triplets(
-                f"{path}.{first}.{A}", f"{path}.{first}.{VALUES}", tuple(f"{path}.{one}.{B}" for one in modules)
+                f"{path}.{first}.{A}", f"{path}.{first}.{VALUES}", tuple(f"{path}.{module}.{B}" for module in modules)
             )
 
 
 def state_shapes(
     weights: Mapping[str, tuple[int, ...]], optimizer: str = "", block: int = 0
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes by name of the state that every run of an ``optimizer`` (``optimizer.type``) has, from those of the weights it
-    updates. All are fp32 but :data:`CODES`, which are uint8.
+    """Return the shapes by name of the state of an ``optimizer`` (``optimizer.type``), from the shapes of updated weights.
 
-    ``block``: numbers of a block of moments in codes; 0: none are.
+    All are fp32 except :data:`CODES`, which are uint8. ``block``: numbers per block of quantized moments; 0 without quantization.
     """
-    alone = {name for name, shape in weights.items() if optimizer == MUON and is_orthogonalised(name, shape)}
+    orthogonal = {name for name, shape in weights.items() if optimizer == MUON and is_orthogonalised(name, shape)}
     coded = {name: shape for name, shape in weights.items() if is_in_codes(shape, block)}
     moments = {
         f"{prefix}{name}": shape
         for prefix in (*MOMENT_PREFIXES, f"{MUON_MOMENT}.")
         for name, shape in weights.items()
-        if (name in alone) == (prefix not in MOMENT_PREFIXES) and name not in coded
+        if (name in orthogonal) == (prefix not in MOMENT_PREFIXES) and name not in coded
     }
     codes = {f"{kind}.{name}": shape for kind in CODES for name, shape in coded.items()}
     scales = {f"{kind}.{name}": shape_of_scales(shape, block) for kind in SCALES for name, shape in coded.items()}
@@ -87,51 +86,51 @@ def state_shapes(
 
 
 def is_in_codes(shape: tuple[int, ...], block: int) -> bool:
-    """Whether a weight's moments are in codes, in blocks of so many numbers (0: none is): those of all but vectors and small
-    matrices.
-    """
+    """Return True if the moments of a weight are quantized: all except vectors and small matrices, if ``block`` is not 0."""
     size = math.prod(shape)
     return block > 0 and len(shape) > 1 and size >= FEWEST_BLOCKS * block and size % block == 0
 
 
 def shape_of_scales(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """Shape of the scales of a weight's blocks, which are cut as it is: blocks follow rows, and lie in them where these have
-    room for whole ones.
-    """
+    """Return the shape of the scales of a weight's blocks. Blocks follow rows, and stay within rows that have complete blocks."""
     rows_hold_blocks = shape[-1] % block == 0
     return (*shape[:-1], shape[-1] // block) if rows_hold_blocks else (math.prod(shape) // block,)
 
 
 def weight_of_cut_blocks(shapes: Mapping[str, tuple[int, ...]], ranks: int, block: int) -> str:
-    """Return the first weight of whose rows so many tensor-parallel ranks would have parts of blocks; empty where none is.
+    """Return the first weight whose blocks tensor-parallel ranks would split; empty if there is none.
 
-    They cut columns of the projections whose input is split, so blocks must lie in the parts of a row.
+    Ranks split the columns of projections with a split input, so blocks must stay within the parts of a row.
     """
     for name, shape in shapes.items():
-        cut = name.endswith(tuple(f".{one}.weight" for one in SPLIT_INPUT)) and is_in_codes(shape, block)
+        cut = name.endswith(tuple(f".{projection}.weight" for projection in SPLIT_INPUT)) and is_in_codes(shape, block)
         if ranks > 1 and cut and shape[-1] // ranks % block:
             return name
     return ""
 
 
 def is_orthogonalised(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether Muon updates a weight: all matrices in layers, so neither embedding nor head, and stacks of experts' matrices."""
+    """Return True if Muon updates a weight: matrices in layers and stacks of expert matrices, not embedding and head."""
     return is_of_layer(name) and len(shape) in (2, 3)
 
 
 def updated_weights(names: Iterable[str]) -> list[str]:
-    """The weights of which there is a first moment among ``names``, in their order."""
+    """Return the weights with a first moment among ``names``, in order."""
     return [name.removeprefix(prefix) for name in names for prefix in FIRST_MOMENTS if name.startswith(prefix)]
 
 
 def further_state(architecture: Architecture) -> Shapes:
-    """Shapes by name, all fp32, of what is kept beside the state that every run has, and where this has other shapes."""
+    """Return the shapes by name, all fp32, of additional optimizer state, or of state with other shapes."""
     pet = architecture.pet
-    of_tuner = FURTHER[pet.tuner.name](architecture, pet) if pet is not None and pet.tuner.name in FURTHER else {}
-    return {**of_tuner, **_of_balance(architecture)}
+    tuner_state = (
+        ADDITIONAL_STATE[pet.tuner.name](architecture, pet)
+        if pet is not None and pet.tuner.name in ADDITIONAL_STATE
+        else {}
+    )
+    return {**tuner_state, **_balance_state(architecture)}
 
 
-def _of_balance(architecture: Architecture) -> Shapes:
+def _balance_state(architecture: Architecture) -> Shapes:
     routers = {
         number: layer.feed_forward.router
         for number, layer in enumerate(architecture.layers)
@@ -145,55 +144,55 @@ def _of_balance(architecture: Architecture) -> Shapes:
 
 
 def is_of_layer(name: str) -> bool:
-    """Whether a weight belongs to a layer, of which LISA draws some, and not to embeddings, norm or head."""
+    """Return True if a weight belongs to a layer, as drawn by LISA, and not to embeddings, norm or head."""
     return name.startswith("model.layers.")
 
 
 def is_projected(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether GaLore projects the gradient of a weight: those of all matrices in layers."""
+    """Return True if GaLore projects the gradient of a weight: all matrices in layers."""
     return is_of_layer(name) and len(shape) == 2
 
 
 def projected_shapes(shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Shapes of the projection and of the moments of a matrix: its shorter side is projected."""
+    """Return the shapes of the projection and of the moments of a matrix, whose shorter side is projected."""
     rows, columns = shape
     return ((rank, columns), (rows, rank)) if rows >= columns else ((rows, rank), (rank, columns))
 
 
-def _of_projections(architecture: Architecture, pet: Tuning) -> Shapes:
-    found: Shapes = {STEPS_IN_INTERVAL: ()}
+def _projection_state(architecture: Architecture, pet: Tuning) -> Shapes:
+    shapes: Shapes = {STEPS_IN_INTERVAL: ()}
     for name, shape in architecture.trained_shapes().items():
         if is_projected(name, shape):
             projection, low = projected_shapes(shape, pet.galore_rank)
-            found |= {f"{PROJECTION}.{name}": projection, **{f"{prefix}{name}": low for prefix in MOMENT_PREFIXES}}
-    return found
+            shapes |= {f"{PROJECTION}.{name}": projection, **{f"{prefix}{name}": low for prefix in MOMENT_PREFIXES}}
+    return shapes
 
 
-def _of_drawn_layers(architecture: Architecture, pet: Tuning) -> Shapes:
+def _drawn_layer_state(architecture: Architecture, pet: Tuning) -> Shapes:
     return dict.fromkeys((INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS), ())
 
 
-def _of_ranks(architecture: Architecture, pet: Tuning) -> Shapes:
+def _rank_state(architecture: Architecture, pet: Tuning) -> Shapes:
     groups, shapes = triplets(architecture), architecture.trained_shapes()
     names = [name for group in groups for name in (group.first, group.values, *group.seconds)]
     means = {f"{kind}.{name}": shapes[name] for kind in (IMPORTANCE, UNCERTAINTY) for name in names}
-    kept = {f"{KEPT_RANKS}.{group.values}": shapes[group.values] for group in groups}
-    return {**means, **kept, STEPS_TAKEN: ()}
+    kept_shapes = {f"{KEPT_RANKS}.{group.values}": shapes[group.values] for group in groups}
+    return {**means, **kept_shapes, STEPS_TAKEN: ()}
 
 
-FURTHER: dict[str, Callable[[Architecture, Tuning], Shapes]] = {
-    ADALORA: _of_ranks,
-    GALORE: _of_projections,
-    LISA: _of_drawn_layers,
+ADDITIONAL_STATE: dict[str, Callable[[Architecture, Tuning], Shapes]] = {
+    ADALORA: _rank_state,
+    GALORE: _projection_state,
+    LISA: _drawn_layer_state,
 }
 """By the tuner whose optimizer keeps it."""
 
 
 def is_state(name: str) -> bool:
-    """Whether a parameter is the optimizer's own, or what it sets for the next step, and belongs into checkpoints."""
+    """Return True if a parameter is optimizer state, or is set by the optimizer for the next step, and belongs in checkpoints."""
     return name in SCALARS or name.startswith((*MOMENT_PREFIXES, *PREFIXES)) or name.endswith(SHARES)
 
 
 def kind_of_state(name: str) -> str:
-    """What a state is, whichever weight or layer it is of: ``adam_m``, ``shares``."""
+    """Return the kind of a state without the weight or layer: ``adam_m``, ``shares``."""
     return name.rpartition(".")[2] if name.endswith(SHARES) else name.partition(".")[0]

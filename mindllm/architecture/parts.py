@@ -24,13 +24,14 @@ FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix p
 
 
 def scalars(shapes: Shapes) -> int:
-    """How many numbers there are in weights of these shapes."""
+    """Return the number of elements in weights of these shapes."""
     return sum(map(math.prod, shapes.values()))
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """``rms``: root mean square (Zhang & Sennrich, 2019); ``rms_one``: the same, its weight is what is added to 1 (Gemma);
+    """A norm. ``rms``: root mean square (Zhang & Sennrich, 2019); ``rms_one``: RMS norm that multiplies by 1 + weight (Gemma).
+
     ``layer``: LayerNorm with a bias (Ba et al., 2016).
     """
 
@@ -38,15 +39,15 @@ class NormSpec:
     eps: float
 
     def weights(self, width: int) -> Shapes:
-        """Names and shapes for a norm over ``width`` channels."""
+        """Return names and shapes for a norm over ``width`` channels."""
         return {"weight": (width,), **({"bias": (width,)} if self.kind == "layer" else {})}
 
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """Rotary positions (Su et al., 2021) on the first ``rotary_dim`` channels of a head; ``scaling`` stretches them.
+    """Rotary positions (Su et al., 2021) on the first ``rotary_dim`` channels of a head, with an optional ``scaling``.
 
-    ``max_position`` is the context the scaling is relative to where it does not say one itself.
+    ``max_position`` is the context that the scaling is relative to, unless it has one.
     """
 
     theta: float
@@ -68,9 +69,9 @@ SMALLEST_BLOCK, MOST_BLOCKS = 128, 4
 
 
 def causal_blocks(length: int) -> int:
-    """In how many blocks of query rows a CPU computes attention under a causal mask: each sees the keys up to its own end.
+    """Return the number of query blocks in which a CPU computes causal attention: each block reads the keys up to its end.
 
-    Slices of the key and value cost less than what is saved as long as blocks are large, hence four at most.
+    Slices of keys and values cost less than they save as long as blocks are large, hence at most four.
     """
     return min(MOST_BLOCKS, max(1, length // SMALLEST_BLOCK))
 
@@ -99,21 +100,21 @@ class AttentionSpec:
 
     @property
     def context(self) -> AttentionContext:
-        """What this attention reads besides hidden states and weights."""
+        """Return the tables and masks that this attention reads."""
         return AttentionContext(self.position, self.window, self.head_dim, self.num_heads)
 
     @property
     def value_dim(self) -> int:
-        """Channels of a head's value."""
+        """Return the channels of a value head."""
         return self.head_dim
 
     @property
     def can_be_fused(self) -> bool:
-        """Whether the fused kernel of devices computes it; soft caps, ALiBi and dropout are composed everywhere."""
+        """Return True if the fused kernel supports it. Soft caps, ALiBi and dropout are composed of operators."""
         return self.soft_cap is None and not isinstance(self.position, AlibiSpec) and not self.dropout
 
     def matrices(self) -> Shapes:
-        """The weights of its matrix products."""
+        """Return the weights of matrix products."""
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return {
             "wq.weight": (query, self.hidden_size),
@@ -123,7 +124,7 @@ class AttentionSpec:
         }
 
     def weights(self) -> Shapes:
-        """All weights."""
+        """Return all weights."""
         matrices = self.matrices()
         biased = ["wq", "wk", "wv"] * self.qkv_bias + ["wo"] * self.out_bias
         norms = {} if self.query_key_norm is None else self.query_key_norm.weights(self.head_dim)
@@ -134,9 +135,9 @@ class AttentionSpec:
         }
 
     def flops_per_token(self, seq_length: int) -> float:
-        """Forward and backward: weights, and scores and contexts of a sequence, not halved for the causal mask."""
-        seen = min(seq_length, self.window or seq_length)
-        return FORWARD_AND_BACKWARD * scalars(self.matrices()) + 12.0 * self.num_heads * self.head_dim * seen
+        """Return the FLOPs of forward and backward: weights and scores, not halved for the causal mask."""
+        keys = min(seq_length, self.window or seq_length)
+        return FORWARD_AND_BACKWARD * scalars(self.matrices()) + 12.0 * self.num_heads * self.head_dim * keys
 
 
 @dataclass(frozen=True)
@@ -164,32 +165,32 @@ class FeedForwardSpec:
 
     @property
     def activation_operator(self) -> str:
-        """As patterns of ``recompute_config`` name it."""
+        """Return the activation as patterns of ``recompute_config`` name it."""
         return ACTIVATION_OPERATORS[self.activation]
 
     def matrices(self) -> Shapes:
-        """The weights of its matrix products."""
+        """Return the weights of matrix products."""
         up = {"w1.weight": (self.intermediate_size, self.hidden_size)}
         gate = {"w3.weight": (self.intermediate_size, self.hidden_size)} if self.gated else {}
         return {**up, **gate, "w2.weight": (self.hidden_size, self.intermediate_size)}
 
     def weights(self) -> Shapes:
-        """All weights."""
+        """Return all weights."""
         matrices = self.matrices()
         biased = matrices if self.bias else ["w2.weight"] * self.out_bias
         return {**matrices, **{name.replace("weight", "bias"): matrices[name][:1] for name in biased}}
 
     @property
     def adds_to_loss(self) -> bool:
-        """A dense feed-forward adds nothing to the loss."""
+        """Return False: a dense feed-forward has no auxiliary loss."""
         return False
 
     def flops_per_token(self) -> float:
-        """Forward and backward."""
+        """Return the FLOPs of forward and backward."""
         return FORWARD_AND_BACKWARD * scalars(self.matrices())
 
     def active_parameters(self) -> int:
-        """Weights a token meets: all."""
+        """Return the weights used per token: all."""
         return scalars(self.weights())
 
 
@@ -222,26 +223,26 @@ class LatentAttentionSpec:
 
     @property
     def can_be_fused(self) -> bool:
-        """Whether the fused kernel of devices computes it; dropout is composed everywhere."""
+        """Return True if the fused kernel supports it. Dropout is composed of operators."""
         return not self.dropout
 
     @property
     def num_kv_heads(self) -> int:
-        """Every query head has keys and values of its own."""
+        """Return the number of key and value heads, which equals that of query heads."""
         return self.num_heads
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head's query and key."""
+        """Return the channels of a query or key head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def context(self) -> AttentionContext:
-        """What this attention reads besides hidden states and weights."""
+        """Return the tables and masks that this attention reads."""
         return AttentionContext(self.position, None, self.qk_rope_head_dim, self.num_heads)
 
     def matrices(self) -> Shapes:
-        """The weights of its matrix products."""
+        """Return the weights of matrix products."""
         plain, turned = self.num_heads * self.qk_nope_head_dim, self.num_heads * self.qk_rope_head_dim
         query: Shapes = {"wq_plain.weight": (plain, self.hidden_size), "wq_rotary.weight": (turned, self.hidden_size)}
         if self.q_lora_rank is not None:
@@ -260,14 +261,14 @@ class LatentAttentionSpec:
         }
 
     def weights(self) -> Shapes:
-        """All weights."""
+        """Return all weights."""
         query = {} if self.q_lora_rank is None else {"query_latent_norm.weight": (self.q_lora_rank,)}
         return {**self.matrices(), **query, "key_value_latent_norm.weight": (self.kv_lora_rank,)}
 
     def flops_per_token(self, seq_length: int) -> float:
-        """Forward and backward: weights, and scores and contexts of a sequence, not halved for the causal mask."""
-        of_sequence = self.num_heads * (self.head_dim + self.value_dim) * seq_length
-        return FORWARD_AND_BACKWARD * (scalars(self.matrices()) + of_sequence)
+        """Return the FLOPs of forward and backward: weights and scores, not halved for the causal mask."""
+        score_flops = self.num_heads * (self.head_dim + self.value_dim) * seq_length
+        return FORWARD_AND_BACKWARD * (scalars(self.matrices()) + score_flops)
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,7 @@ class YarnRopeScaling:
 
     @property
     def magnitude(self) -> float:
-        """Factor on both rotary tables."""
+        """Return the factor on both rotary tables."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:

@@ -13,7 +13,7 @@ CODES, SCALES, ZEROS, COLUMNS = "codes", "scales", "zeros", "columns"
 
 
 def bits_of(code: CodeName) -> int:
-    """4 or 8."""
+    """Return the bits of a code: 4 or 8."""
     return 4 if code in ("uint4", "nf4", "fp4") else 8
 
 
@@ -30,15 +30,15 @@ class CodeSpec:
     ordered: bool
 
     def shapes(self) -> Shapes:
-        """The tensors it is held as, by their names below the projection."""
+        """Return the stored tensors by their names relative to the projection."""
         groups = self.in_features // self.group
-        found: Shapes = {CODES: (self.out_features, groups, self.group * bits_of(self.code) // 8)}
-        found[SCALES] = (self.out_features, groups, 1, 1)
+        tensors: Shapes = {CODES: (self.out_features, groups, self.group * bits_of(self.code) // 8)}
+        tensors[SCALES] = (self.out_features, groups, 1, 1)
         if self.has_zeros:
-            found[ZEROS] = (self.out_features, groups, 1, 1)
-        return {**found, **({COLUMNS: (self.in_features,)} if self.ordered else {})}
+            tensors[ZEROS] = (self.out_features, groups, 1, 1)
+        return {**tensors, **({COLUMNS: (self.in_features,)} if self.ordered else {})}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these tensors."""
+        """Return the bytes of the stored tensors."""
         return sum(math.prod(shape) * (1 if name == CODES else 4) for name, shape in self.shapes().items())

@@ -28,7 +28,7 @@ class QueryKeyRows:
 
 
 def query_key_rows(architecture: Architecture) -> dict[str, QueryKeyRows]:
-    """Of all layers, by the names of the weights."""
+    """Return the query and key rows of all layers, by weight name."""
     return {
         f"model.layers.{number}.attention.{name}": rows
         for number, layer in enumerate(architecture.layers)
@@ -37,7 +37,7 @@ def query_key_rows(architecture: Architecture) -> dict[str, QueryKeyRows]:
 
 
 def rows_of_attention(spec: AttentionSpec | LatentAttentionSpec) -> Mapping[str, QueryKeyRows]:
-    """Of one attention, by the names inside."""
+    """Return the query and key rows of one attention, by name within it."""
     half = QueryKeyRows(spec.num_kv_heads, HALF)
     if isinstance(spec, AttentionSpec):
         return {name: half for name in ("wq.weight", "wk.weight", "wq.bias", "wk.bias") if name in spec.weights()}
@@ -50,7 +50,7 @@ def rows_of_attention(spec: AttentionSpec | LatentAttentionSpec) -> Mapping[str,
 
 
 def why_not_linear(spec: AttentionSpec | LatentAttentionSpec) -> str:
-    """Why its logits are not what scaling rows of queries and keys scales; empty where they are."""
+    """Return why scaling query and key rows does not scale the logits; empty if it does."""
     if not isinstance(spec, AttentionSpec):
         return ""
     if spec.query_key_norm is not None:

@@ -22,9 +22,10 @@ from mindllm.architecture.parts import (
 
 
 def inverse_frequencies(rotary: RotarySpec, head_dim: int, length: int) -> np.ndarray:
-    """Rotation per position of each pair of channels, radians: ``theta^(-2i/rotary_dim)``, scaled. float64 ``[head_dim / 2]``.
+    """Return the rotation per position of each channel pair in radians, float64 ``[head_dim / 2]``.
 
-    ``length``: the longest sequence, which dynamic scaling follows.
+    It is ``theta^(-2i/rotary_dim)`` with the scaling of ``rotary``. ``length`` is the longest sequence, which dynamic scaling
+    depends on.
     """
     width, scaling, theta = rotary.rotary_dim, rotary.scaling, rotary.theta
     if isinstance(scaling, DynamicRopeScaling):
@@ -40,14 +41,17 @@ def inverse_frequencies(rotary: RotarySpec, head_dim: int, length: int) -> np.nd
 
 
 def _dynamic_growth(rotary: RotarySpec, scaling: DynamicRopeScaling, length: int) -> float:
-    """Factor on the base: 1 within the original context."""
+    """Return the factor on the base, 1 within the original context."""
     original = scaling.original_max_position_embeddings or rotary.max_position
     stretch = scaling.factor * max(length, original) / original - (scaling.factor - 1)
     return stretch ** (rotary.rotary_dim / (rotary.rotary_dim - 2))
 
 
 def _llama3_scaled(frequencies: np.ndarray, scaling: Llama3RopeScaling) -> np.ndarray:
-    """Llama 3.1's scaling: long wavelengths are divided by ``factor``, short ones kept, those between interpolated."""
+    """Return frequencies scaled as in Llama 3.1:
+
+    long wavelengths divided by ``factor``, short ones unchanged, others interpolated.
+    """
     original = scaling.original_max_position_embeddings
     turns = original * frequencies / (2 * math.pi)
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -56,7 +60,7 @@ def _llama3_scaled(frequencies: np.ndarray, scaling: Llama3RopeScaling) -> np.nd
 
 
 def _yarn_scaled(frequencies: np.ndarray, rotary: RotarySpec, scaling: YarnRopeScaling) -> np.ndarray:
-    """YaRN's ramp between channels that turn ``beta_fast`` and ``beta_slow`` times in the original context."""
+    """Return frequencies with YaRN's ramp between ``beta_fast`` and ``beta_slow`` turns in the original context."""
     original, width = scaling.original_max_position_embeddings or rotary.max_position, rotary.rotary_dim
 
     def channel(turns: float) -> float:
@@ -69,16 +73,16 @@ def _yarn_scaled(frequencies: np.ndarray, rotary: RotarySpec, scaling: YarnRopeS
 
 
 def _magnitude(rotary: RotarySpec) -> float:
-    """Factor on both tables: YaRN's, which sharpens the scores."""
+    """Return YaRN's factor on both tables, which scales the scores."""
     return rotary.scaling.magnitude if isinstance(rotary.scaling, YarnRopeScaling) else 1.0
 
 
 def rotary_tables(
     rotary: RotarySpec, head_dim: int, length: int, longest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of positions ``0 … length - 1``: two float32 arrays ``[length, head_dim]``.
+    """Return cosines and sines of positions ``0 … length - 1``: two float32 arrays ``[length, head_dim]``.
 
-    ``longest``: of the sequences that use them, which dynamic scaling follows; ``length`` if not given.
+    ``longest`` is the longest sequence that uses them, which dynamic scaling depends on; default ``length``.
     """
     cosines, sines = _half_tables(rotary, head_dim, length, longest or length)
     return np.concatenate([cosines, cosines], axis=-1), np.concatenate([sines, sines], axis=-1)
@@ -86,7 +90,7 @@ def rotary_tables(
 
 @lru_cache(maxsize=2)
 def _half_tables(rotary: RotarySpec, head_dim: int, length: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """The columns of both tables that are not there twice: each stage of a pipeline has the same."""
+    """Return the unique columns of both tables. They are cached, because pipeline stages share them."""
     angles = np.outer(np.arange(length, dtype=np.float64), inverse_frequencies(rotary, head_dim, longest))
     turned = np.where(angles[-1:] == 0, 1.0, _magnitude(rotary)) if length > 1 else _magnitude(rotary)
     return (turned * np.cos(angles)).astype(np.float32), (turned * np.sin(angles)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Ways of tuning a model: one registry of what the rest of the house asks of each.
+"""Tuning methods: one registry of the properties that other packages need.
 
 LoRA: Hu et al., 2021; AdaLoRA: Zhang et al., 2023; bottleneck adapters: Houlsby et al., 2019; LLaMA Pro: Wu et al., 2024; GaLore:
 Zhao et al., 2024; LISA: Pan et al., 2024. A new one is an entry here, its keys in ``config/tuning.py``, and where it has an
@@ -39,31 +39,31 @@ class Tuning:
 
     @property
     def tuner(self) -> Tuner:
-        """How it is tuned."""
+        """Return the tuning method."""
         return TUNERS[self.pet_type]
 
 
 @dataclass(frozen=True)
 class Tuner:
-    """A way of tuning.
+    """A tuning method.
 
     Attributes:
         name: value of ``pet_type``.
-        keys: of ``pet_config`` that are about it, besides those about all.
-        trains: whether it changes a weight, which is one of the model that is tuned or of an adapter.
-        low_rank: adapters stand beside projections: PEFT's format holds them.
-        own_format: its adapters are kept in a format of ours, of which no Hugging Face model knows.
+        keys: keys of ``pet_config`` for this method only.
+        trains: whether it changes a weight of the model or of an adapter.
+        low_rank: it has adapters on projections, in PEFT's format.
+        own_format: its adapters have a format of mindllm that no Hugging Face model supports.
         of_all_weights: its checkpoints are those of any model.
-        by_layer: layers are treated differently, so that layers of one specification become of several kinds.
-        inserts_layers: new layers stand behind some of those of the base.
-        learns_pairs: its base without it is the reference of preference tuning.
-        trains_mtp: layers of multi-token prediction are trained by it.
-        trains_experts: weights of experts, which have three dimensions, are trained by it.
-        whole_gradients: its optimizer asks for more than a device's own part of a gradient.
-        changes_gradients: its penalty is added to gradients, which hides from the compiler how they are spread.
-        constants: keys of a run that are constants of its compiled step, besides those of any.
-        width: key that a small model has less of; empty: none.
-        not_merged: why its weights cannot be added to those of the base; empty: they can, or there is nothing to add.
+        by_layer: layers are treated differently, so that one specification has several kinds.
+        inserts_layers: it adds layers after some of the base.
+        learns_pairs: the base is the reference of preference tuning.
+        trains_mtp: it trains multi-token prediction layers.
+        trains_experts: it trains weights of experts, which have three dimensions.
+        whole_gradients: its optimizer needs complete gradients on each device.
+        changes_gradients: it adds a penalty to gradients, which hides their sharding from the compiler.
+        constants: keys of a run that are constants of its compiled step.
+        width: key that a small model reduces; empty: none.
+        not_merged: why its weights cannot be merged into the base; empty: they can, or there is nothing to merge.
     """
 
     name: str
@@ -102,7 +102,7 @@ def _not_frozen(tuning: Tuning, name: str) -> bool:
     return not tuning.freeze_exclude or any(fnmatchcase(name, pattern) for pattern in tuning.freeze_exclude)
 
 
-BESIDE = ("lora_alpha", "lora_dropout", "modules_to_save", "target_modules", "frozen_dtype")
+ADAPTER_KEYS = ("lora_alpha", "lora_dropout", "modules_to_save", "target_modules", "frozen_dtype")
 ADALORA_KEYS = ("init_r", "target_r", "tinit", "tfinal", "delta_t", "beta1", "beta2", "orth_reg_weight")
 
 TUNERS: dict[str, Tuner] = {
@@ -110,7 +110,7 @@ TUNERS: dict[str, Tuner] = {
     for tuner in (
         Tuner(
             LORA,
-            ("lora_rank", "use_rslora", "use_dora", "lora_plus_lr_ratio", *BESIDE),
+            ("lora_rank", "use_rslora", "use_dora", "lora_plus_lr_ratio", *ADAPTER_KEYS),
             _low_rank,
             low_rank=True,
             learns_pairs=True,
@@ -118,7 +118,7 @@ TUNERS: dict[str, Tuner] = {
         ),
         Tuner(
             ADALORA,
-            (*BESIDE, *(f"adalora_{key}" for key in ADALORA_KEYS)),
+            (*ADAPTER_KEYS, *(f"adalora_{key}" for key in ADALORA_KEYS)),
             _low_rank,
             low_rank=True,
             whole_gradients=True,
@@ -170,7 +170,7 @@ TUNERS: dict[str, Tuner] = {
 
 
 def tuners_with(key: str) -> tuple[str, ...]:
-    """Return the ways of tuning that a key of ``pet_config`` is about; all of them where it is about none in particular."""
+    """Return the tuning methods that a key of ``pet_config`` applies to."""
     return tuple(name for name, tuner in TUNERS.items() if key in tuner.keys) or tuple(TUNERS)
 
 
@@ -181,20 +181,20 @@ def is_trained(tuning: Tuning | None, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a layer of a tuned model comes from: its number in the base; ``copied``: it is a new layer behind that one."""
+    """Source of a layer in a tuned model: its number in the base; ``copied``: a new layer after that one."""
 
     number: int
     copied: bool = False
 
 
 def layer_origins(tuning: Tuning | None, layers: int) -> tuple[Origin, ...]:
-    """Return the layers of a tuned model in order, of a base of so many ``layers``."""
+    """Return the layers of a tuned model in order, for a base with this number of ``layers``."""
     if tuning is None or not tuning.tuner.inserts_layers:
         return tuple(map(Origin, range(layers)))
     group = max(1, layers // tuning.num_new_blocks)
-    found: list[Origin] = []
+    origins: list[Origin] = []
     for number in range(layers):
-        found.append(Origin(number))
+        origins.append(Origin(number))
         if (number + 1) % group == 0:
-            found.append(Origin(number, copied=True))
-    return tuple(found)
+            origins.append(Origin(number, copied=True))
+    return tuple(origins)

@@ -29,8 +29,8 @@ DESCRIPTION = """Checks that a parallel run computes the same as a single device
 
 MindSpore's parallel compiler compiles all ranks with a small model; mesh, micro-batches, interleaving, recomputation
 and switches are those of the YAML. The ranks are executed together on the CPU. After every step, losses, gradient norms,
-weights and optimizer state are compared with a single device. A second table compares the compiled graphs with the YAML:
-layers and chunks per stage, micro-batches, recomputation, sharded optimizer state, gradient fusion, shardings.
+weights and optimizer state are compared with a single device. A second table compares the compiled graphs with the YAML,
+for example layers per stage, micro-batches, recomputation, sharded optimizer state, gradient fusion and shardings.
 
 A mesh that does not fit into memory, or has more ranks than --most-ranks, is checked as a smaller mesh of the same
 kind, as the verdict states."""

@@ -91,11 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
 
     from mindllm.data.corpus import Corpus
-    from mindllm.data.preprocess.report import description_of, description_table, summary_lines, summary_of
+    from mindllm.data.preprocess.report import corpus_description, description_table, summary_dict, summary_lines
 
     if options.info is not None:
         corpus = Corpus(options.info)
-        print_json(description_of(corpus)) if options.json else output.print(description_table(corpus))
+        print_json(corpus_description(corpus)) if options.json else output.print(description_table(corpus))
         return 0
     if not options.inputs and not options.python_stdlib:
         raise UserError("input is missing; name files or directories, or use --python-stdlib")
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = UserError if error.errno in PATH_ERRORS else RunFailed
         raise kind(f"{error.filename or options.output_prefix}: {error.strerror or error}") from error
     if options.json:
-        print_json(summary_of(summary))
+        print_json(summary_dict(summary))
         return 0
     for line in summary_lines(summary):
         output.print(line)

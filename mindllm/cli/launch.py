@@ -225,9 +225,9 @@ def job_warnings(command: Sequence[str], mounts: Sequence[str] = ()) -> list[str
 
 def _bases(source: Path) -> Iterator[tuple[str, str]]:
     """Yield each base of a YAML with the place that names it."""
-    from mindllm.config.reading.load import bases_of, read_file
+    from mindllm.config.reading.load import base_files, read_file
 
-    for file in (source, *bases_of(source)):
+    for file in (source, *base_files(source)):
         if isinstance(base := read_file(file).data.get("base"), str):
             yield f"{file}: base:", base
 

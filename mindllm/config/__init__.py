@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
     from mindllm.config.generation import GenerationConfig
-    from mindllm.config.model import ModelConfig, keys_of_layers
+    from mindllm.config.model import ModelConfig, keys_for_layers
     from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
     from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
     from mindllm.config.precision import on_this_device
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 HOMES = {
-    "keys_of_layers": "mindllm.config.model",
+    "keys_for_layers": "mindllm.config.model",
     "EvalDatasetConfig": "mindllm.config.dataset",
     "ProcessorConfig": "mindllm.config.dataset",
     "TrainDatasetConfig": "mindllm.config.dataset",
@@ -75,7 +75,7 @@ __all__ = [
     "TrainDatasetConfig",
     "config_json",
     "is_hugging_face",
-    "keys_of_layers",
+    "keys_for_layers",
     "load_config",
     "on_this_device",
     "override_config",

@@ -231,11 +231,11 @@ class TrainDatasetConfig(Section):
         """Return the additional columns of batches that separate the documents of a row."""
         loader = self.data_loader
         if isinstance(loader, IndexedDataLoader):
-            asked = {
+            options = {
                 "segment_starts": loader.config.reset_attention_mask,
                 "position_ids": loader.config.reset_position_ids,
             }
-            return tuple(column for column, is_asked in asked.items() if is_asked)
+            return tuple(column for column, is_set in options.items() if is_set)
         packed = isinstance(loader, InstructionDataLoader) and loader.config.packing is True
         packed = packed or isinstance(loader, PreferenceDataLoader)
         return ("segment_starts", "position_ids") if packed else ()
@@ -256,7 +256,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "qwen.tiktoken",
     "vocab.json",
-)  # of a directory, the first that is there
+)  # in order of preference within a directory
 
 
 class TokenizerConfig(Section):

@@ -8,7 +8,6 @@ stages, batch size and replicas) run when the file is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.reading.foreign import registered_readers
 from mindllm.config.reading.load import SYNONYMS
-from mindllm.config.reading.schema import fields_of, sections_at, sections_in, walk
+from mindllm.config.reading.schema import section_fields, sections_at, sections_in, walk
 from mindllm.config.run import RunConfig
 from mindllm.config.section import Section
 
@@ -30,11 +29,11 @@ UNUSED = ("title", "discriminator")  # a title is the key in other letters
 @cache
 def run_sections() -> tuple[Schema, dict[str, Schema]]:
     """Return the properties of the top level, and all sections by the names of their classes."""
-    whole = RunConfig.model_json_schema(by_alias=True, ref_template=REFERENCE)
-    raw = whole.pop("$defs")
+    schema = RunConfig.model_json_schema(by_alias=True, ref_template=REFERENCE)
+    raw = schema.pop("$defs")
     entries = set(_entries(raw))
     sections = {name: _section(section, raw, name in entries) for name, section in raw.items()}
-    return _section(whole, raw, False)["properties"], sections
+    return _section(schema, raw, False)["properties"], sections
 
 
 def referred(schema: Schema) -> str:
@@ -43,14 +42,14 @@ def referred(schema: Schema) -> str:
 
 
 def _section(raw: Schema, sections: dict[str, Schema], is_entry: bool) -> Schema:
-    """A section; ``null`` is one of which every line is commented out."""
+    """Return the schema of a section. ``null`` is a section with every line commented out."""
     properties = {key: _key(value, sections) for key, value in raw["properties"].items()}
     section = {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
     return {**section, "required": raw["required"]} if is_entry and "required" in raw else section
 
 
 def _key(raw: Schema, sections: dict[str, Schema]) -> Schema:
-    """What stands behind a key: a description as text, and once more for editors that read Markdown."""
+    """Return the schema of a key, with its description as text and as Markdown."""
     described: Schema = {key: raw[key] for key in ("description", "default") if key in raw}
     if "`" in described.get("description", ""):
         described["markdownDescription"] = described["description"]
@@ -64,15 +63,15 @@ def _value(raw: Schema, sections: dict[str, Schema], is_entry: bool = False) -> 
         value["items"] = _value(value["items"], sections, is_entry=True)
     for word in ("oneOf", "anyOf"):
         if word in value:
-            value.update(_one_of(value.pop(word), sections, is_entry))
+            value.update(_alternatives(value.pop(word), sections, is_entry))
     return value
 
 
-def _one_of(raw: list[Schema], sections: dict[str, Schema], is_entry: bool) -> Schema:
-    """Several forms, those that are sections with a ``type`` as one."""
+def _alternatives(raw: list[Schema], sections: dict[str, Schema], is_entry: bool) -> Schema:
+    """Return the schema of several forms; sections with a ``type`` become one form."""
     kinds = {_kind(referred(form), sections): referred(form) for form in raw if _kind(referred(form), sections)}
-    others = [_value(form, sections, is_entry) for form in raw if not _kind(referred(form), sections)]
-    forms = [*([_choice(kinds, sections, is_entry)] if kinds else []), *others]
+    forms_without_type = [_value(form, sections, is_entry) for form in raw if not _kind(referred(form), sections)]
+    forms = [*([_choice(kinds, sections, is_entry)] if kinds else []), *forms_without_type]
     return forms[0] if len(forms) == 1 else {"anyOf": forms}
 
 
@@ -81,13 +80,15 @@ def _kind(name: str, sections: dict[str, Schema]) -> str:
 
 
 def _choice(kinds: dict[str, str], sections: dict[str, Schema], is_entry: bool) -> Schema:
-    """A section of the kind that its ``type`` says; without one, which a file may leave to its base, of any kind."""
-    words = ("type", *(word for name in kinds.values() for word in _other_words(name)))
+    """Return the schema of a section that is selected by ``type``; without ``type``, which its base may have, any section."""
+    words = ("type", *(word for name in kinds.values() for word in _type_synonyms(name)))
     words = (*dict.fromkeys(words),)
-    told = [f"{kind}: {sections[name]['properties']['type'].get('description', '')}" for kind, name in kinds.items()]
+    descriptions = [
+        f"{kind}: {sections[name]['properties']['type'].get('description', '')}" for kind, name in kinds.items()
+    ]
     choice: Schema = {
         "type": "object",
-        "properties": {"type": {"enum": [*kinds], "description": "\n".join(told)}},
+        "properties": {"type": {"enum": [*kinds], "description": "\n".join(descriptions)}},
         "allOf": [
             {
                 "if": {"properties": {word: {"const": kind}}, "required": [word]},
@@ -100,13 +101,13 @@ def _choice(kinds: dict[str, str], sections: dict[str, Schema], is_entry: bool) 
     choice["properties"] |= {word: {"enum": [*kinds], "description": "Another name of `type`."} for word in words[1:]}
     if is_entry:
         return {**choice, "required": ["type"]}
-    any_kind = {"properties": _keys_of_any(kinds.values(), sections), "additionalProperties": False}
-    says = {"anyOf": [{"required": [word]} for word in words]} if words[1:] else {"required": ["type"]}
-    return {**choice, "if": says, "else": any_kind}
+    any_kind = {"properties": _merged_keys(kinds.values(), sections), "additionalProperties": False}
+    has_type = {"anyOf": [{"required": [word]} for word in words]} if words[1:] else {"required": ["type"]}
+    return {**choice, "if": has_type, "else": any_kind}
 
 
-def _other_words(name: str) -> list[str]:
-    """Other names of ``type`` in the section of this class."""
+def _type_synonyms(name: str) -> list[str]:
+    """Return the synonyms of ``type`` in this section."""
     return [
         word
         for path, words in SYNONYMS.items()
@@ -115,20 +116,20 @@ def _other_words(name: str) -> list[str]:
     ]
 
 
-def _keys_of_any(names: Any, sections: dict[str, Schema]) -> dict[str, Schema]:
-    """The keys of all these sections; one that several have may be as in any of them."""
+def _merged_keys(names: Any, sections: dict[str, Schema]) -> dict[str, Schema]:
+    """Return the keys of all these sections. A key of several sections accepts the form of any."""
     found: dict[str, list[Schema]] = {}
     for name in names:
         for key, raw in sections[name]["properties"].items():
             value = _key(raw, sections)
             if key != "type" and value not in found.setdefault(key, []):
                 found[key].append(value)
-    return {key: forms[0] if len(forms) == 1 else _any(forms) for key, forms in found.items() if forms}
-
-
-def _any(forms: list[Schema]) -> Schema:
-    told = [form["description"] for form in forms if "description" in form]
-    return {**({"description": told[0]} if told else {}), "anyOf": forms}
+    keys = {}
+    for key, forms in found.items():
+        descriptions = [{"description": form["description"]} for form in forms if "description" in form][:1]
+        if forms:
+            keys[key] = forms[0] if len(forms) == 1 else {**(descriptions[0] if descriptions else {}), "anyOf": forms}
+    return keys
 
 
 def _entries(node: Any) -> Any:
@@ -146,9 +147,11 @@ BASE = (
 
 
 def run_schema(version: str) -> Schema:
-    """Return the JSON Schema of the YAMLs that :func:`mindllm.config.load_config` reads, but for those of MindFormers."""
+    """Return the JSON Schema of the YAMLs of mindllm that :func:`mindllm.config.load_config` reads."""
     top, sections = deepcopy(run_sections())
-    for path, section in _places():
+    places: list[tuple[KeyPath, type[Section]]] = [((), RunConfig)]
+    places += [(path, section) for path, info, _ in walk(RunConfig) for section in sections_in(info.annotation)]
+    for path, section in places:
         properties = sections[section.__name__]["properties"] if path else top
         for name, ours in SYNONYMS.get(path, {}).items():
             same = {key: value for key, value in properties.get(ours, {}).items() if "escription" not in key}
@@ -168,21 +171,13 @@ def run_schema(version: str) -> Schema:
 
 
 def described(text: str, schema: Schema) -> Schema:
-    """``schema`` with a description, and the same as Markdown where it has some."""
+    """Return ``schema`` with a description, and as Markdown if it has markup."""
     return {"description": text, **({"markdownDescription": text} if "`" in text else {}), **schema}
-
-
-def _places() -> Iterator[tuple[KeyPath, type[Section]]]:
-    """Yield every section with its path."""
-    yield (), RunConfig
-    for path, info, _ in walk(RunConfig):
-        for section in sections_in(info.annotation):
-            yield path, section
 
 
 def _add_refused(properties: dict[str, Schema], path: KeyPath) -> None:
     """Mark the keys of other programs as refused, with what to write instead."""
-    keys = {key for kind in sections_at(RunConfig, path) for key in fields_of(kind)}  # of this type or another
+    keys = {key for kind in sections_at(RunConfig, path) for key in section_fields(kind)}  # of this type or another
     for reader in registered_readers():
         for name, advice in reader.section_keys(path).items():
             if name not in keys and name not in properties:

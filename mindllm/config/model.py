@@ -40,7 +40,7 @@ class ModelConfig(ModelKeys):
     @property
     def architecture(self) -> Architecture:
         """Return the architecture that these keys describe."""
-        return architecture_of(self)
+        return build_architecture(self)
 
     @property
     def merged(self) -> ModelConfig:
@@ -78,7 +78,7 @@ Model = TypeVar("Model", bound=ModelKeys)
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def architecture_of(model: ModelKeys) -> Architecture:
+def build_architecture(model: ModelKeys) -> Architecture:
     """Return the architecture of ``model`` with the adapters of its ``pet_config``."""
     if model.pet_config is None:
         return _plain_architecture(model)
@@ -91,18 +91,20 @@ def _tuned_architecture(model: ModelKeys, names: tuple[tuple[str, tuple[str, ...
     plain, pet = _plain_architecture(model), model.pet_config
     assert pet is not None
     tuning, files = replace(pet.tuning, frozen_dtype=model.frozen_dtype), dict(names)
-    adapters = {spec: adapters_of(pet, spec, files) for spec in plain.specifications()}
-    bottlenecks, layers = bottlenecks_of(pet, plain.hidden_size), []
+    adapters = {spec: adapter_specs(pet, spec, files) for spec in plain.specifications()}
+    bottlenecks, layers = bottleneck_specs(pet, plain.hidden_size), []
     for origin in layer_origins(tuning, len(plain.layers)):
         layer, path = plain.layers[origin.number], f"model.layers.{origin.number}"
         frozen = tuple(name for name in layer.weights() if not (origin.copied or is_trained(tuning, f"{path}.{name}")))
-        held = _held_in_codes(model, layer, frozen, files)
+        held = _quantized_projections(model, layer, frozen, files)
         layers.append(replace(layer, adapters=adapters[layer], bottlenecks=bottlenecks, frozen=frozen, codes=held))
     embedding = replace(plain.embedding, noise=pet.neftune_noise_alpha)
     return replace(plain, embedding=embedding, layers=tuple(layers), pet=tuning)
 
 
-def _held_in_codes(model: ModelKeys, layer: LayerSpec, frozen: tuple[str, ...], files: Files) -> tuple[CodeSpec, ...]:
+def _quantized_projections(
+    model: ModelKeys, layer: LayerSpec, frozen: tuple[str, ...], files: Files
+) -> tuple[CodeSpec, ...]:
     """Return the frozen projections of a layer that are stored as quantized codes."""
     section = model.quantization_config
     if section is None or model.quantized_base == "dequantize":
@@ -173,21 +175,21 @@ def _with_experts(model: ModelKeys) -> tuple[bool, ...]:
     return tuple(number >= model.first_k_dense_replace and has for number, has in enumerate(chosen))
 
 
-def keys_of_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, Any]:
+def keys_for_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, Any]:
     """Return the keys of ``model_config`` for a model that has only the given layers of ``model``, in this order.
 
     Multi-token prediction layers come last.
     """
-    ahead = sum(layer.is_mtp for layer in layers)
-    keys: dict[str, Any] = {"num_layers": len(layers) - ahead}
+    mtp_layers = sum(layer.is_mtp for layer in layers)
+    keys: dict[str, Any] = {"num_layers": len(layers) - mtp_layers}
     if model.num_nextn_predict_layers:
-        keys["num_nextn_predict_layers"] = ahead
-    windows = {layer.attention.window for layer in architecture_of(model).layers}
+        keys["num_nextn_predict_layers"] = mtp_layers
+    windows = {layer.attention.window for layer in build_architecture(model).layers}
     if len(windows) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
     if model.pet_config is not None and model.pet_config.tuner.by_layer:
-        # the section with the frozen weights of these layers, and those outside of layers, by their names
-        architecture, pet = architecture_of(model), model.pet_config
+        # freeze the weights of these layers and those outside layers by name
+        architecture, pet = build_architecture(model), model.pet_config
         assert pet is not None
         outside = [name for name in architecture.weight_shapes() if not name.startswith("model.layers.")]
         frozen = [name for name in outside if not is_trained(architecture.pet, name)]
@@ -210,10 +212,10 @@ def merged_model(model: Model) -> Model:
         return model
     if pet is None or not pet.tuner.inserts_layers:
         return plain
-    layers = architecture_of(plain).layers
-    keys = keys_of_layers(plain, [layers[origin.number] for origin in layer_origins(pet.tuning, len(layers))])
+    layers = build_architecture(plain).layers
+    keys = keys_for_layers(plain, [layers[origin.number] for origin in layer_origins(pet.tuning, len(layers))])
     merged = type(model).model_validate({**plain.model_dump(exclude_unset=True), **keys})
-    return merged.name_projections(model.known_projections)
+    return merged.name_projections(model.named_projections)
 
 
 def _norm(model: ModelKeys) -> NormSpec:
@@ -312,7 +314,7 @@ def _position(model: ModelKeys, sliding: bool) -> Position:
     return RotarySpec(model.theta, rotary_dim, rope_scaling(model.rope_scaling), model.max_position_embedding)
 
 
-def bottlenecks_of(pet: PetConfig, hidden_size: int) -> tuple[BottleneckSpec, ...]:
+def bottleneck_specs(pet: PetConfig, hidden_size: int) -> tuple[BottleneckSpec, ...]:
     """Return the bottleneck adapters of every layer."""
     if not pet.tuner.own_format:
         return ()
@@ -320,7 +322,7 @@ def bottlenecks_of(pet: PetConfig, hidden_size: int) -> tuple[BottleneckSpec, ..
     return tuple(BottleneckSpec(part, hidden_size, pet.adapter_length) for part in chosen)
 
 
-def adapters_of(pet: PetConfig, layer: LayerSpec, files: Files) -> tuple[AdapterSpec, ...]:
+def adapter_specs(pet: PetConfig, layer: LayerSpec, files: Files) -> tuple[AdapterSpec, ...]:
     """Return the low-rank adapters of a layer."""
     if not pet.tuner.low_rank:
         return ()
@@ -330,7 +332,8 @@ def adapters_of(pet: PetConfig, layer: LayerSpec, files: Files) -> tuple[Adapter
 
 def _adapters(pet: PetConfig, modules: Shapes, chosen: list[str], files: Files) -> Iterator[AdapterSpec]:
     for module in chosen:
-        together = next((one for group in files.values() if module in group for one in group if one in chosen), module)
+        # projections that are one matrix in the files share the first adapter matrix
+        shared = next((name for group in files.values() if module in group for name in group if name in chosen), module)
         out_features, in_features = modules[module]
         yield AdapterSpec(
             module,
@@ -340,19 +343,19 @@ def _adapters(pet: PetConfig, modules: Shapes, chosen: list[str], files: Files) 
             pet.scale,
             pet.use_dora,
             pet.lora_dropout,
-            "" if together == module else together,
+            "" if shared == module else shared,
             pet.pet_type == ADALORA,
         )
 
 
 def targets(pet: PetConfig, module: str, files: Files, layer: int = 0) -> bool:
     """Return True if ``target_modules`` selects a projection such as ``attention.wq``."""
-    wanted = pet.target_modules
-    if wanted == ALL:
+    selection = pet.target_modules
+    if selection == ALL:
         return True
-    if isinstance(wanted, str):
-        return any(re.fullmatch(wanted, f"model.layers.{layer}.{name}") for name in aliases(module, files))
-    return any(names(name, module, files) for name in wanted)
+    if isinstance(selection, str):
+        return any(re.fullmatch(selection, f"model.layers.{layer}.{name}") for name in aliases(module, files))
+    return any(names(name, module, files) for name in selection)
 
 
 def names(name: str, module: str, files: Files) -> bool:
@@ -362,4 +365,4 @@ def names(name: str, module: str, files: Files) -> bool:
 
 def aliases(module: str, files: Files) -> tuple[str, ...]:
     """Return the names of a projection: in mindllm and in the files of the family."""
-    return (module, *(theirs for theirs, ours in files.items() if module in ours))
+    return (module, *(name for name, modules in files.items() if module in modules))

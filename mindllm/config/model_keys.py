@@ -25,7 +25,7 @@ from mindllm.architecture.parts import (
     YarnRopeScaling,
 )
 from mindllm.config.quantization import QuantizationConfig
-from mindllm.config.section import WRITTEN_AS_IT_IS, DType, List, PositiveInt, Section
+from mindllm.config.section import UNCHANGED_SERIALIZER, DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
 
 
@@ -397,10 +397,12 @@ class ModelKeys(Section):
         default=None, description="End-of-document token, or a list of such tokens; null: that of the tokenizer."
     )
     pad_token_id: int | None = Field(default=None, ge=0, description="Padding token; null: that of the tokenizer.")
-    offset: Annotated[Offset, PlainValidator(_offset, json_schema_input_type=WrittenOffset), WRITTEN_AS_IT_IS] = Field(
-        default=0,
-        description="Layers added to the even share of stages: 0, a list with one number per stage, or one such list per "
-        "chunk.",
+    offset: Annotated[Offset, PlainValidator(_offset, json_schema_input_type=WrittenOffset), UNCHANGED_SERIALIZER] = (
+        Field(
+            default=0,
+            description="Layers added to the even share of stages: 0, a list with one number per stage, or one such list per "
+            "chunk.",
+        )
     )
     pp_interleave_num: PositiveInt = Field(default=1, description="Chunks of layers per pipeline stage.")
     fine_grain_interleave: PositiveInt = Field(
@@ -473,7 +475,7 @@ class ModelKeys(Section):
         return self
 
     @property
-    def known_projections(self) -> Files | None:
+    def named_projections(self) -> Files | None:
         """Return :attr:`projections_in_files`, or None if they were not looked up."""
         return self._file_names.projections
 
@@ -484,9 +486,9 @@ class ModelKeys(Section):
         Raises:
             RuntimeError: the names were not looked up; ``mindllm.families.with_file_names`` does that.
         """
-        if self.known_projections is None:
+        if self.named_projections is None:
             raise RuntimeError("names of projections are not resolved: load_config and with_file_names do that")
-        return self.known_projections
+        return self.named_projections
 
     @property
     def base(self) -> Self:

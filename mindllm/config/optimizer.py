@@ -24,10 +24,10 @@ Patterns = Annotated[
 
 
 class DecayGroup(Section):
-    """Weights with a decay of their own."""
+    """Weights with a separate weight decay."""
 
     params: Patterns
-    weight_decay: float = Field(ge=0, description="Their decay, of norms and biases too.")
+    weight_decay: float = Field(ge=0, description="Weight decay of the group, including norms and biases.")
 
 
 class OptimizerConfig(Section):
@@ -35,75 +35,76 @@ class OptimizerConfig(Section):
 
     type: Literal["AdamW", "Muon"] = Field(
         default="AdamW",
-        description="AdamW: with decoupled weight decay; Muon: momentum of the matrices of layers, made orthogonal, of experts "
-        "each by itself, and AdamW of all other weights (embedding, head, norms, biases).",
+        description="AdamW: decoupled weight decay; Muon: orthogonalized momentum for the matrices of layers (each "
+        "expert separately), AdamW for other weights (embedding, head, norms, biases).",
     )
     bias_correction: bool = Field(
         default=True,
-        description="Divides the moments by what they miss in the first steps; false: MindSpore's `AdamWeightDecay`.",
+        description="Corrects the bias of the moments in the first steps; false: MindSpore's `AdamWeightDecay`.",
     )
     betas: Annotated[tuple[Beta, Beta], Strict(False)] = Field(
         default=(0.9, 0.95), description="Decay of the first and second moments."
     )
-    eps: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(default=0.1, ge=0, description="Decay of matrices; norms and biases are not decayed.")
+    eps: float = Field(default=1e-8, gt=0, description="Added to the square root of the second moment.")
+    weight_decay: float = Field(default=0.1, ge=0, description="Weight decay of matrices; norms and biases have none.")
     momentum: Beta = Field(default=0.95, description="`type: Muon`: decay of the momentum of matrices.")
-    nesterov: bool = Field(default=True, description="In it: Nesterov's form of the momentum.")
+    nesterov: bool = Field(default=True, description="`type: Muon`: Nesterov momentum.")
     matched_adamw_rms: float = Field(
-        default=0.2, gt=0, description="In it: root mean square of a step's entries, near that of AdamW's steps."
+        default=0.2, gt=0, description="`type: Muon`: root mean square of an update, similar to that of AdamW."
     )
-    ns_steps: PositiveInt = Field(default=5, description="In it: Newton-Schulz steps.")
+    ns_steps: PositiveInt = Field(default=5, description="`type: Muon`: Newton-Schulz steps.")
     ns_coefficients: List[Coefficients] = Field(
         default=(JORDAN,),
         min_length=1,
-        description="In it: `a, b, c` of every Newton-Schulz step, which maps a singular value `s` to `a s + b s³ + c s⁵`; the "
-        "last ones are repeated.",
+        description="`type: Muon`: `a, b, c` of every Newton-Schulz step, which maps a singular value `s` to `a s + b s³ "
+        "+ c s⁵`; the last ones are repeated.",
     )
     qk_clip_threshold: float | None = Field(
         default=None,
         gt=0,
-        description="In it: largest attention logit. Behind the update, rows of query and key weights are scaled back of heads "
-        "whose largest logit of the step was above it (QK-clip, Kimi K2: 100); null: none are.",
+        description="`type: Muon`: largest attention logit. After the update, query and key weights of heads with a "
+        "larger logit in this step are scaled down (QK-clip, Kimi K2: 100); null: off.",
     )
     state_bits: Literal[8, 32] = Field(
         default=32,
-        description="`type: AdamW`: bits of a number of its moments. 8: blocks of codes of dynamic quantization, with a scale "
+        description="`type: AdamW`: bits per number of the moments. 8: blocks with dynamic quantization and one scale "
         "each; weights with one axis, or with fewer than 16 blocks, keep 32.",
     )
     master_weights: bool = Field(
         default=False,
-        description="`param_init_type` in half precision: the state keeps a float32 copy of every such parameter, which is "
-        "updated and then rounded, as in Megatron-LM; false: the rounded parameter is updated, as in MindFormers.",
+        description="With `param_init_type` in half precision: the optimizer state has a float32 copy of every "
+        "parameter, which is updated and then rounded, as in Megatron-LM; false: the rounded parameter is "
+        "updated, as in MindFormers.",
     )
     accumulate_in_float32: bool = Field(
         default=False,
-        description="`param_init_type` in half precision: gradients of micro-batches are added up in float32, as in Megatron-LM; "
-        "false: in the type of the parameters, as in MindFormers.",
+        description="With `param_init_type` in half precision: gradients of micro batches are accumulated in float32, as "
+        "in Megatron-LM; false: in the type of the parameters, as in MindFormers.",
     )
-    state_block_size: PositiveInt = Field(default=256, description="`state_bits: 8`: numbers of a block.")
+    state_block_size: PositiveInt = Field(default=256, description="`state_bits: 8`: numbers per block.")
     weight_decay_groups: List[DecayGroup] = Field(
         default=(),
-        description="Weights with a decay of their own; the first group with a pattern that matches decides.",
+        description="Weights with a separate weight decay; the first group with a matching pattern applies.",
     )
 
     @property
     def needs_cuts(self) -> bool:
-        """Whether an update depends on how its weight is cut over devices."""
+        """Return True if an update depends on how its weight is sharded."""
         return self.type == MUON or self.state_bits == CODE_BITS
 
     @property
     def block(self) -> int:
-        """Numbers of a block of moments in codes; 0: none are."""
+        """Return the numbers per block of quantized moments; 0 without quantization."""
         return self.state_block_size if self.state_bits == CODE_BITS else 0
 
     @property
     def newton_schulz(self) -> tuple[tuple[float, float, float], ...]:
-        """The coefficients of every Newton-Schulz step."""
+        """Return the coefficients of every Newton-Schulz step."""
         repeated = (self.ns_coefficients[-1],) * self.ns_steps
         return (*self.ns_coefficients, *repeated)[: self.ns_steps]
 
     def decay_of(self, name: str, dimensions: int) -> float:
-        """The decay of a weight with so many ``dimensions``."""
+        """Return the weight decay of a weight with this number of ``dimensions``."""
         for group in self.weight_decay_groups:
             if matches(name, group.params):
                 return group.weight_decay
@@ -111,7 +112,7 @@ class OptimizerConfig(Section):
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether one of the shell patterns matches the whole name of a weight."""
+    """Return True if a shell pattern matches the complete name of a weight."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -121,15 +122,17 @@ class Schedule(Section):
     learning_rate: float | None = Field(
         default=None, gt=0, description="Peak learning rate. The only learning rate. Required to train."
     )
-    warmup_steps: int | None = Field(default=None, ge=0, description="Steps of the warm-up; or give `warmup_ratio`.")
+    warmup_steps: int | None = Field(
+        default=None, ge=0, description="Steps of the warm-up; alternative to `warmup_ratio`."
+    )
     warmup_ratio: Fraction | None = Field(
-        default=None, description="Warm-up as a part of all steps; or give `warmup_steps`."
+        default=None, description="Warm-up as a fraction of all steps; alternative to `warmup_steps`."
     )
     warmup_lr_init: float = Field(default=0.0, ge=0, description="Learning rate at the first step of the warm-up.")
     total_steps: int = Field(default=-1, ge=-1, description="Length of the schedule in steps; -1: that of the run.")
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> Schedule:
+    def _check_warmup(self) -> Schedule:
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             raise PydanticCustomError("warmup", "warmup_steps and warmup_ratio are both given; set one of them to null")
         return self
@@ -162,7 +165,7 @@ class CosineSchedule(DecayingSchedule):
 class CosineRestartsSchedule(DecayingSchedule):
     """Several half cosines after the warm-up."""
 
-    type: Literal["CosineWithRestartsAndWarmUpLR"] = Field(description="Half cosines, each from the peak again.")
+    type: Literal["CosineWithRestartsAndWarmUpLR"] = Field(description="Half cosines, each restarting at the peak.")
     num_cycles: float = Field(default=1.0, gt=0, description="Number of half cosines.")
 
 
@@ -177,7 +180,7 @@ class StableDecaySchedule(DecayingSchedule):
     """Warm-up, constant, then a short decay."""
 
     type: Literal["WarmUpStableDecayLR"] = Field(description="Warm-up, constant, decay at the end.")
-    decay_ratio: Fraction = Field(default=0.1, description="Part of all steps that the final decay takes.")
+    decay_ratio: Fraction = Field(default=0.1, description="Fraction of all steps for the final decay.")
 
 
 class GroupedSchedule(Section):
@@ -217,14 +220,14 @@ LrGroup = Annotated[
 
 
 class GroupedLrSchedule(Section):
-    """Section ``grouped_lr_schedule``: weights with a learning rate of their own; all others follow ``lr_schedule``."""
+    """Section ``grouped_lr_schedule``: weights with a separate learning rate. Others follow ``lr_schedule``."""
 
     grouped: List[LrGroup] = Field(
-        default=(), description="Groups of weights; the first one with a pattern that matches decides."
+        default=(), description="Groups of weights; the first group with a matching pattern applies."
     )
 
     def group_of(self, name: str) -> int:
-        """The number of a weight's rate: 0 that of ``lr_schedule``, then those of the groups in their order."""
+        """Return the index of a weight's learning rate: 0 for ``lr_schedule``, then the groups in order."""
         numbers = (number for number, group in enumerate(self.grouped, 1) if matches(name, group.params))
         return next(numbers, 0)
 
@@ -247,8 +250,8 @@ class DynamicLossScale(Section):
         description="Divided on overflow, multiplied after `scale_window`."
     )
     loss_scale_value: float = Field(default=65536.0, ge=1, description="Loss scale at the start.")
-    scale_factor: float = Field(default=2.0, ge=1, description="Factor of a change.")
-    scale_window: PositiveInt = Field(default=1000, description="Steps without overflow before the scale rises.")
+    scale_factor: float = Field(default=2.0, ge=1, description="Factor by which the scale changes.")
+    scale_window: PositiveInt = Field(default=1000, description="Steps without overflow before the scale increases.")
 
 
 class FixedLossScale(Section):
@@ -275,12 +278,14 @@ ScaleSense = Annotated[
 class SkipSpikesConfig(Section):
     """A guard against loss spikes: a step whose loss or gradient norm leaves its running range changes nothing."""
 
-    window: int = Field(default=128, ge=2, description="Applied steps whose mean and deviation are the range.")
-    deviations: float = Field(default=6.0, gt=0, description="Standard deviations above the mean that are too many.")
-    watch: List[Literal["loss", "norm"]] = Field(
-        default=(), description="What is watched; empty: both, in a pipeline the norm."
+    window: int = Field(default=128, ge=2, description="Applied steps from which mean and deviation are computed.")
+    deviations: float = Field(
+        default=6.0, gt=0, description="Standard deviations above the mean that count as a spike."
     )
-    stop_after: int = Field(default=10, ge=0, description="Skipped steps in a row that end the run; 0: none do.")
+    watch: List[Literal["loss", "norm"]] = Field(
+        default=(), description="Figures to watch; empty: both, in a pipeline the norm."
+    )
+    stop_after: int = Field(default=10, ge=0, description="Consecutive skipped steps that end the run; 0: unlimited.")
 
 
 class RunnerWrapperConfig(Section):
@@ -289,7 +294,7 @@ class RunnerWrapperConfig(Section):
     type: Literal["MFTrainOneStepCell"] = Field(default="MFTrainOneStepCell", description="Kind of step.")
     scale_sense: ScaleSense = Field(default=1.0, description="Loss scale: a number, or a section with `type`.")
     use_clip_grad: bool = Field(default=True, description="Clips gradients by their global norm.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Largest global norm of the gradients.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Maximum global norm of the gradients.")
     skip_spikes: SkipSpikesConfig | None = Field(
-        default=None, description="Skips the update of steps whose loss or norm leaves the running range."
+        default=None, description="Skips updates whose loss or norm leaves its running range."
     )

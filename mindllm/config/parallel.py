@@ -13,7 +13,7 @@ from mindllm.config.section import List, PositiveInt, Section
 PARALLEL_MODES = {"data_parallel": 0, "semi_auto_parallel": 1}
 WrittenMode = Literal[0, 1, "data_parallel", "semi_auto_parallel", "DATA_PARALLEL", "SEMI_AUTO_PARALLEL"]
 GATHER, ULYSSES, RING = "colossalai_cp", "ulysses_cp", "ring_cp"
-OTHER_CONTEXT_ALGORITHMS = {
+FOREIGN_CONTEXT_ALGORITHMS = {
     "hybrid_cp": "context_parallel is one axis of devices, not two; write ulysses_cp while heads divide, else colossalai_cp",
 }
 """Ways of MindFormers and others to share a sequence that mindllm does not have."""
@@ -24,8 +24,8 @@ def _parallel_mode(value: Any) -> Any:
 
 
 def _context_algorithm(value: Any) -> Any:
-    if isinstance(value, str) and value in OTHER_CONTEXT_ALGORITHMS:
-        raise ValueError(f"{value} is not available: {OTHER_CONTEXT_ALGORITHMS[value]}")
+    if isinstance(value, str) and value in FOREIGN_CONTEXT_ALGORITHMS:
+        raise ValueError(f"{value} is not available: {FOREIGN_CONTEXT_ALGORITHMS[value]}")
     return value
 
 
@@ -38,7 +38,7 @@ class ParallelOptimizerConfig(Section):
     parallel_optimizer_threshold: int = Field(
         default=64,
         ge=0,
-        description="Parameters below this size (KB, before tensor parallelism cuts them) are not sharded.",
+        description="Parameters below this size (KB, before tensor parallelism) are not sharded.",
     )
     optimizer_weight_shard_size: int = Field(
         default=-1, ge=-1, description="Ranks that share one copy of the optimizer state; -1: all data-parallel ranks."
@@ -53,13 +53,14 @@ class PipelineConfig(Section):
     )
     pipeline_scheduler: Literal["1f1b", "gpipe", "zero_bubble_v", "seqpipe", "seqvpp", "seqsmartvpp"] = Field(
         default="1f1b",
-        description="Order of the micro batches. `zero_bubble_v`: two chunks, the second of which runs back to stage 0. "
-        "`seqpipe`, `seqvpp`, `seqsmartvpp`: 1F1B; with several chunks the last has fewer micro batches under way.",
+        description="Order of the micro batches. `zero_bubble_v`: two chunks per stage, the second in reverse order of "
+        "stages. `seqpipe`, `seqvpp`, `seqsmartvpp`: 1F1B over sequence pieces; with several chunks the last "
+        "has fewer micro batches in flight.",
     )
 
     @property
     def v_shape(self) -> bool:
-        """Whether the second chunk of layers runs back through the stages, so that the model ends where it began."""
+        """Return True if the second chunk runs through the stages in reverse, so that the model ends on stage 0."""
         return self.pipeline_scheduler == ZERO_BUBBLE_V
 
 
@@ -69,17 +70,17 @@ class ParallelContextConfig(Section):
     parallel_mode: Annotated[Literal[0, 1], BeforeValidator(_parallel_mode, json_schema_input_type=WrittenMode)] = (
         Field(
             default=1,
-            description="0 or `data_parallel`; 1 or `semi_auto_parallel` (operators sharded as mindllm declares).",
+            description="0 or `data_parallel`; 1 or `semi_auto_parallel` (operators are sharded as mindllm declares).",
         )
     )
     full_batch: bool = Field(
-        default=True, description="Every rank reads the whole global batch and takes its slice in the graph."
+        default=True, description="Every rank reads the complete global batch and slices it in the graph."
     )
     dataset_strategy: List[List[PositiveInt]] | None = Field(
         default=None, description="Slices per dimension of each input column; only with `full_batch: false`."
     )
     gradients_mean: bool = Field(
-        default=False, description="Averages gradients over data-parallel ranks; false: adds them."
+        default=False, description="Averages gradients over data-parallel ranks; false: sums them."
     )
     enable_parallel_optimizer: bool = Field(
         default=False, description="Shards optimizer state over the data-parallel ranks."
@@ -96,7 +97,7 @@ class ParallelContextConfig(Section):
 class ParallelConfig(MeshSizes, Section):
     """Section ``parallel_config``: sizes of the device mesh."""
 
-    data_parallel: PositiveInt = Field(default=1, description="Replicas of the model, each with its part of the batch.")
+    data_parallel: PositiveInt = Field(default=1, description="Model replicas, each with a part of the batch.")
     model_parallel: PositiveInt = Field(
         default=1, description="Ranks that share each layer's weights (tensor parallel)."
     )
@@ -105,17 +106,18 @@ class ParallelConfig(MeshSizes, Section):
         Literal["colossalai_cp", "ulysses_cp", "ring_cp"], BeforeValidator(_context_algorithm)
     ] = Field(
         default="colossalai_cp",
-        description="What attention exchanges over `context_parallel`: `colossalai_cp` gathers keys and values for each "
-        "rank's queries; `ulysses_cp` exchanges the sequence for heads; `ring_cp` passes keys and values from rank to rank.",
+        description="Communication of attention over `context_parallel`: `colossalai_cp` gathers keys and values for the "
+        "queries of each rank; `ulysses_cp` exchanges sequence parts for heads; `ring_cp` passes keys and "
+        "values around the ranks.",
     )
     context_parallel_balanced: bool = Field(
         default=False,
-        description="Gives each rank of a sequence a piece from its beginning and one from its end, so that all compute as many "
-        "scores of the causal triangle (`colossalai_cp`, fused attention).",
+        description="Each rank has one piece from the beginning and one from the end of a sequence, so that all ranks "
+        "compute the same share of the causal triangle (`colossalai_cp`, fused attention).",
     )
     pipeline_stage: PositiveInt = Field(default=1, description="Pipeline stages.")
     expert_parallel: PositiveInt = Field(
-        default=1, description="Groups of devices of a stage that share the experts; each has some of them."
+        default=1, description="Groups of devices of a stage that share the experts (expert parallel)."
     )
     expert_model_parallel: PositiveInt | None = Field(
         default=None, description="Ranks that share the weights of one expert; null: `model_parallel`."
@@ -123,26 +125,27 @@ class ParallelConfig(MeshSizes, Section):
     micro_batch_num: PositiveInt = Field(default=1, description="Micro batches per step in a pipeline.")
     seq_split_num: PositiveInt = Field(
         default=1,
-        description="Pieces in which the sequences of a micro batch go through the pipeline, one after another (`seqpipe`, "
-        "`seqvpp`, `seqsmartvpp`).",
+        description="Pieces of each sequence that pass through the pipeline one after another (`seqpipe`, `seqvpp`, "
+        "`seqsmartvpp`).",
     )
     use_seq_parallel: bool = Field(
         default=False, description="Shards norms and residuals along the sequence over the tensor-parallel ranks."
     )
     vocab_emb_dp: bool = Field(
         default=True,
-        description="Keeps the embedding table whole on every rank; false: its rows are sharded over tensor parallel.",
+        description="Keeps the complete embedding table on every rank; false: its rows are sharded over tensor-parallel "
+        "ranks.",
     )
     gradient_aggregation_group: PositiveInt = Field(
-        default=4, description="Groups of layers whose gradient communication is fused (without pipeline)."
+        default=4, description="Groups of layers with fused gradient communication (without pipeline)."
     )
 
     @property
     def exchanges_heads(self) -> bool:
-        """Whether ranks that share a sequence exchange it for heads."""
+        """Return True if context-parallel ranks exchange sequence parts for heads."""
         return self.shares_sequences and self.context_parallel_algo == ULYSSES
 
     @property
     def passes_keys(self) -> bool:
-        """Whether keys and values of a sequence go round the ranks that share it."""
+        """Return True if keys and values are passed around the context-parallel ranks."""
         return self.shares_sequences and self.context_parallel_algo == RING

@@ -1,8 +1,8 @@
-"""The types a model computes in where weights are only read, on a CPU: float32, unless the user has asked for another.
+"""Types in which runs that only read weights compute on a CPU: float32, unless the user chose another type.
 
-A CPU has no kernels of bfloat16 and float16 for most operators: weights are rounded in every step, decoding takes tens of
-times longer, and rounded products give another text. A shipped base says bfloat16 for devices, and so does a checkpoint that
-was trained on them; neither is a wish of who predicts here. How a model is trained stays as it is written.
+A CPU has no kernels of bfloat16 and float16 for most operators: weights are rounded in every step, decoding takes tens of times
+longer, and rounded products change the generated text. A shipped base has bfloat16 for devices, as has a checkpoint trained on
+them. Neither is a choice of the user who predicts on a CPU. Types of training do not change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ FLOAT32 = "float32"
 
 
 def on_this_device(config: RunConfig) -> tuple[RunConfig, str]:
-    """The configuration that a run which only reads weights computes with, and a line on it; empty where nothing is slow."""
+    """Return the configuration that a run which only reads weights computes with, and a line to log about it."""
     if config.run_mode not in READING or config.context.device_target != "CPU":
         return config, ""
     narrow = narrow_types(config.model.config)
-    asked = {name: origin for name in narrow if (origin := _asked(config, name))}
-    if chosen := [name for name in narrow if name not in asked]:
+    origins = {name: origin for name in narrow if (origin := _user_origin(config, name))}
+    if chosen := [name for name in narrow if name not in origins]:
         config = override_config(config, {f"{MODEL}.{name}": FLOAT32 for name in chosen})
-    if asked:
-        name, origin = next(iter(asked.items()))
+    if origins:
+        name, origin = next(iter(origins.items()))
         key = f"--{MODEL}.{name}={FLOAT32}"
-        said = f"{origin}: {name} {narrow[name]} is slow on a CPU, which has few kernels for it; {key} is faster"
-        return config, said
+        message = f"{origin}: {name} {narrow[name]} is slow on a CPU, which has few kernels for it; {key} is faster"
+        return config, message
     if chosen:
         name = chosen[0]
         key = f"--{MODEL}.{name}={narrow[name]}"
@@ -42,12 +42,12 @@ def on_this_device(config: RunConfig) -> tuple[RunConfig, str]:
 
 
 def narrow_types(model: ModelConfig) -> dict[str, str]:
-    """The types that are not float32, by their keys."""
+    """Return the types that are not float32, by key."""
     return {name: value for name in TYPES if (value := getattr(model, name)) != FLOAT32}
 
 
-def _asked(config: RunConfig, name: str) -> Origin | None:
-    """Where the user has written this key: an option, the file of the run, or a base of his own; None for a shipped base."""
+def _user_origin(config: RunConfig, name: str) -> Origin | None:
+    """Return the place where the user wrote this key: an option, the YAML of the run, or its base; None for a shipped base."""
     path: KeyPath = (*MODEL.split("."), name)
     origin = closest_origin(config._provenance.origins, path)
     if origin is None or origin.option or origin.file == str(config.source):

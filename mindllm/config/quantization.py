@@ -1,7 +1,7 @@
-"""Section ``model.model_config.quantization_config``: in which codes the files of a model hold its projections.
+"""Section ``model.model_config.quantization_config``: how the projections in the files of a model are quantized.
 
-It is read from the object of that name in a ``config.json``, which every method writes in its own words, and says what a
-projection that stays in codes looks like. What a code means is in ``mindllm/quantize``.
+It is read from the object of that name in a ``config.json``, whose keys differ between methods. ``mindllm/quantize`` has the
+number formats.
 """
 
 from __future__ import annotations
@@ -26,43 +26,41 @@ class QuantizationConfig(Section):
     """Section ``model.model_config.quantization_config``."""
 
     quant_method: Method = Field(
-        description="Format of the files: GPTQ (v1 stores zero points less one), AWQ, bitsandbytes, blocks of FP8, HQQ."
+        description="Format of the files: GPTQ (v1 stores zero points minus one), AWQ, bitsandbytes, FP8 blocks, HQQ."
     )
-    code: CodeName = Field(description="What a code means.")
-    group_size: int = Field(ge=0, description="Columns of a row that share a scale; 0: all of them.")
-    act_order: bool = Field(
-        default=False, description="Groups are of columns that do not lie beside each other (GPTQ)."
-    )
+    code: CodeName = Field(description="Number format of a code.")
+    group_size: int = Field(ge=0, description="Columns of a row that share a scale; 0: all columns.")
+    act_order: bool = Field(default=False, description="Groups have non-adjacent columns (GPTQ with desc_act).")
     modules_to_not_convert: List[str] = Field(
-        default=(), description="Projections that are no codes, by parts of names."
+        default=(), description="Projections that are not quantized, by parts of their names."
     )
 
     @property
     def has_zeros(self) -> bool:
-        """Whether a zero point is subtracted from codes: where they are numbers from 0 on."""
+        """Return True if a zero point is subtracted from the codes, which is the case for unsigned codes."""
         return self.code in ("uint4", "uint8")
 
     def group_of(self, columns: int) -> int:
-        """The widest group that cuts rows of so many columns evenly, and the groups of the files, too."""
+        """Return the largest group size that divides both the number of columns and the groups of the files."""
         return math.gcd(columns, self.group_size) if self.group_size else columns
 
     def converts(self, names: tuple[str, ...]) -> bool:
-        """Whether a projection of these names, ours or those of the files, is in codes."""
+        """Return True if a projection with these names, of mindllm or of the files, is quantized."""
         return not any(skipped in name for skipped in self.modules_to_not_convert for name in names)
 
 
 def code_spec(section: QuantizationConfig, module: str, shape: tuple[int, ...]) -> CodeSpec:
-    """How a projection with a weight of this shape, ``[out, in]``, is held."""
+    """Return how a projection with a weight of this shape, ``[out, in]``, is quantized."""
     out_features, in_features = shape
     group = section.group_of(in_features)
     return CodeSpec(module, out_features, in_features, section.code, group, section.has_zeros, section.act_order)
 
 
 def read_quantization(path: Path, content: Any) -> QuantizationConfig:
-    """The section that the object ``quantization_config`` of the ``config.json`` at ``path`` describes.
+    """Return the section for the object ``quantization_config`` of the ``config.json`` at ``path``.
 
     Raises:
-        UserError: it is of a method or a form that is not read; names the key.
+        UserError: the method or form is not supported; names the key.
     """
     if not isinstance(content, dict):
         raise _wrong(path, "", content, "must be an object")
@@ -134,7 +132,7 @@ def _hqq(path: Path, content: Content) -> QuantizationConfig:
     _one_of(path, inner, "axis", (1,), 1, below=below)
     for scale in ("scale_quant_params", "zero_quant_params"):
         if outer is not None and outer.get(scale):
-            raise _wrong(path, f"quant_config.{scale}", outer[scale], "scales in codes of their own are not read")
+            raise _wrong(path, f"quant_config.{scale}", outer[scale], "quantized scales are not supported")
     return QuantizationConfig(
         quant_method="hqq",
         code="uint4" if bits == 4 else "uint8",

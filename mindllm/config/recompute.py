@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from mindllm.config.section import WRITTEN_AS_IT_IS, List, PositiveInt, Section
+from mindllm.config.section import UNCHANGED_SERIALIZER, List, PositiveInt, Section
 
 Count = bool | int
 LayerCounts = bool | tuple[Count, ...] | tuple[tuple[Count, ...], ...]
 LayerSelection = LayerCounts | tuple[str, ...] | dict[str, LayerCounts]
-# The same as an editor is told: none of them is empty.
+# The JSON Schema form: lists are not empty.
 _Row = Annotated[tuple[bool | Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 WrittenCounts = bool | _Row | Annotated[tuple[_Row, ...], Field(min_length=1)]
 _Patterns = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -34,7 +34,7 @@ IN_EXPERTS: dict[str, tuple[str, ...]] = {
 
 
 def parse_counts(value: Any) -> LayerCounts:
-    """Returns ``value`` with lists as tuples, or raises when it has none of the accepted forms."""
+    """Return ``value`` with lists as tuples; raise if it has none of the accepted forms."""
     if isinstance(value, bool):
         return value
     if isinstance(value, list | tuple) and value:
@@ -46,7 +46,7 @@ def parse_counts(value: Any) -> LayerCounts:
 
 
 def parse_selection(value: Any) -> LayerSelection:
-    """As :func:`parse_counts`, and also a list of operator patterns or a mapping of pattern to counts."""
+    """Return counts like :func:`parse_counts`, a list of operator patterns, or a mapping of pattern to counts."""
     if isinstance(value, dict) and value and all(isinstance(pattern, str) for pattern in value):
         return {_pattern(pattern): parse_counts(counts) for pattern, counts in value.items()}
     if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
@@ -76,9 +76,11 @@ def _form_error(form: str) -> PydanticCustomError:
     return PydanticCustomError("form", "must be {form}", {"form": form})
 
 
-Counts = Annotated[LayerCounts, PlainValidator(parse_counts, json_schema_input_type=WrittenCounts), WRITTEN_AS_IT_IS]
+Counts = Annotated[
+    LayerCounts, PlainValidator(parse_counts, json_schema_input_type=WrittenCounts), UNCHANGED_SERIALIZER
+]
 Selection = Annotated[
-    LayerSelection, PlainValidator(parse_selection, json_schema_input_type=WrittenSelection), WRITTEN_AS_IT_IS
+    LayerSelection, PlainValidator(parse_selection, json_schema_input_type=WrittenSelection), UNCHANGED_SERIALIZER
 ]
 
 
@@ -87,20 +89,23 @@ class RecomputeConfig(Section):
 
     recompute: Counts = Field(
         default=False,
-        description="Whole layers: all, none, the first n of each stage, or the first n of each chunk and stage.",
+        description="Recomputed layers: all, none, the first n of each stage, or the first n of each chunk and stage.",
     )
     select_recompute: Selection = Field(
         default=False,
-        description=r"Operators inside layers. Counts stand for `feed_forward\.mul` and `feed_forward\.w1\.activation\..*`, any "
-        "activation (MindFormers' own default names SiLU alone); patterns apply to all layers, a mapping to as many as it says.",
+        description="Recomputed operators of layers. Counts stand for `feed_forward\\.mul` and "
+        "`feed_forward\\.w1\\.activation\\..*` with any activation (MindFormers' default has SiLU only). "
+        "Patterns apply to all layers, a mapping to the given numbers of layers.",
     )
     select_comm_recompute: Selection = Field(
         default=False,
-        description=r"Operators whose inserted communication is repeated. Forms as `select_recompute`; counts mean `.*\.norm`.",
+        description="Operators whose inserted communication is repeated. Forms as in `select_recompute`; counts stand "
+        "for `.*\\.norm`.",
     )
     select_recompute_exclude: Selection = Field(
         default=False,
-        description="Operators kept even inside recomputed layers: patterns, for all layers or with counts.",
+        description="Operators that are not recomputed, even in recomputed layers: patterns, for all layers or with "
+        "counts.",
     )
     select_comm_recompute_exclude: Selection = Field(
         default=False,
@@ -117,87 +122,90 @@ class RecomputeConfig(Section):
     )
 
 
-def forms_of(pattern: str) -> tuple[str, ...]:
-    """A pattern, and the same in a layer with experts."""
+def pattern_forms(pattern: str) -> tuple[str, ...]:
+    """Return a pattern and its form in layers with experts."""
     forms = [pattern]
-    for start, others in IN_EXPERTS.items():
+    for start, replacements in IN_EXPERTS.items():
         if pattern.startswith(start):
-            forms += [other + pattern.removeprefix(start) for other in others]
+            forms += [replacement + pattern.removeprefix(start) for replacement in replacements]
     return tuple(forms)
 
 
 @lru_cache(maxsize=4096)
 def names_operator(pattern: str, path: str) -> bool:
-    """Whether a pattern of ``recompute_config`` names the operator at a dotted path of a layer, or a cell around it."""
+    """Return True if a pattern of ``recompute_config`` matches the operator at a dotted path of a layer, or a cell around it."""
     parts = path.split(".")
-    levels = [form.split(LEVEL_SEPARATOR) for form in forms_of(pattern)]
+    levels = [form.split(LEVEL_SEPARATOR) for form in pattern_forms(pattern)]
     return any(len(parts) >= len(form) and all(map(re.fullmatch, form, parts)) for form in levels)
 
 
 ATTENTION = r"attention\.attention\.flash_attention"
-"""What is moved where nothing is named: the results of the fused attention kernel."""
+"""The default selection: results of the fused attention kernel."""
 
 
-def _one_or_several(value: Any) -> Any:
+def _as_sequence(value: Any) -> Any:
     return [value] if isinstance(value, dict | str) else value
 
 
 class LayerSwap(Section):
-    """Whole layers, every result of theirs that the backward pass needs."""
+    """Layers whose results for the backward pass move to the host."""
 
-    backward_prefetch: PositiveInt = Field(default=1, description="Operators that pass while a result comes back.")
+    backward_prefetch: PositiveInt = Field(
+        default=1, description="Operators between the start of the transfer from the host and the use of the result."
+    )
     layers: bool | List[Annotated[int, Field(ge=0)]] = Field(
-        default=True, description="Numbers of layers, from 0; true: all of them."
+        default=True, description="Indices of layers, from 0; true: all layers."
     )
 
     def holds(self, number: int) -> bool:
-        """Whether layer ``number`` is among them."""
+        """Return True if layer ``number`` is selected."""
         return self.layers if isinstance(self.layers, bool) else number in self.layers
 
 
 class OperatorSwap(LayerSwap):
     """Operators inside of layers."""
 
-    op_name: Annotated[List[str], BeforeValidator(_one_or_several, json_schema_input_type=str | List[str])] = Field(
-        min_length=1, description="Patterns of operators, written as those of `recompute_config`."
+    op_name: Annotated[List[str], BeforeValidator(_as_sequence, json_schema_input_type=str | List[str])] = Field(
+        min_length=1, description="Patterns of operators, in the form of `recompute_config`."
     )
 
 
 LayerSwaps = Annotated[
-    List[LayerSwap], BeforeValidator(_one_or_several, json_schema_input_type=LayerSwap | List[LayerSwap])
+    List[LayerSwap], BeforeValidator(_as_sequence, json_schema_input_type=LayerSwap | List[LayerSwap])
 ]
 OperatorSwaps = Annotated[
-    List[OperatorSwap], BeforeValidator(_one_or_several, json_schema_input_type=OperatorSwap | List[OperatorSwap])
+    List[OperatorSwap], BeforeValidator(_as_sequence, json_schema_input_type=OperatorSwap | List[OperatorSwap])
 ]
 
 
 class SwapConfig(Section):
-    """Section ``swap_config``: results that wait for the backward pass in the memory of the host."""
+    """Section ``swap_config``: results in host memory until the backward pass needs them."""
 
-    swap: bool = Field(default=False, description="Moves results to the host until the backward pass needs them.")
+    swap: bool = Field(default=False, description="Moves results to host memory until the backward pass needs them.")
     default_prefetch: PositiveInt = Field(
-        default=1, description="`backward_prefetch` of fused attention, which is moved where nothing is named."
+        default=1,
+        description="`backward_prefetch` of fused attention, which moves if no layers and operators are selected.",
     )
-    layer_swap: LayerSwaps | None = Field(default=None, description="Whole layers that are moved.")
-    op_swap: OperatorSwaps | None = Field(default=None, description="Operators that are moved.")
+    layer_swap: LayerSwaps | None = Field(default=None, description="Layers whose results move to the host.")
+    op_swap: OperatorSwaps | None = Field(default=None, description="Operators whose results move to the host.")
 
     def of_layer(self, number: int) -> dict[str, int]:
-        """What of layer ``number`` is moved: ``backward_prefetch`` by pattern, that of the whole layer under ``""``."""
+        """Return ``backward_prefetch`` by pattern for layer ``number``. The pattern ``""`` stands for the complete layer."""
         if not self.swap:
             return {}
         if self.layer_swap is None and self.op_swap is None:
             return {ATTENTION: self.default_prefetch}
-        found: dict[str, int] = {}
-        for one in self.layer_swap or ():
-            if one.holds(number):
-                found.setdefault("", one.backward_prefetch)
+        prefetch: dict[str, int] = {}
+        for layers in self.layer_swap or ():
+            if layers.holds(number):
+                prefetch.setdefault("", layers.backward_prefetch)
         for operators in self.op_swap or ():
             for pattern in operators.op_name:
                 if operators.holds(number):
-                    found.setdefault(pattern, operators.backward_prefetch)
-        return found
+                    prefetch.setdefault(pattern, operators.backward_prefetch)
+        return prefetch
 
     def numbers(self) -> set[int]:
-        """All layers that are named."""
+        """Return all selected layers."""
         named = (*(self.layer_swap or ()), *(self.op_swap or ()))
-        return {number for one in named if not isinstance(one.layers, bool) for number in one.layers}
+        return {number for entry in named if not isinstance(entry.layers, bool) for number in entry.layers}

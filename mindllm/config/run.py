@@ -39,9 +39,7 @@ class Provenance:
 class RunConfig(Section):
     """The whole YAML."""
 
-    seed: int = Field(
-        default=42, ge=0, description="Seed of initial weights, of the order of the data, and of sampling."
-    )
+    seed: int = Field(default=42, ge=0, description="Seed of initial weights, data order and sampling.")
     output_dir: str = Field(default="./output", description="Directory of logs, checkpoints and metrics.")
     run_mode: Literal["train", "finetune", "eval", "predict", "chat"] = Field(
         default="train",
@@ -50,18 +48,20 @@ class RunConfig(Section):
     )
     load_checkpoint: str = Field(
         default="",
-        description="Checkpoint whose weights are loaded; weights of MindFormers (a file, or the directory above `rank_0`); or a "
-        "Hugging Face directory: then keys left out of `model.model_config` and the tokenizer are its own, too.",
+        description="Checkpoint to load weights from; weights of MindFormers (a file, or the directory above `rank_0`); "
+        "or a Hugging Face directory, which also supplies the tokenizer and omitted keys of "
+        "`model.model_config`.",
     )
     load_adapter: str = Field(
         default="",
-        description="Adapter that stands beside the weights of `load_checkpoint`: a directory of PEFT or a checkpoint, or a "
-        "directory of several.",
+        description="Adapter for the weights of `load_checkpoint`: a PEFT directory, a checkpoint, or a directory of "
+        "several adapters.",
     )
-    adapter_id: str = Field(default="", description="Which of several adapters below `load_adapter`.")
+    adapter_id: str = Field(default="", description="Name of the adapter in `load_adapter`, if it has several.")
     pretrained_model_dir: str = Field(
         default="",
-        description="Hugging Face directory that gives keys left out of `model.model_config` and the tokenizer; no weights.",
+        description="Hugging Face directory that supplies the tokenizer and omitted keys of `model.model_config`, but no "
+        "weights.",
     )
     resume_training: bool | str = Field(
         default=False,
@@ -70,42 +70,46 @@ class RunConfig(Section):
     )
     overwrite: bool = Field(
         default=False,
-        description="Begins anew where `output_dir` holds a run: its metrics are lost, its checkpoints give way to new ones.",
+        description="Starts a new run if `output_dir` has one: its metrics are deleted, its checkpoints replaced.",
     )
     require_proof: bool = Field(
         default=False,
-        description="Starts no training without a complete proof of this configuration that says ready (`mindllm prove`).",
+        description="Requires a complete proof of this configuration with the verdict ready (`mindllm prove`) before "
+        "training.",
     )
     use_parallel: bool = Field(
-        default=False, description="Runs on several devices, as many as `parallel_config` multiplies to."
+        default=False, description="Runs on several devices: the product of the sizes of `parallel_config`."
     )
     micro_batch_interleave_num: PositiveInt = Field(
         default=1,
-        description="Copies of the model's operators in the graph, each for its part of a batch: while one computes, "
-        "another exchanges between tensor-parallel ranks. Divides `runner_config.batch_size`; 1: one copy.",
+        description="Copies of the model's operators in the graph, each for a part of the batch: the computation of one "
+        "overlaps the tensor-parallel communication of another. Divides `runner_config.batch_size`; 1: no "
+        "copies.",
     )
     train_precision_sync: bool = Field(default=False, description="Deterministic kernels.")
-    do_eval: bool = Field(default=False, description="Evaluates while training.")
+    do_eval: bool = Field(default=False, description="Evaluates during training.")
     eval_step_interval: PositiveInt = Field(default=100, description="Steps between two evaluations.")
     profile: bool = Field(default=False, description="Records a profile of some steps.")
     profile_start_step: PositiveInt = Field(default=1, description="First step of the profile.")
     profile_stop_step: PositiveInt = Field(default=10, description="Last step of the profile.")
     profile_memory: bool = Field(default=False, description="Records memory in the profile.")
     with_stack: bool = Field(default=False, description="Records Python call stacks in the profile.")
-    profile_rank_ids: List[int] | None = Field(default=None, description="Ranks that are profiled; null: all.")
+    profile_rank_ids: List[int] | None = Field(default=None, description="Ranks to profile; null: all.")
     trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="Kind of training.")
     runner_config: RunnerConfig = Field(default_factory=RunnerConfig, description="Batch size and length of the run.")
     context: ContextConfig = Field(default_factory=ContextConfig, description="Device and graph compiler.")
-    parallel: ParallelContextConfig = Field(default_factory=ParallelContextConfig, description="Kind of parallelism.")
+    parallel: ParallelContextConfig = Field(
+        default_factory=ParallelContextConfig, description="Parallel mode and its settings."
+    )
     parallel_config: ParallelConfig = Field(default_factory=ParallelConfig, description="Sizes of the device mesh.")
     recompute_config: RecomputeConfig = Field(
-        default_factory=RecomputeConfig, description="Activations computed again instead of kept."
+        default_factory=RecomputeConfig, description="Activations that the backward pass recomputes."
     )
-    swap_config: SwapConfig = Field(default_factory=SwapConfig, description="Activations that wait on the host.")
+    swap_config: SwapConfig = Field(default_factory=SwapConfig, description="Activations in host memory.")
     model: ModelSection = Field(description="The network.")
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The update.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Optimizer.")
     lr_schedule: LrSchedule | None = Field(
-        default=None, description="Learning rate over the steps; its keys depend on `type`. Required to train."
+        default=None, description="Learning rate schedule; its keys depend on `type`. Required for training."
     )
     grouped_lr_schedule: GroupedLrSchedule = Field(
         default_factory=GroupedLrSchedule, description="Learning rates of groups of weights."
@@ -113,102 +117,104 @@ class RunConfig(Section):
     runner_wrapper: RunnerWrapperConfig = Field(
         default_factory=RunnerWrapperConfig, description="Loss scale and gradient clipping."
     )
-    train_dataset: TrainDatasetConfig = Field(default_factory=TrainDatasetConfig, description="Text to learn from.")
+    train_dataset: TrainDatasetConfig = Field(default_factory=TrainDatasetConfig, description="Training data.")
     preference: PreferenceConfig = Field(
-        default_factory=PreferenceConfig, description="The loss of pairs of answers (`type: PreferenceDataLoader`)."
+        default_factory=PreferenceConfig, description="Preference loss (`type: PreferenceDataLoader`)."
     )
-    eval_dataset: EvalDatasetConfig = Field(default_factory=EvalDatasetConfig, description="Held-out text.")
+    eval_dataset: EvalDatasetConfig = Field(default_factory=EvalDatasetConfig, description="Held-out data.")
     eval_tasks: List[str] = Field(
         default=(),
-        description="`run_mode: eval`: public tasks, by their names in lm-evaluation-harness; none: held-out text.",
+        description="`run_mode: eval`: public tasks, by their names in lm-evaluation-harness; empty: the loss on "
+        "held-out data.",
     )
-    evaluation: EvaluationConfig = Field(
-        default_factory=EvaluationConfig, description="How a model is evaluated on tasks."
-    )
-    processor: ProcessorConfig = Field(default_factory=ProcessorConfig, description="Text to tokens.")
-    generation: GenerationConfig = Field(default_factory=GenerationConfig, description="Continuing a prompt.")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Evaluation on tasks.")
+    processor: ProcessorConfig = Field(default_factory=ProcessorConfig, description="Tokenizer.")
+    generation: GenerationConfig = Field(default_factory=GenerationConfig, description="Text generation.")
     input_data: str | List[str] | None = Field(
         default=None,
-        description="`run_mode: predict`: a prompt, a list of prompts, a text file with one in each line, or a `.jsonl` file.",
+        description="`run_mode: predict`: a prompt, a list of prompts, a text file with one prompt per line, or a "
+        "`.jsonl` file.",
     )
-    predict_batch_size: PositiveInt = Field(default=8, description="Prompts that are continued together.")
+    predict_batch_size: PositiveInt = Field(default=8, description="Prompts per batch.")
     save_file: str = Field(
         default="", description="JSON Lines file for the results of `run_mode: predict`; empty: standard output."
     )
     export_hf: ExportConfig = Field(
-        default_factory=ExportConfig, description="The trained weights as a Hugging Face directory."
+        default_factory=ExportConfig, description="Export of the trained weights as a Hugging Face directory."
     )
     monitor_config: MonitorConfig = Field(
-        default_factory=MonitorConfig, description="The health figures of a step, by group of layers."
+        default_factory=MonitorConfig, description="Health figures of a step, by group of layers."
     )
-    callbacks: List[Callback] = Field(default=DEFAULT_CALLBACKS, description="What watches the training loop.")
+    callbacks: List[Callback] = Field(default=DEFAULT_CALLBACKS, description="Callbacks of the training loop.")
 
     _provenance: Provenance = PrivateAttr(default_factory=Provenance)
 
     @property
     def source(self) -> Path | None:
-        """The file this configuration was read from."""
+        """Return the file this configuration was read from."""
         return self._provenance.source
 
     @property
     def has_ignored_keys(self) -> bool:
-        """True if unknown keys of the file were ignored."""
+        """Return True if unknown keys of the file were ignored."""
         return self._provenance.ignored
 
     @property
     def mindformers_keys(self) -> Mapping[str, Any] | None:
-        """Dotted keys and values of the YAML of MindFormers this configuration was read from; None where it was another."""
+        """Return the dotted keys and values of the YAML of MindFormers that was read; None for other YAMLs."""
         return self._provenance.theirs
 
     @property
     def sends_tokens(self) -> bool:
-        """Whether ranks that share experts send each other sorted tokens, as many as the router decides."""
+        """Return True if expert-parallel ranks send each other sorted tokens, in numbers that the router decides."""
         model, shared = self.model.config, self.parallel_config.expert_parallel > 1
         return shared and model.moe_grouped_gemm and model.moe_token_dispatcher_type == "alltoall"
 
     @property
     def chat_template(self) -> str:
-        """File of the chat template that conversations are written with; empty: the tokenizer's own."""
+        """Return the file of the chat template; empty for the template of the tokenizer."""
         return getattr(self.train_dataset.data_loader.config, "chat_template", "")
 
     @property
     def is_preference_tuning(self) -> bool:
-        """Whether the run learns which of two answers was preferred."""
+        """Return True if the run learns from preferred and rejected answers."""
         return isinstance(self.train_dataset.data_loader, PreferenceDataLoader)
 
     @property
     def uses_position_ids(self) -> bool:
-        """Whether positions and masks are made from columns of the batch: rows hold several documents, or ranks share
-        sequences in a pipeline, where MindSpore 2.10 does not cut tables of them.
+        """Return True if positions and masks are columns of the batch.
+
+        This is the case if rows have several documents, or if ranks share sequences in a pipeline: MindSpore 2.10 does not slice
+        tables of positions there.
         """
         sizes = self.parallel_config
         shared = sizes.shares_sequences and sizes.pipeline_stage > 1
         return shared or bool(self.train_dataset.document_columns)
 
     @property
-    def has_masks_of_rows(self) -> bool:
-        """Whether each row of a batch has a mask of its own; keys that go round are seen under none."""
+    def has_row_masks(self) -> bool:
+        """Return True if each row of a batch has its own mask, which ring attention does not support."""
         return self.uses_position_ids and not self.parallel_config.passes_keys
 
     @property
     def last_stage(self) -> int:
-        """The stage with the last layer, the head and the loss: where chunks lie in a V that is the first one."""
+        """Return the stage with the last layer, the head and the loss: stage 0 for V-shaped chunks."""
         return 0 if self.parallel.pipeline_config.v_shape else self.parallel_config.pipeline_stage - 1
 
     @property
     def global_batch_size(self) -> int:
-        """Samples per optimizer step over all ranks, micro batches and accumulation steps."""
+        """Return the samples per optimizer step over all ranks, micro batches and accumulation steps."""
         per_replica = self.runner_config.batch_size * self.runner_config.gradient_accumulation_steps
         return per_replica * self.parallel_config.data_parallel * self.parallel_config.micro_batch_num
 
     def flops_per_token(self) -> float:
-        """Model FLOPs of a step for each token: of pairs of answers with the forward pass of the reference."""
+        """Return the model FLOPs of a step per token, for preference tuning with the forward pass of the reference."""
         model, compared = self.model.config, self.is_preference_tuning and self.preference.has_reference
         return model.flops_per_token() + (model.base.flops_per_token() / 3 if compared else 0.0)
 
     @property
     def about_mode(self) -> str:
-        """What figures of a training step are of, where ``run_mode`` trains nothing; empty where it trains."""
+        """Return a line on what the figures of a training step mean if ``run_mode`` does not train; empty if it trains."""
         trains = self.run_mode in ("train", "finetune")
         return (
             "" if trains else f"run_mode {self.run_mode} trains nothing: this is the step that would train its network"
@@ -216,27 +222,29 @@ class RunConfig(Section):
 
     @property
     def about_parameters(self) -> str:
-        """Return what parameters in half precision mean for a step; empty where they are float32."""
-        model, kept = self.model.config, self.optimizer.master_weights
+        """Return a line on parameters in half precision; empty for float32."""
+        model, has_copies = self.model.config, self.optimizer.master_weights
         if not model.has_half_parameters:
             return ""
         updates = (
-            "updated as float32 copies, then rounded" if kept else "updated in float32 and rounded, no float32 copy"
+            "updated as float32 copies, then rounded"
+            if has_copies
+            else "updated in float32 and rounded, no float32 copy"
         )
         return f"parameters in {model.param_init_type}, {updates}"
 
     @property
     def compile_cache_directory(self) -> Path:
-        """Directory of the compile cache."""
+        """Return the directory of the compile cache."""
         return Path(self.context.compile_cache_path or Path(self.output_dir) / "compile_cache")
 
     def error(self, key: str, message: str) -> UserError:
-        """Returns the error of a dotted ``key`` found wrong only after loading, with the place it was written."""
+        """Return the error of a dotted ``key`` that was detected after loading, with the place of the key."""
         path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         return UserError.of(self.problem(path, message))
 
     def problem(self, path: KeyPath, message: str) -> Problem:
-        """Returns ``message`` about the value at ``path`` together with the place it was written."""
+        """Return ``message`` about the value at ``path`` with the place of the value."""
         origin = closest_origin(self._provenance.origins, path, self._provenance.source)
         return Problem(origin, path, message, self.value_at(path))
 
@@ -252,5 +260,5 @@ class RunConfig(Section):
         return node.model_dump(by_alias=True, exclude_unset=True, warnings=False) if isinstance(node, Section) else node
 
     def given(self) -> dict[str, Any]:
-        """The keys that were written, as a tree under their YAML names; defaults are left out."""
+        """Return the keys that were set, as a tree of YAML names, without defaults."""
         return self.model_dump(by_alias=True, exclude_unset=True)

@@ -13,18 +13,18 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 # YAML gives lists, frozen sections keep tuples: the conversion is the only one that strict sections make.
 List = Annotated[tuple[Item, ...], Strict(False)]
-# Behind a PlainValidator: pydantic writes such a value twice, and takes the list that JSON made of a tuple for a wrong type.
-WRITTEN_AS_IT_IS = PlainSerializer(lambda value: value, return_type=Any)
+# For values with a PlainValidator: pydantic would serialize them twice and reject the list that JSON makes of a tuple.
+UNCHANGED_SERIALIZER = PlainSerializer(lambda value: value, return_type=Any)
 
 
 class StrictModel(BaseModel):
-    """Data of a file that is no run: an unknown key is an error, and nothing changes it."""
+    """Data of a file other than a run. Unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Section(BaseModel):
-    """A mapping of the YAML. Types are taken strictly: ``"4"`` is not an integer and ``1`` is not a boolean."""
+    """A mapping of the YAML. Types are strict: ``"4"`` is not an integer and ``1`` is not a boolean."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 

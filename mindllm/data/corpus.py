@@ -1,7 +1,7 @@
-"""A corpus: an indexed token file, what is known of its making (``PREFIX.meta.json``, ``PREFIX.bytes.npy``), and its splits.
+"""A corpus: an indexed token file, its metadata (``PREFIX.meta.json``, ``PREFIX.bytes.npy``), its splits and statistics.
 
-The two extra files let a corpus be checked against a tokenizer and its losses be stated in bits per byte; a corpus made by
-Megatron's own tool has none of them and loads all the same.
+With the two additional files, a corpus is checked against a tokenizer and losses are converted to bits per byte. A corpus made by
+Megatron's own tool loads without them.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ DEFAULT_SPLIT = "949,50,1"
 
 
 def meta_path(prefix: Path | str) -> Path:
-    """Returns the path of what is known of the making of ``prefix``."""
+    """Return the path of the metadata of ``prefix``."""
     return Path(f"{prefix}.meta.json")
 
 
 def byte_counts_path(prefix: Path | str) -> Path:
-    """Returns the path of the bytes of text of each document of ``prefix``."""
+    """Return the path of the text size of each document of ``prefix``."""
     return Path(f"{prefix}.bytes.npy")
 
 
 def corpus_files(prefix: Path | str) -> list[Path]:
-    """Returns all files a corpus may have, the index last."""
+    """Return all files a corpus may have, the index last."""
     return [bin_path(prefix), byte_counts_path(prefix), meta_path(prefix), index_path(prefix)]
 
 
 @dataclass(frozen=True)
 class CorpusMeta:
-    """What ``PREFIX.meta.json`` says. ``bytes`` are those of the text in UTF-8; ``eod_id`` ends each document, unless None."""
+    """Content of ``PREFIX.meta.json``. ``bytes`` is the size of the text in UTF-8; ``eod_id`` ends each document, unless None."""
 
-    tokenizer: str  # file name, to tell people which
+    tokenizer: str  # file name, for messages
     tokenizer_fingerprint: str
     vocab_size: int
     eod_id: int | None
@@ -56,10 +56,10 @@ class CorpusMeta:
 
 
 class Corpus:
-    """Documents of ``prefix`` with what is known of their making.
+    """Documents of ``prefix`` with its metadata.
 
-    With ``tokenizer``, raises UserError when the corpus was made with another one. meta and byte_counts (int64 [documents]) are
-    None for a corpus without the extra files.
+    With ``tokenizer``, raises UserError if the corpus was made with another one. ``meta`` and ``byte_counts`` (int64 [documents])
+    are None for a corpus without the additional files.
     """
 
     def __init__(self, prefix: Path | str, tokenizer: Tokenizer | None = None) -> None:
@@ -92,13 +92,13 @@ class Corpus:
 
     @property
     def eod_id(self) -> int | None:
-        """The token at the end of each document: what the meta says, else the tokenizer's end of sequence, else None."""
+        """Return the token at the end of each document: from the metadata, else the tokenizer's end of sequence, else None."""
         if self.meta:
             return self.meta.eod_id
         return self.tokenizer.eos_id if self.tokenizer else None
 
     def split(self, name: str, weights: str = DEFAULT_SPLIT) -> CorpusSplit:
-        """Returns the documents of split ``name`` (train, valid, test) under ``weights``, such as "949,50,1"."""
+        """Return the documents of split ``name`` (train, valid, test) under ``weights``, such as "949,50,1"."""
         ranges = split_ranges(weights, len(self.dataset))
         if name not in ranges:
             raise UserError(f"split '{name}' does not exist{nearest(name, SPLITS)}")
@@ -127,7 +127,7 @@ class CorpusSplit:
 
     @property
     def token_count(self) -> int:
-        """Tokens of the split, ends of documents included."""
+        """Return the tokens of the split, including ends of documents."""
         return len(self.tokens)
 
     def __str__(self) -> str:
@@ -154,14 +154,14 @@ class CorpusWriter(IndexedWriter):
         return self
 
     def end_text(self, byte_count: int) -> None:
-        """Ends the document being written, a text of ``byte_count`` bytes, with the end-of-document token if there is one."""
+        """End the document being written, a text of ``byte_count`` bytes, with the end-of-document token if there is one."""
         if self.eod_id is not None:
             self.append([self.eod_id])
         self.end_document()
         self._byte_counts.append(byte_count)
 
     def meta(self) -> CorpusMeta:
-        """Returns what is known of the documents written so far."""
+        """Return the metadata of the documents written so far."""
         return CorpusMeta(
             tokenizer=self.tokenizer.path.name,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
@@ -188,7 +188,7 @@ def end_of_documents(tokenizer: Tokenizer) -> int:
 
 
 def read_meta(prefix: Path | str) -> CorpusMeta | None:
-    """Reads ``PREFIX.meta.json``; None when there is none, UserError when it is not what this project writes."""
+    """Read ``PREFIX.meta.json``; return None without the file, raise UserError for invalid content."""
     path = meta_path(prefix)
     if not path.is_file():
         return None
@@ -201,7 +201,7 @@ def read_meta(prefix: Path | str) -> CorpusMeta | None:
 
 
 def split_ranges(weights: str, documents: int) -> dict[str, range]:
-    """Divides ``documents`` into consecutive ranges in proportion to ``weights``, rounded as Megatron does.
+    """Divide ``documents`` into consecutive ranges in proportion to ``weights``, rounded as Megatron does.
 
     Source: Megatron-LM, ``megatron/core/datasets/blended_megatron_dataset_config.py`` (parse and normalise the split) and
     ``blended_megatron_dataset_builder.py`` (round each boundary). Raises UserError unless there are up to three
@@ -223,11 +223,10 @@ CHUNK = 1 << 22  # tokens counted at a time
 
 
 def byte_count(split: CorpusSplit, tokens: int | None = None) -> float | None:
-    """Returns the bytes (UTF-8) of the text of ``split``, or of its first ``tokens`` tokens; of the document that these end in,
-    its bytes in proportion.
+    """Return the bytes (UTF-8) of the text of ``split``, or of its first ``tokens`` tokens.
 
-    They are those noted when the corpus was made; for a corpus without notes, those of its decoded tokens without the ends of
-    documents (exact when the tokenizer gives every text back, as byte-level ones do); None when it has no tokenizer either.
+    A partial document counts in proportion. The sizes were recorded with the corpus. Without them, decoded tokens without ends of
+    documents are counted, which is exact for byte-level tokenizers. None without a tokenizer.
     """
     corpus = split.corpus
     shares = np.ones(len(split.documents))
@@ -250,36 +249,36 @@ def byte_count(split: CorpusSplit, tokens: int | None = None) -> float | None:
 
 
 def bytes_per_token(splits: Sequence[CorpusSplit], tokens: Sequence[int] | None = None) -> float | None:
-    """Returns bytes of text per token of all ``splits``, or of the first ``tokens`` of each; None where they are unknown.
+    """Return the bytes of text per token of all ``splits``, or of the first ``tokens`` of each; None if they are unknown.
 
-    Ends of documents are tokens of no bytes.
+    Ends of documents are tokens without bytes.
     """
     counts = [split.token_count for split in splits] if tokens is None else tokens
     totals = [byte_count(split, count) for split, count in zip(splits, counts, strict=True)]
-    known = [total for total in totals if total is not None]
-    return sum(known) / sum(counts) if len(known) == len(totals) else None
+    sizes = [total for total in totals if total is not None]
+    return sum(sizes) / sum(counts) if len(sizes) == len(totals) else None
 
 
 def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
-    """Turns a loss in nats per token into bits per byte of text, which does not depend on the tokenizer."""
+    """Convert a loss in nats per token to bits per byte of text, which does not depend on the tokenizer."""
     return nats_per_token / (math.log(2) * bytes_per_token)
 
 
 def unigram_loss(train: Sequence[CorpusSplit], held_out: Sequence[CorpusSplit], vocab_size: int) -> float:
-    """Returns the nats per token of ``held_out`` under the token frequencies of ``train``, one added to each count."""
+    """Return the nats per token of ``held_out`` under the token frequencies of ``train``, one added to each count."""
     counts = _token_counts(train, vocab_size) + 1
     log_probabilities = np.log(counts) - math.log(counts.sum())
-    found = _token_counts(held_out, vocab_size)
-    return float(-(found @ log_probabilities) / found.sum())
+    held_out_counts = _token_counts(held_out, vocab_size)
+    return float(-(held_out_counts @ log_probabilities) / held_out_counts.sum())
 
 
 def _token_counts(splits: Sequence[CorpusSplit], vocab_size: int) -> np.ndarray:
-    """Returns int64 [vocab_size] occurrences of each token."""
+    """Return int64 [vocab_size] occurrences of each token."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for split in splits:
         for start in range(0, split.token_count, CHUNK):
-            found = np.bincount(split.tokens[start : start + CHUNK], minlength=vocab_size)
-            if len(found) > vocab_size:
-                raise UserError(f"{split}: holds token {len(found) - 1}, but vocab_size is {vocab_size}")
-            counts += found
+            chunk_counts = np.bincount(split.tokens[start : start + CHUNK], minlength=vocab_size)
+            if len(chunk_counts) > vocab_size:
+                raise UserError(f"{split}: holds token {len(chunk_counts) - 1}, but vocab_size is {vocab_size}")
+            counts += chunk_counts
     return counts

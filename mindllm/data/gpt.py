@@ -1,10 +1,10 @@
-"""Samples for pretraining: documents in shuffled order, joined, cut into sequences, drawn in shuffled order.
+"""Samples for pretraining: documents in shuffled order, joined, split into sequences, drawn in shuffled order.
 
-The scheme is Megatron's (Shoeybi et al. 2019; ``megatron/core/datasets/gpt_dataset.py``) over an endless stream: epoch follows
-epoch, each with its own order of documents, and the sequences lie on the stream without gap or overlap. So every token is the
-label of exactly one sample per epoch (none is dropped where epochs meet), and sample i does not depend on the length of a run.
+The scheme is Megatron's (Shoeybi et al. 2019; ``megatron/core/datasets/gpt_dataset.py``) over an endless stream of epochs, each
+with a different order of documents. Sequences follow each other without gap or overlap. Every token is the label of exactly one
+sample per epoch, also between epochs, and sample i does not depend on the length of a run.
 
-Samples for evaluation are a split from its first token to its last, in order, every token predicted exactly once.
+Evaluation samples are a split from its first token to its last, in order; every token is predicted exactly once.
 """
 
 from __future__ import annotations
@@ -48,28 +48,16 @@ class GPTDataset:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Whole samples in the tokens of the split; at least 1."""
+        """Return the complete samples in the tokens of the split; at least 1."""
         return max(1, self.split.token_count // self.seq_length)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Returns int32 [seq_length + 1] tokens of sample ``index``: inputs are all but the last, labels all but the first."""
+        """Return int32 [seq_length + 1] tokens of sample ``index``: inputs are all but the last, labels all but the first."""
         epoch = index * self.seq_length // self.split.token_count
         order = self._sample_order(epoch)
         first = self._first_sample(epoch)
-        return self._read((first + int(order[index - first])) * self.seq_length)
-
-    def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns input_ids, labels int32, loss_mask float32 and the columns of ``options``, all [seq_length], of a sample."""
-        tokens = self[index]
-        columns = self.options.columns(tokens[:-1], np.ones(self.seq_length, dtype=np.float32))
-        return {"input_ids": tokens[:-1], "labels": tokens[1:], **columns}
-
-    def _first_sample(self, epoch: int) -> int:
-        """Returns the first sample that begins in ``epoch``; the last one before it may end there."""
-        return -(-epoch * self.split.token_count // self.seq_length)
-
-    def _read(self, position: int) -> np.ndarray:
-        """Copies seq_length + 1 tokens of the endless stream from ``position`` on."""
+        # copy seq_length + 1 tokens of the endless stream from position on
+        position = (first + int(order[index - first])) * self.seq_length
         tokens = np.empty(self.seq_length + 1, dtype=np.int32)
         filled = 0
         while filled < len(tokens):
@@ -77,8 +65,18 @@ class GPTDataset:
             filled += self._read_epoch(self._document_order(epoch), offset, tokens[filled:])
         return tokens
 
+    def sample(self, index: int) -> dict[str, np.ndarray]:
+        """Return input_ids, labels int32, loss_mask float32 and the columns of ``options``, all [seq_length], of a sample."""
+        tokens = self[index]
+        columns = self.options.columns(tokens[:-1], np.ones(self.seq_length, dtype=np.float32))
+        return {"input_ids": tokens[:-1], "labels": tokens[1:], **columns}
+
+    def _first_sample(self, epoch: int) -> int:
+        """Return the first sample that begins in ``epoch``; the last one before it may end there."""
+        return -(-epoch * self.split.token_count // self.seq_length)
+
     def _read_epoch(self, order: DocumentOrder, offset: int, tokens: np.ndarray) -> int:
-        """Fills ``tokens`` from ``offset`` of an epoch on, as far as the epoch goes; returns how many it filled."""
+        """Fill ``tokens`` from ``offset`` of an epoch on, as far as the epoch goes; returns how many it filled."""
         filled = 0
         place = int(np.searchsorted(order.starts, offset, side="right")) - 1
         while filled < len(tokens) and place < len(order.documents):
@@ -118,16 +116,16 @@ class HeldOutDataset:
 
     @property
     def token_count(self) -> int:
-        """Tokens that are predicted."""
+        """Return the number of predicted tokens."""
         return self.split.token_count - 1 + len(self._before)
 
     @property
     def sample_count(self) -> int:
-        """Samples, the padded one included."""
+        """Return the number of samples, including the padded one."""
         return -(-self.token_count // self.seq_length)
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns sample ``index``, with the columns of ``GPTDataset.sample``; past the end everything is padding."""
+        """Return sample ``index``, with the columns of ``GPTDataset.sample``; past the end everything is padding."""
         start = index * self.seq_length
         stream = np.zeros(self.seq_length + 1, dtype=np.int32)
         before = self._before if start == 0 else []

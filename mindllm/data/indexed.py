@@ -1,6 +1,6 @@
-"""Token files in Megatron's indexed format: ``PREFIX.bin`` holds tokens, ``PREFIX.idx`` where each document begins.
+"""Token files in Megatron's indexed format: ``PREFIX.bin`` has tokens, ``PREFIX.idx`` the start of each document.
 
-The layout is that of Megatron-LM (``megatron/core/datasets/indexed_dataset.py``), so corpora go either way without conversion.
+The layout is that of Megatron-LM (``megatron/core/datasets/indexed_dataset.py``): corpora are exchangeable without conversion.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ LONGEST_DOCUMENT = np.iinfo(np.int32).max
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype:
-    """Returns uint16 when ``vocab_size`` tokens fit by Megatron's rule (below 65500), else int32."""
+    """Return uint16 when ``vocab_size`` tokens fit by Megatron's rule (below 65500), else int32."""
     return DTYPES[8] if vocab_size < 65500 else DTYPES[4]
 
 
 def bin_path(prefix: Path | str) -> Path:
-    """Returns the path of the tokens of ``prefix``."""
+    """Return the path of the tokens of ``prefix``."""
     return Path(f"{prefix}.bin")
 
 
 def index_path(prefix: Path | str) -> Path:
-    """Returns the path of the index of ``prefix``."""
+    """Return the path of the index of ``prefix``."""
     return Path(f"{prefix}.idx")
 
 
 class IndexedWriter:
-    """Writes documents one after the other; every document is one sequence.
+    """Writes documents one after another; every document is one sequence.
 
-    A context manager: both files appear when the block ends without an error, the index last, so whoever finds an index finds
-    all of its tokens. On an error neither is left. Memory is 4 bytes per document.
+    A context manager: both files appear at the end of the block, the index last, so an index always has all of its tokens. On an
+    error both are removed. Memory is 4 bytes per document.
     """
 
     def __init__(self, prefix: Path | str, dtype: np.dtype) -> None:
@@ -76,17 +76,17 @@ class IndexedWriter:
         return self
 
     def _open_tokens(self) -> BinaryIO:
-        """Opens the file that becomes ``PREFIX.bin`` with the others."""
+        """Open the file that becomes ``PREFIX.bin`` with the others. A resumable writer opens existing work instead."""
         return self._files.enter_context(open(self._add_file(bin_path(self.prefix)), "wb", buffering=1 << 20))
 
     def _add_file(self, path: Path) -> Path:
-        """Returns the temporary path of a file that appears with the others."""
+        """Return the temporary path of a file that appears with the others."""
         temporary = self._files.enter_context(atomic_path(path))
         self._paths.append(path)
         return temporary
 
     def append(self, tokens: ArrayLike) -> None:
-        """Adds ``tokens`` (one-dimensional integers) to the document being written.
+        """Add ``tokens`` (one-dimensional integers) to the document being written.
 
         Raises ValueError when a token does not fit the dtype of the file.
         """
@@ -103,7 +103,7 @@ class IndexedWriter:
         self._open_length += values.size
 
     def end_document(self) -> None:
-        """Ends the document being written; one without tokens counts too."""
+        """End the document being written; a document without tokens counts."""
         if self._open_length > LONGEST_DOCUMENT:
             raise UserError(
                 f"document {len(self._lengths)} has {self._open_length} tokens; at most {LONGEST_DOCUMENT} fit"
@@ -162,21 +162,18 @@ class IndexedDataset:
             if not path.is_file():
                 raise UserError(f"{path}: no such file{unexpanded(prefix) or _prefix_hint(prefix)}")
         self.dtype, self.document_starts = _read_index(index_path(prefix))
-        self.tokens = self._map_tokens()
-
-    def _map_tokens(self) -> np.ndarray:
         path = bin_path(self.prefix)
-        found, expected = path.stat().st_size, self.token_count * self.dtype.itemsize
-        if found != expected:
+        size, expected = path.stat().st_size, self.token_count * self.dtype.itemsize
+        if size != expected:
             raise UserError(
-                f"{path}: has {found} bytes but its index {index_path(self.prefix).name} describes {expected}; "
+                f"{path}: has {size} bytes but its index {index_path(self.prefix).name} describes {expected}; "
                 "the file is truncated or belongs to another index: make both again"
             )
-        return np.memmap(path, dtype=self.dtype, mode="r") if found else np.empty(0, dtype=self.dtype)
+        self.tokens = np.memmap(path, dtype=self.dtype, mode="r") if size else np.empty(0, dtype=self.dtype)
 
     @property
     def token_count(self) -> int:
-        """Tokens of all documents."""
+        """Return the tokens of all documents."""
         return int(self.document_starts[-1])
 
     def __len__(self) -> int:
@@ -195,7 +192,7 @@ def _prefix_hint(prefix: Path | str) -> str:
 
 
 def _read_index(path: Path) -> tuple[np.dtype, np.ndarray]:
-    """Returns (dtype of the tokens, int64 [documents + 1] start of each document in tokens)."""
+    """Return (dtype of the tokens, int64 [documents + 1] start of each document in tokens)."""
     with open_file(path) as file:
         header, size = file.read(HEADER.size), path.stat().st_size
     if len(header) < HEADER.size or not header.startswith(MAGIC):

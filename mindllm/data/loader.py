@@ -1,4 +1,7 @@
-"""Batches by step number and sample offset: no other state, so resuming, other hosts and reading ahead change nothing."""
+"""Batches by step number and sample offset, and blends of data sets.
+
+Without other state, resuming and prefetching change nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ class SampleSource(Protocol):
 
     @property
     def sample_count(self) -> int | None:
-        """Samples there are; None when they have no end."""
+        """Return the number of samples; None if they have no end."""
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns sample ``index``; beyond the end, one of padding without loss."""
+        """Return sample ``index``; beyond the end, one of padding without loss."""
 
 
 class BatchStream:
@@ -60,7 +63,7 @@ class BatchStream:
         self._rows = range(rank * local, (rank + 1) * local)
 
     def batch(self, step: int) -> Batch:
-        """Returns this reader's rows of ``step``: input_ids int32 [B, S], labels int32 [B, S], loss_mask float32 [B, S]."""
+        """Return this reader's rows of ``step``: input_ids int32 [B, S], labels int32 [B, S], loss_mask float32 [B, S]."""
         first = self.offset + step * self.global_batch_size
         numbers = [first + row for row in self._rows]
         samples = [self.source.sample(number) for number in numbers]
@@ -69,19 +72,16 @@ class BatchStream:
             length = batch["input_ids"].shape[1]
             batch[RANDOM_KEYS] = np.stack([random_keys(self.random_seed, number, length) for number in numbers])
         if self.vocab_size is not None:
-            self._check_tokens(batch, step)
+            largest = max(int(batch["input_ids"].max()), int(batch["labels"].max()))
+            if self.vocab_size is not None and largest >= self.vocab_size:
+                raise UserError(
+                    f"batch {step} holds token {largest}, the model's vocab_size is {self.vocab_size}: set vocab_size to that "
+                    "of the tokenizer the corpus was made with"
+                )
         return batch
 
-    def _check_tokens(self, batch: Batch, step: int) -> None:
-        largest = max(int(batch["input_ids"].max()), int(batch["labels"].max()))
-        if self.vocab_size is not None and largest >= self.vocab_size:
-            raise UserError(
-                f"batch {step} holds token {largest}, the model's vocab_size is {self.vocab_size}: set vocab_size to that of the "
-                "tokenizer the corpus was made with"
-            )
-
     def iterate(self, first: int, stop: int, ahead: int = 2) -> Iterator[Batch]:
-        """Yields the batches of steps ``first`` to ``stop`` (exclusive), read by one thread up to ``ahead`` batches in advance.
+        """Yield the batches of steps ``first`` to ``stop`` (exclusive), read by one thread up to ``ahead`` batches in advance.
 
         An error of reading is raised at the batch it belongs to. Leaving the loop in any way ends the thread.
         """
@@ -137,16 +137,16 @@ PERIOD = 1 << 16  # samples after which the pattern of datasets repeats: weights
 
 
 class EndlessDataset(Protocol):
-    """Samples without end, some of which are one pass over the data."""
+    """Samples without end, in passes over the data."""
 
     sample_count: None
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples of one pass."""
+        """Return the samples of one pass."""
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns sample ``index``."""
+        """Return sample ``index``."""
 
 
 class BlendedDataset:
@@ -174,17 +174,17 @@ class BlendedDataset:
 
     @property
     def samples_per_epoch(self) -> int:
-        """As many samples as all parts have together; the weights decide how often each of them comes."""
+        """Return the sum of samples over all parts; weights decide the share of each part."""
         return sum(part.samples_per_epoch for part in self.parts)
 
     def place(self, index: int) -> tuple[int, int]:
-        """Returns which part sample ``index`` comes from, and its number there."""
+        """Return which part sample ``index`` comes from, and its number there."""
         period, step = divmod(index, PERIOD)
         part = int(self._part[step])
         return part, period * self._counts[part] + int(self._place[step])
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns sample ``index``."""
+        """Return sample ``index``."""
         part, number = self.place(index)
         return self.parts[part].sample(number)
 
@@ -198,17 +198,17 @@ class JoinedSamples:
 
     @property
     def sample_count(self) -> int:
-        """Samples of all parts."""
+        """Return the samples of all parts."""
         return self._ends[-1]
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns sample ``index``; past the end, padding of the last part."""
+        """Return sample ``index``; past the end, padding of the last part."""
         part = min(int(np.searchsorted(self._ends, index, side="right")), len(self.parts) - 1)
         return self.parts[part].sample(index - (self._ends[part - 1] if part else 0))
 
 
 def shares(weights: Sequence[float], total: int) -> list[int]:
-    """Divides ``total`` in proportion to ``weights``; what rounding leaves goes to the largest remainders."""
+    """Divide ``total`` in proportion to ``weights``; the largest remainders get what rounding leaves."""
     exact = np.asarray(weights, dtype=np.float64) / np.sum(weights) * total
     counts = np.floor(exact).astype(np.int64)
     largest = np.argsort(counts - exact, kind="stable")[: total - int(counts.sum())]

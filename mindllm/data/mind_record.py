@@ -21,14 +21,14 @@ IGNORED = -100  # the label of a token without loss
 
 
 class MindRecordRows:
-    """Rows with a column ``input_ids`` of ``seq_length`` + 1 tokens, and perhaps one of LABELS of as many (-100: no loss).
+    """Rows with a column ``input_ids`` of ``seq_length`` + 1 tokens, and optionally a column of LABELS of the same length.
 
-    ``labels[i]`` is about token i itself, as MindFormers writes it: it shifts inputs against labels in the model. Those of
-    ``shifted`` rows are about the token behind: both have ``seq_length`` tokens, beside columns ``loss_mask`` (0 and 1) and
-    ``position_ids`` (0, 1, …), where they are there.
+    ``labels[i]`` belongs to token i, as in MindFormers, which shifts inputs against labels in the model; -100 has no loss. Labels
+    of ``shifted`` rows belong to the next token: both columns have ``seq_length`` tokens, with optional columns ``loss_mask`` (0
+    and 1) and ``position_ids`` (0, 1, …).
 
     Raises:
-        UserError: files are no MindRecord, rows have another length, or shifted ones say what a row cannot.
+        UserError: files are not MindRecord, rows have another length, or shifted columns are not supported.
     """
 
     def __init__(self, paths: Sequence[str], seq_length: int, shifted: bool = False) -> None:
@@ -67,20 +67,20 @@ class MindRecordRows:
         return self._count
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Returns the rows of these numbers, in this order."""
+        """Return the rows of these numbers, in this order."""
         from mindspore.dataset import MindDataset, SubsetSampler
 
-        wanted = sorted(set(numbers))  # MindSpore takes no more numbers than there are rows
-        if not wanted:
+        indices = sorted(set(numbers))  # MindSpore takes no more numbers than there are rows
+        if not indices:
             return []
         dataset = MindDataset(
-            self.paths, columns_list=self._columns, sampler=SubsetSampler(wanted), num_parallel_workers=1
+            self.paths, columns_list=self._columns, sampler=SubsetSampler(indices), num_parallel_workers=1
         )
         try:
-            found = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
+            records = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
         except RuntimeError as error:
             raise UserError(f"{', '.join(self.paths)}: cannot be read ({_first_line(error)})") from error
-        by_number = dict(zip(wanted, found, strict=True))
+        by_number = dict(zip(indices, records, strict=True))
         if self.shifted:
             return [
                 self._shifted_row(number, dict(zip(self._columns, by_number[number], strict=True)))
@@ -99,7 +99,7 @@ class MindRecordRows:
         return Row(input_ids.astype(np.int32), trained)
 
     def _shifted_row(self, number: int, columns: dict[str, np.ndarray]) -> Row:
-        """Inputs and their last label as one row; refused where that would not say what the columns do."""
+        """Return inputs and the last label as one row; raise if a row cannot express the columns."""
         place = f"{self.paths[0]}: row {number}"
         inputs, labels = columns["input_ids"], columns[self._columns[1]]
         for name, column in columns.items():
@@ -115,12 +115,12 @@ class MindRecordRows:
         if not np.array_equal(positions, np.arange(self.seq_length)):
             raise UserError(f"{place}: {POSITIONS} are not 0, 1, 2, …; give every document a row of its own")
         trained = (labels != IGNORED) & (mask == 1)
-        ahead = np.append(inputs[1:], labels[-1])
-        if (wrong := np.flatnonzero(trained & (labels != ahead))).size:
+        expected = np.append(inputs[1:], labels[-1])
+        if (wrong := np.flatnonzero(trained & (labels != expected))).size:
             at = int(wrong[0])
             raise UserError(
-                f"{place}: label {at} is {labels[at]}, and the token behind input {at} is {ahead[at]}: these labels are not the "
-                "inputs one place ahead"
+                f"{place}: label {at} is {labels[at]}, and the token after input {at} is {expected[at]}: these labels are "
+                "not the inputs one place ahead"
             )
         last = labels[-1:] if trained[-1] else inputs[-1:]  # no loss: whatever the model knows
         return Row(np.append(inputs, last).astype(np.int32), np.append(True, trained))

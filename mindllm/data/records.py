@@ -1,7 +1,7 @@
-"""Files of records (jsonl, json, csv, tsv, parquet), plain or compressed (gz, bz2, xz, zst): as a stream, or by number.
+"""Files of records (jsonl, json, csv, tsv, parquet), plain or compressed (gz, bz2, xz, zst): as a stream, or by index.
 
-Streams hold one record at a time (a row group of parquet; a .json file that is one value is read whole: an array of records, or
-an object that has it under a key such as ``data``). pyarrow and zstandard are imported where a file needs them.
+Streams have one record in memory (for parquet a row group). A .json file with one value is read completely: an array of records,
+or an object with one under a key such as ``data``. pyarrow and zstandard are imported if a file needs them.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ KINDS = {
     ".parquet": "parquet",
 }
 DAMAGE = (OSError, EOFError, csv.Error, lzma.LZMAError, zlib.error)
-DAMAGE_OF_LIBRARIES = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
+LIBRARY_ERRORS = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
 PARQUET_BATCH = 1024  # records decoded at a time
 LINE_BYTES = 512 << 20  # of one record; it is held several times while it is parsed
-LARGEST_WHOLE = 1 << 30  # bytes of a .json file that is one value; it is parsed as a whole
+LARGEST_JSON = 1 << 30  # bytes of a .json file that is one value; it is parsed as a whole
 ROWS = ("data", "rows", "records", "examples", "instances", "train", "validation", "test")
 """Keys under which an object that is a whole file has its records."""
 
 
-def compression_of(path: Path | str) -> str | None:
-    """Returns the ending that says how a file is compressed, such as ".gz"; None for a plain one."""
+def compression_suffix(path: Path | str) -> str | None:
+    """Return the suffix of a compressed file, such as ".gz"; None for a plain file."""
     suffix = Path(path).suffix.lower()
     return suffix if suffix in COMPRESSIONS else None
 
 
 def kind_of(path: Path | str) -> str | None:
-    """Returns which kind of records a file holds, by its ending before that of a compression; None for other files."""
+    """Return which kind of records a file holds, by its ending before that of a compression; None for other files."""
     path = Path(path)
-    return KINDS.get((path.with_suffix("") if compression_of(path) else path).suffix.lower())
+    return KINDS.get((path.with_suffix("") if compression_suffix(path) else path).suffix.lower())
 
 
 def open_bytes(path: Path | str) -> BinaryIO:
-    """Opens a file for reading bytes, decompressing what its ending says is compressed."""
-    compression = compression_of(path)
+    """Open a file for reading bytes; decompress it according to its suffix."""
+    compression = compression_suffix(path)
     if compression == ".gz":
         return cast(BinaryIO, gzip.open(open_file(path), "rb"))
     if compression == ".bz2":
@@ -71,9 +71,9 @@ def open_bytes(path: Path | str) -> BinaryIO:
 
 
 def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Record]:
-    """Yields the records of a file in order; raises UserError naming file and line for what is not one.
+    """Yield the records of a file in order; raise UserError naming file and line of an invalid record.
 
-    ``columns``: all that is needed, where the kind of file can leave out others (parquet, if it has them all).
+    ``columns``: the columns to read, if the file format can skip others (parquet, if it has them all).
     """
     kind = kind_of(path)
     if kind is None:
@@ -85,8 +85,8 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
             yield from _parquet(path, columns)
         elif kind in ("csv", "tsv"):
             yield from _csv(path, "\t" if kind == "tsv" else ",")
-        elif kind == "json" and _is_whole(path):
-            yield from _json_whole(path)
+        elif kind == "json" and _is_single_value(path):
+            yield from _json_value(path)
         else:
             with open_bytes(path) as file:
                 for number, line in enumerate(bounded_lines(file, LINE_BYTES, path), start=1):
@@ -95,7 +95,7 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
 
 
 def parse_record(line: bytes, place: str) -> Record:
-    """Returns the JSON object of one line; ``place`` names it in errors."""
+    """Return the JSON object of one line; ``place`` names it in errors."""
     try:
         record = parse_json(line)
     except ValueError as error:
@@ -112,7 +112,7 @@ def _object(record: Any, place: str) -> Record:
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turns what libraries raise about a file that is missing, damaged or truncated into a UserError that names it."""
+    """Raise UserError naming the file for errors of libraries about a missing, damaged or truncated file."""
     try:
         yield
     except FileRefusedError as error:
@@ -122,7 +122,7 @@ def reading(path: Path | str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 (byte {error.object[error.start]:#04x}); save it as UTF-8") from error
     except Exception as error:
-        if not isinstance(error, DAMAGE) and type(error).__name__ not in DAMAGE_OF_LIBRARIES:
+        if not isinstance(error, DAMAGE) and type(error).__name__ not in LIBRARY_ERRORS:
             raise
         raise UserError(f"{path}: damaged, or not what its name says ({error})") from error
 
@@ -131,13 +131,13 @@ def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
     with open_bytes(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(bounded_lines(text, LINE_BYTES, path), delimiter=delimiter, strict=True)
-        # A header of one column that is several, told apart by what this kind of file does not tell them apart by
+        # a header that has another separator than this kind of file
         names = list(rows.fieldnames or ())
-        other = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), "")
-        if other:
+        separator = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), "")
+        if separator:
             raise UserError(
-                f"{path}:1: its columns are separated by {other!r}, which is read as one column ({names[0]}); "
-                f"write {delimiter!r} between them{', or name the file .tsv' if other == chr(9) else ''}"
+                f"{path}:1: its columns are separated by {separator!r}, which is read as one column ({names[0]}); "
+                f"write {delimiter!r} between them{', or name the file .tsv' if separator == chr(9) else ''}"
             )
         for row in rows:
             if None in row or None in row.values():
@@ -152,8 +152,8 @@ def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:
     import pyarrow.parquet as parquet
 
     with open_file(path) as opened, parquet.ParquetFile(opened) as file:
-        wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
-        for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=wanted):
+        selected = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
+        for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=selected):
             yield from (
                 {key: _without_null_fields(value) for key, value in record.items()} for record in batch.to_pylist()
             )
@@ -166,10 +166,10 @@ def _without_null_fields(value: Any) -> Any:
     return [_without_null_fields(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _is_whole(path: Path | str) -> bool:
-    """Whether a .json file is one value, an array or an object, in place of a record a line."""
+def _is_single_value(path: Path | str) -> bool:
+    """Return True if a .json file is one array or object instead of one record per line."""
     with open_bytes(path) as file:
-        lines = (line for line in bounded_lines(file, LARGEST_WHOLE, path) if line.strip())
+        lines = (line for line in bounded_lines(file, LARGEST_JSON, path) if line.strip())
         first, second = next(lines, b""), next(lines, None)
     if first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") or (first and second is None):
         return True
@@ -180,13 +180,13 @@ def _is_whole(path: Path | str) -> bool:
     return False
 
 
-def _json_whole(path: Path | str) -> Iterator[Record]:
+def _json_value(path: Path | str) -> Iterator[Record]:
     with open_bytes(path) as file:
         try:
-            content = file.read(LARGEST_WHOLE + 1)
-            if len(content) > LARGEST_WHOLE:
+            content = file.read(LARGEST_JSON + 1)
+            if len(content) > LARGEST_JSON:
                 raise UserError(
-                    f"{path}: is one value of more than {LARGEST_WHOLE >> 20} MB; write a record a line (.jsonl)"
+                    f"{path}: is one value of more than {LARGEST_JSON >> 20} MB; write a record a line (.jsonl)"
                 )
             records = parse_json(content)
         except ValueError as error:
@@ -197,17 +197,17 @@ def _json_whole(path: Path | str) -> Iterator[Record]:
 
 
 def _rows(tree: dict[str, Any], path: Path | str) -> list[Any]:
-    """The records that an object of a whole file holds under one key, as ``{"data": [...]}``; without such the object itself.
+    """Return the records under the one key of an object, as in ``{"data": [...]}``; otherwise the object itself.
 
     Raises:
-        UserError: it holds several lists of records.
+        UserError: the object has several lists of records.
     """
-    found = [
+    lists = [
         key for key in ROWS if isinstance(rows := tree.get(key), list) and all(isinstance(row, dict) for row in rows)
     ]
-    if len(found) > 1:
-        raise UserError(f"{path}: holds records under {', '.join(found)}; write each list as a file of its own")
-    return tree[found[0]] if found else [tree]
+    if len(lists) > 1:
+        raise UserError(f"{path}: holds records under {', '.join(lists)}; write each list to a separate file")
+    return tree[lists[0]] if lists else [tree]
 
 
 class RecordFile(Protocol):
@@ -218,11 +218,11 @@ class RecordFile(Protocol):
     def __getitem__(self, number: int) -> Record: ...
 
     def name(self, number: int) -> str:
-        """Names a record for people."""
+        """Return the name of a record for people."""
 
 
 class JsonLines:
-    """A plain jsonl file of which only the places of its lines are held: 16 bytes per record."""
+    """A plain jsonl file of which only the offsets of lines are in memory: 16 bytes per record."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
@@ -245,7 +245,7 @@ class JsonLines:
             return parse_record(file.readline(), self.name(number))
 
     def name(self, number: int) -> str:
-        """The line of a record, as editors count them."""
+        """Return the line of a record, as editors count them."""
         return f"{self.path}:{self._lines[number]}"
 
 
@@ -263,7 +263,7 @@ class Records:
         return self._records[number]
 
     def name(self, number: int) -> str:
-        """The file and which of its records it is, from 1."""
+        """Return the file and the number of the record, from 1."""
         return f"{self.path}: record {number + 1}"
 
 
@@ -287,27 +287,29 @@ class RecordTable:
         return self._files[file][place]
 
     def name(self, number: int) -> str:
-        """Names a record for people: its file, and its line or number there, from 1."""
+        """Return the name of a record for people: its file, and its line or number, from 1."""
         file, place = self._place(number)
         return self._files[file].name(place)
 
 
 def _by_number(path: Path) -> RecordFile:
-    if kind_of(path) == "jsonl" and compression_of(path) is None:
+    if kind_of(path) == "jsonl" and compression_suffix(path) is None:
         return JsonLines(path)
     return Records(path)
 
 
 def record_files(paths: Sequence[str]) -> list[Path]:
-    """Returns the files named, directories replaced by the record files below them in the order of their names."""
-    found: list[Path] = []
-    for given in map(Path, paths):
-        if not given.exists():
-            raise UserError(f"{given}: no such file or directory{unexpanded(given)}")
+    """Return the files named, directories replaced by the record files below them in the order of their names."""
+    files: list[Path] = []
+    for source in map(Path, paths):
+        if not source.exists():
+            raise UserError(f"{source}: no such file or directory{unexpanded(source)}")
         below = (
-            sorted(path for path in given.rglob("*") if path.is_file() and kind_of(path)) if given.is_dir() else [given]
+            sorted(path for path in source.rglob("*") if path.is_file() and kind_of(path))
+            if source.is_dir()
+            else [source]
         )
         if not below:
-            raise UserError(f"{given}: no files of records in this directory ({', '.join(KINDS)})")
-        found += below
-    return found
+            raise UserError(f"{source}: no files of records in this directory ({', '.join(KINDS)})")
+        files += below
+    return files

@@ -1,9 +1,8 @@
-"""Samples made of rows: ready token sequences with the tokens that are trained marked; one to a sample, or several packed.
+"""Samples made of rows: token sequences with marked trained tokens; one row per sample, or several packed.
 
-A row of n tokens takes n - 1 places: its last token is a label only. Packed rows do not see each other and have their own
-positions, so the loss of a pack is the sum of the losses of its rows alone (Krell et al., 2021, section 3.2).
-
-Rows that share a sample are found by best fit, longest first (the histogram-free form of Krell et al., 2021, algorithm 1).
+A row of n tokens takes n - 1 places: its last token is a label only. Packed rows do not attend to each other and have separate
+positions, so the loss of a pack is the sum of the losses of its rows (Krell et al., 2021, section 3.2). Packs are found by best
+fit, longest first (the histogram-free form of Krell et al., 2021, algorithm 1).
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy as np
 
 from mindllm.data.documents import PACKS, SAMPLES, permutation, positions
 
-BLOCK = 64  # consecutive samples read at once: sources that open files are slow by the row
+BLOCK = 64  # samples per read: sources that open files are slow for single rows
 
 
 def pack(places: np.ndarray, capacity: int, seed: int) -> list[list[int]]:
-    """Returns groups of row numbers whose ``places`` (int [rows]) sum to at most ``capacity``: every row in exactly one.
+    """Return groups of row numbers whose ``places`` (int [rows]) sum to at most ``capacity``: every row in exactly one.
 
     Each row, longest first, goes where it leaves least room. Rows of one length are taken in an order drawn from ``seed``, so
     that neighbours in a file do not stay together; which rows share a sample has no influence on their losses. Raises
@@ -61,7 +60,7 @@ class Row:
 
     @property
     def places(self) -> int:
-        """Places of a sample it takes."""
+        """Return the places it takes in a sample."""
         return max(0, len(self.tokens) - 1)
 
 
@@ -71,7 +70,7 @@ class RowSource(Protocol):
     def __len__(self) -> int: ...
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Returns the rows of these numbers, in this order."""
+        """Return the rows of these numbers, in this order."""
 
 
 class Packs:
@@ -83,12 +82,12 @@ class Packs:
 
     @staticmethod
     def single(numbers: np.ndarray) -> Packs:
-        """Every row in a sample of its own."""
+        """Return packs of one row each."""
         return Packs(numbers, np.arange(1, len(numbers) + 1))
 
     @staticmethod
     def of(groups: Sequence[np.ndarray]) -> Packs:
-        """The groups as they are given."""
+        """Return packs of the given groups."""
         return Packs(np.concatenate(groups), np.cumsum([len(group) for group in groups]))
 
     def __len__(self) -> int:
@@ -99,10 +98,10 @@ class Packs:
 
 
 class RowDataset:
-    """Samples of ``packs`` without end: epoch follows epoch, each with its own order, drawn from ``seed``.
+    """Samples of ``packs`` without end: epochs, each in a different order drawn from ``seed``.
 
-    ``packed`` samples say where their rows begin (segment_starts, position_ids); others are padded behind their one row,
-    which causal attention does not see.
+    ``packed`` samples have segment_starts and position_ids of their rows; others are one row with padding after it, which causal
+    attention does not see.
     """
 
     sample_count = None  # endless
@@ -118,16 +117,16 @@ class RowDataset:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples of one pass."""
+        """Return the samples of one pass."""
         return len(self.packs)
 
     def rows_of(self, index: int) -> np.ndarray:
-        """Returns the numbers of the rows in sample ``index``."""
+        """Return the numbers of the rows in sample ``index``."""
         epoch, place = divmod(index, len(self.packs))
         return self.packs[int(self._order(epoch)[place])]
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns sample ``index``: input_ids, labels int32, loss_mask float32, and if packed segment_starts and position_ids."""
+        """Return sample ``index``: input_ids, labels int32, loss_mask float32, and if packed segment_starts and position_ids."""
         block, place = divmod(index, BLOCK)
         return self._block(block)[place]
 
@@ -143,7 +142,7 @@ class RowDataset:
 
 
 class HeldOutRows:
-    """Rows for evaluation, each in a sample of its own, in order; rows past the end are padding without loss."""
+    """Rows for evaluation, each in a separate sample, in order. Rows past the end are padding without loss."""
 
     def __init__(self, source: RowSource, numbers: Sequence[int], seq_length: int) -> None:
         self.source = source
@@ -152,17 +151,17 @@ class HeldOutRows:
 
     @property
     def sample_count(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return len(self.numbers)
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns input_ids, labels int32, loss_mask float32, each [seq_length]."""
+        """Return input_ids, labels int32, loss_mask float32, each [seq_length]."""
         rows = self.source.rows([self.numbers[index]]) if index < len(self.numbers) else []
         return assemble(rows, self.seq_length, packed=False)
 
 
 def assemble(rows: Sequence[Row], seq_length: int, *, packed: bool) -> dict[str, np.ndarray]:
-    """Lays rows one behind the other into a sample of ``seq_length`` places; raises ValueError when they do not fit."""
+    """Place rows one after another in a sample of ``seq_length`` places; raise ValueError if they do not fit."""
     if sum(row.places for row in rows) > seq_length:
         raise ValueError(f"rows of {[row.places for row in rows]} places in a sample of {seq_length}")
     input_ids, labels, starts = (np.zeros(seq_length, dtype=np.int32) for _ in range(3))

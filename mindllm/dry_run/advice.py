@@ -14,7 +14,7 @@ from dataclasses import replace
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config
-from mindllm.config.reading.yaml_tree import as_options
+from mindllm.config.reading.yaml_tree import command_line_options
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
 from mindllm.errors import UserError
@@ -236,7 +236,7 @@ class _Advisor:
             f"{device_memory(before.device_peak - after.device_peak)} of stage {before.stage.number}"
             for before, after in pairs
         )
-        text = as_options({key: value})
+        text = command_line_options({key: value})
         if worst.device_peak <= self.limit:
             return f"{what} (at most {device_memory(worst.device_peak)}, saves {saved}): {text}"
         short = _short(worst, self.limit)
@@ -250,7 +250,7 @@ class _Advisor:
 
     def _options(self, changed: Iterator[Stage] | Sequence[Stage]) -> str:
         """Return the keys of the plan that some changed stages change, as options with their new values."""
-        return as_options(self._keys(changed))
+        return command_line_options(self._keys(changed))
 
     def _keys(self, changed: Iterator[Stage] | Sequence[Stage]) -> dict[str, object]:
         """The keys of the plan that some changed stages change, with their new values."""

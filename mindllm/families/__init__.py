@@ -40,28 +40,28 @@ FAMILIES: tuple[Family, ...] = (
     llama.AQUILA,
     *telechat.FAMILIES,
 )
-"""In the order in which they are tried for a model that says no ``model_type``."""
+"""In the order of search for a model without ``model_type``."""
 BY_TYPE: dict[str, Family] = {name: family for family in FAMILIES for name in (family.name, *family.aliases)}
 
 
 def family_named(model_type: str) -> Family:
-    """The family whose files say this ``model_type``; raises UserError where there is none."""
+    """Return the family with this ``model_type``; raise UserError if there is none."""
     if model_type not in BY_TYPE:
         raise UserError(f"unknown (value {model_type}){nearest(model_type, BY_TYPE)}")
     return BY_TYPE[model_type]
 
 
 def family_of(model: ModelConfig) -> Family:
-    """The family of a model: the one it names, else the first that has such a model. Adapters change nothing about it.
+    """Return the family of a model: the one it names, else the first with such a model. Adapters are ignored.
 
     Raises:
-        UserError: the one it names has no such model, or none has; says which keys are in the way.
+        UserError: no family has such a model; names the keys that differ.
     """
     return _family_of(model.base)
 
 
 def with_file_names(model: ModelConfig) -> ModelConfig:
-    """Return ``model``, knowing what the files of its family call its projections: adapters may be given by these names."""
+    """Return ``model`` with the names of its projections in the family's files, by which adapters may select them."""
     try:
         return model.name_projections(family_of(model).weights.projections)
     except UserError:
@@ -77,7 +77,7 @@ def _family_of(model: ModelConfig) -> Family:
             return family
     name, keys = min(differing.items(), key=lambda found: len(found[1]))
     values = ", ".join(f"{key} {getattr(model, key)}" for key in keys)
-    who = (
+    subject = (
         f"no {name} model has" if model.model_type else f"no family has this combination; the nearest, {name}, has not"
     )
-    raise UserError(f"{who} {values}")
+    raise UserError(f"{subject} {values}")

@@ -1,7 +1,7 @@
-"""Baichuan 1 and 2 (Yang et al., 2023): Llama whose query, key and value are one matrix.
+"""Baichuan 1 and 2 (Yang et al., 2023): Llama with query, key and value in one matrix.
 
-The 13B models have ALiBi, which their files say by leaving ``max_position_embeddings`` out. The head of Baichuan 2 is
-normalised: ``z_loss_weight`` (of its 7B) or its vocabulary tell it. Weights are kept as they are trained, not normalised.
+The 13B models have ALiBi, recognized by the missing ``max_position_embeddings``. Baichuan 2 has a normalized head, recognized by
+``z_loss_weight`` (7B) or its vocabulary. Weights are stored as trained, without normalization.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""DeepSeek-V2 and V3 (DeepSeek-AI, 2024): latent attention, first layers dense, then narrow experts beside shared ones.
+"""DeepSeek-V2 and V3 (DeepSeek-AI, 2024): latent attention, dense first layers, then narrow experts with shared experts.
 
-V2 scores by softmax and does not renormalise; V3 scores by sigmoids, with a bias that the choice alone sees. Files of V3 hold
-layers that predict further tokens behind the others, each with a copy of the embedding and the head.
+V2 scores by softmax without normalization; V3 scores by sigmoids, with a bias that only affects the choice. Files of V3 have
+multi-token prediction layers after the last layer, each with a copy of the embedding and the head.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ LAYER = (
 WEIGHTS = replace(
     llama.llama_weights(LAYER, neighbours=True), fused=fused_experts("mlp", GATE_UP_DOWN), further_layers=True
 )
-AHEAD = {
+MTP_NAMES = {
     "enorm.weight": "enorm.weight",
     "hnorm.weight": "hnorm.weight",
     "eh_proj.weight": "eh_proj.weight",
     "final_norm.weight": "shared_head.norm.weight",
 }
-THEIR_LAYER = "model.layers.{layer}"
+HF_LAYER = "model.layers.{layer}"
 WITH_PREDICTION = replace(
     WEIGHTS,
-    weights=(*WEIGHTS.weights, *in_layers(OUR_LAYER, THEIR_LAYER, renamed(AHEAD))),
-    copies=((f"{THEIR_LAYER}.embed_tokens.weight", EMBEDDING), (f"{THEIR_LAYER}.shared_head.head.weight", HEAD)),
+    weights=(*WEIGHTS.weights, *in_layers(OUR_LAYER, HF_LAYER, renamed(MTP_NAMES))),
+    copies=((f"{HF_LAYER}.embed_tokens.weight", EMBEDDING), (f"{HF_LAYER}.shared_head.head.weight", HEAD)),
 )
 GREEDY, LIMITED = "greedy", "group_limited_greedy"
 
 
 def read_latent(path: Path, content: Content, shared_experts: int) -> dict[str, Any]:
-    """What both read alike; ``shared_experts``: the default of their number."""
+    """Return the keys that V2 and V3 share; ``shared_experts`` is the default number of shared experts."""
     heads, kv_heads = content["num_attention_heads"], content.get("num_key_value_heads")
     if kv_heads not in (None, heads):
         raise UserError(
@@ -80,13 +80,13 @@ def read_latent(path: Path, content: Content, shared_experts: int) -> dict[str, 
     return {
         **read_rotary(path, content),
         **({} if every == 1 else {"moe_layer_freq": every}),
-        "q_lora_rank": content.get("q_lora_rank", 1536),  # null says something else than nothing
+        "q_lora_rank": content.get("q_lora_rank", 1536),  # null differs from an absent key
         "moe_shared_expert_intermediate_size": shared * content["moe_intermediate_size"],
     }
 
 
 def read_v2(path: Path, content: Content) -> dict[str, Any]:
-    """Groups count where the method is limited by them."""
+    """Return the keys of V2. Groups apply only if the method is limited by them."""
     method = given_or(content, "topk_method", GREEDY)
     if method not in (GREEDY, LIMITED):
         raise UserError(f"{path}: topk_method: must be {GREEDY} or {LIMITED} (value {shortened(method)})")
@@ -95,7 +95,7 @@ def read_v2(path: Path, content: Content) -> dict[str, Any]:
 
 
 def write_latent(model: ModelConfig) -> Content:
-    """The keys of :func:`read_latent`. Layers other than dense ones before those with experts are listed, as theirs never are."""
+    """Return the keys of :func:`read_latent`. Layers are listed unless the dense ones come first."""
     layers = expert_layers(model)
     dense = next((number for number, has in enumerate(layers) if has), model.num_layers)
     shared = model.moe_shared_expert_intermediate_size or 0
@@ -115,7 +115,7 @@ def write_latent(model: ModelConfig) -> Content:
 
 
 def write_v2(model: ModelConfig) -> Content:
-    """With the method that the groups ask for."""
+    """Return the keys of V2, with the method that the groups require."""
     return {**write_latent(model), "topk_method": LIMITED if model.n_group > 1 else GREEDY}
 
 

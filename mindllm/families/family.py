@@ -1,4 +1,4 @@
-"""What a family of models is: how its ``config.json`` reads, and what its files call the weights. One file per family says it."""
+"""Definition of a model family: reading and writing its ``config.json``, and weight names. One file per family has the data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_SAMPLE = 4096  # of a run that gives no seq_length: contexts of 131072 t
 
 
 class Required:
-    """In place of a default: the key must be there."""
+    """Marker instead of a default for required keys."""
 
 
 REQUIRED = Required()
@@ -31,7 +31,7 @@ COMPUTES = re.compile(
     r"rope|rotary|yarn|ntk|alibi|nope|position|attn|attention|window|sink|softcap|logit|multiplier|scal(e|ing)|norm|bias|mlp|"
     r"expert|moe|router|residual|activation|hidden_act|head|layer|mup|transformers_weights"
 )
-"""Names of keys of ``config.json`` that may change what a model computes; others describe files, training or generation."""
+"""Keys of ``config.json`` that may change the computation. Others describe files, training or generation."""
 WITHOUT_EFFECT = frozenset(
     (
         *(
@@ -89,7 +89,7 @@ WITHOUT_EFFECT = frozenset(
         ),
     )
 )
-"""Keys with such a name that change nothing: of an implementation, of training, or sizes that are read where they count."""
+"""Keys with such a name and no effect: implementation, training, or sizes that are read elsewhere."""
 
 
 class ReadKeys(dict):
@@ -117,18 +117,18 @@ class Family:
     """A family of models.
 
     Attributes:
-        name: ``model_type`` of its ``config.json``, and the value of our key of that name.
+        name: ``model_type`` of its ``config.json``, also the value of the key ``model_type`` of mindllm.
         network: the class in ``architectures``.
-        keys: our key to theirs and its default, which is that of their code, not ours.
+        keys: key of mindllm to key of ``config.json`` and its default, which is that of the family's code.
         weights: the names in its files.
-        aliases: other values of ``model_type`` that are read as this family.
-        named: whether its models say ``model_type``; those of the first family need not.
-        fixed: our keys that have one value in all models of the family.
-        only: what keys have to say, where they say anything.
-        written: what their file says besides.
-        read: further keys of ours from the content of their file (and its path, for errors).
-        write: further keys of theirs.
-        unsaid: our keys that a run may train with and the file cannot say: such a model is not written.
+        aliases: other values of ``model_type`` for this family.
+        named: whether its models need a ``model_type``; those of the first family do not.
+        fixed: keys of mindllm with the same value in all models of the family.
+        only: valid values of keys of ``config.json`` that are set.
+        written: additional constants of its files.
+        read: returns additional keys of mindllm from a path (for errors) and the content of the file.
+        write: returns additional keys of ``config.json``.
+        unsaid: keys that a run may train with and the file cannot express: such a model is not written.
     """
 
     name: str
@@ -145,36 +145,43 @@ class Family:
     unsaid: tuple[str, ...] = ()
 
     def model(self, path: Path, content: Content) -> ModelConfig:
-        """The architecture of the file at ``path``; its fields that are set are those the file decides.
+        """Return the architecture of the file at ``path``. The fields that the file decides are set.
 
         Raises:
-            UserError: the content is incomplete, or describes what is not computed.
+            UserError: the content is incomplete or not supported.
         """
         for key, allowed in self.only.items():
             value = content.get(key)
             if value is not None and value not in allowed:
-                wanted = " or ".join(map(str, allowed)) or "nothing"
+                supported = " or ".join(map(str, allowed)) or "nothing"
                 raise UserError(
-                    f"{path}: {key}: this model is not supported (value {shortened(value)}); supported: {wanted}"
+                    f"{path}: {key}: this model is not supported (value {shortened(value)}); supported: {supported}"
                 )
         missing = [
-            theirs
-            for theirs, default in self.keys.values()
-            if isinstance(default, Required) and content.get(theirs) is None
+            name for name, default in self.keys.values() if isinstance(default, Required) and content.get(name) is None
         ]
         if missing:
             raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {path.name} of a {self.name} model")
         content = ReadKeys(content)
         quantized = content.get(KEY)
-        fields = {ours: given_or(content, theirs, default) for ours, (theirs, default) in self.keys.items()}
+        fields = {ours: given_or(content, name, default) for ours, (name, default) in self.keys.items()}
         fields |= {**self.fixed, **self._read(path, content), **({"model_type": self.name} if self.named else {})}
         fields |= {} if quantized is None else {KEY: read_quantization(path, quantized)}
         self._refuse_unread(path, content)
-        return self._validated(path, fields)
+        length = fields["max_position_embedding"]
+        fields["seq_length"] = min(length, LONGEST_SAMPLE) if isinstance(length, int) else 1
+        try:
+            model = ModelConfig.model_validate(fields)
+        except ValidationError as error:
+            details = error.errors(include_url=False)[0]
+            key = ".".join([self.their_name(str(details["loc"][0])), *map(str, details["loc"][1:])])
+            raise UserError(f"{path}: {key}: {details['msg']} (value {shortened(details['input'])})") from None
+        filled = {key: getattr(model, key) for key in ("n_kv_heads", "head_dim")}  # set, whether left out or not
+        return model.model_copy(update=filled).name_projections(self.weights.projections)
 
     def _refuse_unread(self, path: Path, content: ReadKeys) -> None:
-        """Raise UserError for the first key that is set, was not read, and by its name may change what the model computes."""
-        named = {theirs for theirs, _ in self.keys.values()} | self.only.keys() | self.written.keys()
+        """Raise UserError for the first unread key whose name suggests an effect on the computation."""
+        named = {name for name, _ in self.keys.values()} | self.only.keys() | self.written.keys()
         for key in sorted(content.keys() - content.read - named - WITHOUT_EFFECT):
             if content[key] not in EMPTY and COMPUTES.search(key):
                 raise UserError(
@@ -183,27 +190,27 @@ class Family:
                 )
 
     def _read(self, path: Path, content: Content) -> Content:
-        """What a family reads itself; where it meets a value of another type than any of its files has, a UserError."""
+        """Return the additional keys of a family; raise UserError for a value of an unexpected type."""
         try:
             return self.read(path, content)
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-            told = shortened(str(error), 200)
+            reason = shortened(str(error), 200)
             raise UserError(
-                f"{path}: a value has a form that cannot be read ({type(error).__name__}: {told})"
+                f"{path}: a value has a form that cannot be read ({type(error).__name__}: {reason})"
             ) from error
 
     def content(self, model: ModelConfig) -> Content:
-        """The content of ``config.json`` but for dtype and special tokens; reading it need not give ``model`` again."""
+        """Return the content of ``config.json`` without dtype and special tokens. Reading it may give another model."""
         return {
             "architectures": [self.network],
             "model_type": self.name,
-            **{theirs: getattr(model, ours) for ours, (theirs, _) in self.keys.items()},
+            **{name: getattr(model, ours) for ours, (name, _) in self.keys.items()},
             **self.written,
             **self.write(model),
         }
 
     def differs(self, model: ModelConfig) -> list[str]:
-        """Our keys whose values no file of this family can say; none where the family has such a model."""
+        """Return the keys whose values this family cannot express; empty if the family has such a model."""
         try:
             again = self.model(Path("config.json"), self.content(model))
         except UserError:
@@ -216,21 +223,9 @@ class Family:
         return [key for key in keys if key not in ignored] or ["num_layers"]
 
     def their_name(self, key: str) -> str:
-        """The name in ``config.json`` of a key of ``model.model_config``."""
-        named = {ours: theirs for ours, (theirs, _) in self.keys.items()} | {"theta": "rope_theta"}
+        """Return the name in ``config.json`` of a key of ``model.model_config``."""
+        named = {ours: name for ours, (name, _) in self.keys.items()} | {"theta": "rope_theta"}
         return named.get(key, key)
-
-    def _validated(self, path: Path, fields: dict[str, Any]) -> ModelConfig:
-        length = fields["max_position_embedding"]
-        fields["seq_length"] = min(length, LONGEST_SAMPLE) if isinstance(length, int) else 1
-        try:
-            model = ModelConfig.model_validate(fields)
-        except ValidationError as error:
-            found = error.errors(include_url=False)[0]
-            key = ".".join([self.their_name(str(found["loc"][0])), *map(str, found["loc"][1:])])
-            raise UserError(f"{path}: {key}: {found['msg']} (value {shortened(found['input'])})") from None
-        filled = {key: getattr(model, key) for key in ("n_kv_heads", "head_dim")}  # set, whether left out or not
-        return model.model_copy(update=filled).name_projections(self.weights.projections)
 
 
 TRAINING_KEYS = (
@@ -246,7 +241,7 @@ TRAINING_KEYS = (
     ),
     *("embedding_dropout", "attention_dropout", "hidden_dropout"),
 )
-"""What a run decides about its training: how experts are kept balanced, and what is dropped."""
+"""Keys about training: balance of experts, and dropout."""
 RUN_KEYS = frozenset(
     {
         *(
@@ -271,13 +266,13 @@ RUN_KEYS = frozenset(
         ),
     }
 )
-"""Keys of ``model_config`` that a run chooses: they are no part of the architecture."""
+"""Keys of ``model_config`` that a run chooses and that are not part of the architecture."""
 
 
 PATTERNS = {"layer_types", "sliding_window_pattern"}  # two ways of saying which layers have a window
 
 
 def given_or(content: Content, key: str, default: Any) -> Any:
-    """The value of a key; the default where it is absent or null."""
+    """Return the value of a key, or the default if it is absent or null."""
     value = content.get(key)
     return default if value is None else value

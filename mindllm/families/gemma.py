@@ -1,7 +1,8 @@
-"""Gemma 1, 2 and 3, text (Gemma Team, 2024 and 2025): scaled embeddings that are the head, too, GeGLU, norms that add 1.
+"""Gemma 1, 2 and 3, text (Gemma Team, 2024 and 2025): scaled embeddings tied to the head, GeGLU, zero-centered norms.
 
-Gemma 2 has norms behind attention and feed-forward, soft caps, and a window in every other layer; Gemma 3 norms of queries and
-keys instead of the caps, five layers with a window before one without, and rotary frequencies of their own in those five.
+Gemma 2 has additional norms after attention and feed-forward, soft caps, and a window in every other layer. Gemma 3 has query and
+key norms instead of caps, five layers with a window for each one without, and separate rotary frequencies for layers with a
+window.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mindllm.families.family import Content, Family, given_or
 from mindllm.families.shared_keys import read_pattern, read_rotary, write_rotary, written_scaling, written_types
 from mindllm.families.weight_table import renamed
 
-TANH = ("gelu", "gelu_pytorch_tanh")  # their code computes the tanh form, whichever the file says
+TANH = ("gelu", "gelu_pytorch_tanh")  # the code always computes the tanh form
 ONLY = {
     "hidden_act": TANH,
     "hidden_activation": TANH,
@@ -67,13 +68,13 @@ def _write_windows(model: ModelConfig) -> Content:
 
 
 def _scalar(model: ModelConfig) -> Content:
-    """A whole number, which their files want to be written as one."""
+    """Return the scale as an integer if it is one, which Gemma's files require."""
     scalar = float(model.query_pre_attn_scalar or model.head_dim)
     return {"query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar}
 
 
 def _read_third(path: Path, content: Content) -> dict[str, Any]:
-    """Newer files have rotary parameters for each of the two types of layers; ``rope_scaling`` is for full attention."""
+    """Return the keys of Gemma 3. Newer files have rotary parameters per layer type; ``rope_scaling`` is for full attention."""
     nested, scaling = content.get("rope_parameters") or {}, content.get("rope_scaling") or {}
     if not isinstance(nested, dict) or nested.keys() - {FULL, SLIDING}:
         raise UserError(f"{path}: rope_parameters: must hold {FULL} and {SLIDING} (value {shortened(nested)})")
@@ -82,10 +83,10 @@ def _read_third(path: Path, content: Content) -> dict[str, Any]:
     local = nested.get(SLIDING) or {}
     if set(local) - {"rope_type", "rope_theta"} or local.get("rope_type", "default") != "default":
         raise UserError(f"{path}: rope_parameters.{SLIDING}: scaling is not supported (value {shortened(local)})")
-    whole = {"rope_parameters": {**(nested.get(FULL) or {}), **scaling}, "rope_theta": content.get("rope_theta")}
-    whole |= {key: content.get(key) for key in ("max_position_embeddings", "partial_rotary_factor")}
+    full = {"rope_parameters": {**(nested.get(FULL) or {}), **scaling}, "rope_theta": content.get("rope_theta")}
+    full |= {key: content.get(key) for key in ("max_position_embeddings", "partial_rotary_factor")}
     base = local.get("rope_theta", given_or(content, "rope_local_base_freq", 10000.0))
-    return {"rope_local_base_freq": base, **read_pattern(content, 6), **read_rotary(path, whole, theta=1e6)}
+    return {"rope_local_base_freq": base, **read_pattern(content, 6), **read_rotary(path, full, theta=1e6)}
 
 
 def _write_third(model: ModelConfig) -> Content:

@@ -49,7 +49,7 @@ def _read(path: Path, content: Content) -> dict[str, Any]:
 
 
 def _write(model: ModelConfig) -> Content:
-    activation = next((theirs for theirs, ours in ACTIVATIONS.items() if ours == model.hidden_act), "gelu_new")
+    activation = next((name for name, ours in ACTIVATIONS.items() if ours == model.hidden_act), "gelu_new")
     return {"n_inner": model.intermediate_size, "activation_function": activation}
 
 

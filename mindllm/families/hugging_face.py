@@ -77,10 +77,10 @@ UNSUPPORTED_GENERATION = (
 
 
 def refuse_implausible(path: Path, content: dict[str, Any]) -> None:
-    """Checks sizes and numbers of ``content``, that of ``path``; a key that is absent or null is for the family to judge.
+    """Check sizes and numbers of the content of ``path``. Absent keys and null are checked by the family.
 
     Raises:
-        UserError: one line that names the file, the key, the value and what it must be.
+        UserError: names the file, the key, the value and valid values.
     """
     _refuse_deep(path, content)
     for key in (*LAYERS, *WIDTHS, *VOCABULARIES, *HEADS, *LENGTHS):
@@ -128,29 +128,29 @@ def _named(content: dict[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def is_hugging_face(directory: Path | str) -> bool:
-    """Whether ``directory`` is a model directory of Hugging Face, which a checkpoint of ours is not; or a GGUF file."""
+    """Return True if ``directory`` is a model directory of Hugging Face (not a checkpoint of mindllm) or a GGUF file."""
     if (Path(directory) / CONFIG).is_file():
         return not (Path(directory) / "manifest.json").exists()
     return gguf_file(directory) is not None
 
 
 def described_by(directory: Path | str) -> Path:
-    """The file that says what the model of ``directory`` is: its ``config.json``, or a GGUF file."""
+    """Return the file that describes the model of ``directory``: its ``config.json``, or a GGUF file."""
     return gguf_file(directory) or Path(directory) / CONFIG
 
 
 def tokenizer_in(directory: Path | str) -> Path | None:
-    """The file of the tokenizer in ``directory``, or a GGUF file, which has one in it; None where there is none."""
+    """Return the tokenizer file in ``directory``, or a GGUF file, which contains one; None without a tokenizer."""
     if gguf := gguf_file(directory):
         return gguf
     return next((Path(directory) / name for name in TOKENIZER_FILES if (Path(directory) / name).is_file()), None)
 
 
 def read_model_config(directory: Path | str) -> ModelConfig:
-    """The architecture that ``directory/config.json`` describes; its fields that are set are those the file decides.
+    """Return the architecture of ``directory/config.json``. The fields that the file decides are set.
 
     Raises:
-        UserError: the file is missing, no JSON, incomplete, or describes what the decoder does not compute.
+        UserError: the file is missing, invalid JSON, incomplete, or not supported.
     """
     path, content = _described(directory)
     refuse_implausible(path, content)
@@ -167,7 +167,7 @@ def read_model_config(directory: Path | str) -> ModelConfig:
 
 
 def _without_absent_layers(directory: Path, model: ModelConfig) -> ModelConfig:
-    """Layers that predict ahead stand in ``config.json`` also where they were not saved: transformers does not know them."""
+    """Return the content without multi-token prediction layers that were not saved, as by transformers."""
     names = weight_names(directory) if model.num_nextn_predict_layers else None
     if names is None or any(name.startswith(f"model.layers.{model.num_layers}.") for name in names):
         return model
@@ -175,22 +175,22 @@ def _without_absent_layers(directory: Path, model: ModelConfig) -> ModelConfig:
 
 
 def family_in(directory: Path | str) -> Family:
-    """The family of a directory of Hugging Face; errors as :func:`read_model_config`."""
+    """Return the family of a Hugging Face directory; errors as in :func:`read_model_config`."""
     return _family(*_described(directory))
 
 
 def quantization_in(directory: Path | str) -> QuantizationConfig | None:
-    """In which codes a directory of Hugging Face holds projections; None where it holds numbers.
+    """Return the quantization of the projections in a Hugging Face directory; None if they are not quantized.
 
     Raises:
-        UserError: they are of a form that is not read.
+        UserError: the form is not supported.
     """
     path, content = _described(directory)
     return None if content.get(KEY) is None else read_quantization(path, content[KEY])
 
 
 def _described(directory: Path | str) -> tuple[Path, dict[str, Any]]:
-    """The file that describes a model, and its content; of a GGUF file, what stood in the ``config.json``."""
+    """Return the file that describes a model, and its content; of a GGUF file, as a ``config.json`` has it."""
     path = described_by(directory)
     return path, read_json(path) if path.name == CONFIG else architecture_config(read_header(path))
 
@@ -202,20 +202,20 @@ def read_generation(directory: Path | str) -> dict[str, Any]:
     """
     path = Path(directory) / GENERATION_CONFIG
     content = read_json(path) if path.is_file() else {}
-    found = {key: content[key] for key in GENERATION_KEYS if content.get(key) is not None}
-    if found.get("do_sample") is True:
-        found.setdefault("top_k", DEFAULT_TOP_K)
-    elif found.get("temperature") == 0:
-        del found["temperature"]  # asks for what do_sample: false does
+    options = {key: content[key] for key in GENERATION_KEYS if content.get(key) is not None}
+    if options.get("do_sample") is True:
+        options.setdefault("top_k", DEFAULT_TOP_K)
+    elif options.get("temperature") == 0:
+        del options["temperature"]  # asks for what do_sample: false does
     if unsupported := [key for key in UNSUPPORTED_GENERATION if content.get(key) not in (None, False, 0, 1.0, [], {})]:
         warn_once(__name__, f"{path}: not supported and ignored: {', '.join(unsupported)}")
-    return found
+    return options
 
 
 def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) -> dict[str, Any]:
-    """The content of ``config.json`` for weights of ``dtype``, in the layout that old and new ``transformers`` read.
+    """Return the content of ``config.json`` for weights of ``dtype``, readable by old and new ``transformers``.
 
-    ``special_tokens`` gives ``bos_token_id``, ``eos_token_id``, ``pad_token_id``.
+    ``special_tokens`` has ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
 
     Raises:
         UserError: no family has such a model.
@@ -233,7 +233,7 @@ def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises UserError when there is none."""
+    """Return the object in a JSON file; raise UserError if there is none."""
     try:
         content = outside.read_json(path)
     except FileNotFoundError:
@@ -276,10 +276,10 @@ ABOUT_FILES = re.compile(
     r"attn_implementation|output_\w+|return_dict|id2label|label2id|task_specific_params|tokenizer_class|initializer_range|"
     r"\w*_?(dropout|pdrop)(_p|_prob)?"
 )
-"""Keys that say nothing of what is computed: of files, of tokens, of training."""
+"""Keys without effect on the computation: about files, tokens and training."""
 SHOWN = 8  # keys of each kind
 USUAL_ABSENT = 2  # keys with defaults that files of a family often leave out
-FEWEST = 4  # keys of a model that a family must read, or it is no near one
+FEWEST = 4  # a family that reads fewer keys is not near
 
 
 @dataclass(frozen=True)
@@ -329,13 +329,11 @@ class _Watched(dict[str, Any]):
 
 def fit_of(family: Family, path: Path, content: Content) -> Fit:
     """Return what ``family`` makes of ``content``, which is of another ``model_type``."""
-    needed = [theirs for theirs, default in family.keys.values() if isinstance(default, Required)]
-    known = (
-        {theirs for theirs, _ in family.keys.values()}
-        | {*family.only, *family.written, KEY}
-        | _read(family, path, content)
+    needed = [name for name, default in family.keys.values() if isinstance(default, Required)]
+    readable = (
+        {name for name, _ in family.keys.values()} | {*family.only, *family.written, KEY} | _read(family, path, content)
     )
-    told = [
+    keys = [
         key for key, value in content.items() if value not in (None, False, [], {}) and not ABOUT_FILES.fullmatch(key)
     ]
     refused = [
@@ -343,11 +341,11 @@ def fit_of(family: Family, path: Path, content: Content) -> Fit:
     ]
     return Fit(
         family,
-        frozenset(key for key in told if key in known),
-        tuple(key for key in told if key not in known),
+        frozenset(key for key in keys if key in readable),
+        tuple(key for key in keys if key not in readable),
         tuple(dict.fromkeys(key for key in needed if content.get(key) is None)),
         tuple(refused),
-        len({theirs for theirs, _ in family.keys.values() if theirs not in content}),
+        len({name for name, _ in family.keys.values() if name not in content}),
     )
 
 
@@ -366,7 +364,7 @@ def nearest_family(families: Iterable[Family], path: Path, content: Content) -> 
 
 
 def _read(family: Family, path: Path, content: Content) -> set[str]:
-    """The keys that a family's own function looks at; one that stumbles over this file has looked at some."""
+    """Return the keys that the function of a family reads, up to the first error."""
     watched = _Watched(content)
     try:
         family.read(path, watched)

@@ -44,7 +44,7 @@ COMPUTED = ("rotary_emb.inv_freq",)
 
 
 def llama_weights(layer: tuple[Weight, ...], neighbours: bool = False) -> WeightTable:
-    """The names of Llama around layers with these entries."""
+    """Return the names of Llama with these entries for its layers."""
     outside = {EMBEDDING: "model.embed_tokens.weight", "model.norm_out.weight": "model.norm.weight", HEAD: HEAD}
     inside = in_layers(OUR_LAYER, "model.layers.{layer}", layer)
     return WeightTable((*renamed(outside), *inside), neighbours=neighbours, computed=COMPUTED)

@@ -25,7 +25,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", ORIGINAL),
 }
 """What each kind of scaling reads; transformers ignores the fields of the other kinds."""
-KNOWN = {
+ROTARY_KEYS = {
     "rope_type",
     "type",
     "rope_theta",
@@ -66,10 +66,10 @@ def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: f
 
 
 def check_rope_values(path: Path, content: Content, model: ModelConfig) -> None:
-    """Log the rotary keys of ``config.json`` that have no effect, here and in transformers.
+    """Log the rotary keys of ``config.json`` without effect, here and in transformers.
 
     Raises:
-        UserError: the factors of ``llama3`` are not in order; a section of a run has a check of its own.
+        UserError: the factors of ``llama3`` are not in order. Sections of a run are checked separately.
     """
     scaling, parameters = (
         value if isinstance(value := content.get(key), dict) else {} for key in ("rope_scaling", "rope_parameters")
@@ -92,7 +92,7 @@ def _check_rope_keys(path: Path, layout: str, values: Mapping[str, Any]) -> None
     if values.get("truncate", True) is not True:
         raise UserError(f"{path}: {layout}.truncate: not supported (value {shortened(values['truncate'])})")
     for key, value in values.items():
-        if key not in KNOWN and key != "truncate" and value is not None:
+        if key not in ROTARY_KEYS and key != "truncate" and value is not None:
             raise UserError(
                 f"{path}: {layout}.{key}: not supported (value {shortened(value)}); remove the key if it does not change "
                 "the rotations"
@@ -117,12 +117,12 @@ def _scaling_fields(path: Path, layout: str, kind: str, values: Mapping[str, Any
 
 
 def write_rotary(model: ModelConfig) -> Content:
-    """The keys of the older layout, which new readers know too."""
+    """Return the keys of the older layout, which new readers support as well."""
     return {"rope_theta": model.theta, "rope_scaling": written_scaling(model)}
 
 
 def written_scaling(model: ModelConfig) -> Content | None:
-    """``rope_scaling`` with the names of their file."""
+    """Return ``rope_scaling`` with the names of ``config.json``."""
     if model.rope_scaling is None:
         return None
     fields = model.rope_scaling.model_dump(exclude_none=True)
@@ -130,19 +130,21 @@ def written_scaling(model: ModelConfig) -> Content | None:
 
 
 def read_pattern(content: Content, every: int) -> dict[str, object]:
-    """``layer_types``, or every so manieth layer without a window (``sliding_window_pattern``, else ``every``)."""
+    """Return ``layer_types``, or the pattern in which every N-th layer has no window (``sliding_window_pattern``, else
+    ``every``).
+    """
     if content.get("layer_types") is not None:
         return {"layer_types": content["layer_types"]}
     return {"sliding_window_pattern": content.get("sliding_window_pattern", every)}
 
 
 def written_types(model: ModelConfig) -> list[str]:
-    """``layer_types``, a word for each layer."""
+    """Return ``layer_types``, one word per layer."""
     return list(layer_types(model))
 
 
 def read_last_layers(content: Content) -> dict[str, object]:
-    """Windows of the layers from ``max_window_layers`` on, if ``use_sliding_window`` (Qwen 2 and 3)."""
+    """Return windows of layers from ``max_window_layers`` on, if ``use_sliding_window`` is set (Qwen 2 and 3)."""
     if not content.get("use_sliding_window") or content.get("sliding_window") is None:
         return {}
     types = content.get("layer_types")
@@ -153,7 +155,7 @@ def read_last_layers(content: Content) -> dict[str, object]:
 
 
 def write_last_layers(model: ModelConfig) -> Content:
-    """The keys that :func:`read_last_layers` reads."""
+    """Return the keys that :func:`read_last_layers` reads."""
     if model.sliding_window is None:
         return {"use_sliding_window": False, "sliding_window": None}
     return {
@@ -165,7 +167,7 @@ def write_last_layers(model: ModelConfig) -> Content:
 
 
 def read_sparse_step(content: Content, experts: int) -> dict[str, object]:
-    """Every ``decoder_sparse_step``-th layer has experts, but those of ``mlp_only_layers`` (Qwen 2 and 3)."""
+    """Return the layers with experts: every ``decoder_sparse_step``-th, without ``mlp_only_layers`` (Qwen 2 and 3)."""
     every, without = given_or(content, "decoder_sparse_step", 1), given_or(content, "mlp_only_layers", ())
     if (every == 1 and not without) or experts == 1:
         return {}
@@ -174,27 +176,26 @@ def read_sparse_step(content: Content, experts: int) -> dict[str, object]:
 
 
 def write_sparse_step(model: ModelConfig) -> Content:
-    """The keys that :func:`read_sparse_step` reads."""
+    """Return the keys that :func:`read_sparse_step` reads."""
     without = [number for number, has in enumerate(expert_layers(model)) if not has]
     return {"decoder_sparse_step": 1, "mlp_only_layers": without}
 
 
 def experts_weights(below: str, names: Mapping[str, str], router: str) -> tuple[Weight, ...]:
-    """The entries of a router and its experts below ``below`` in their layer."""
+    """Return the entries of a router and its experts, with the path ``below`` in their layer."""
     experts = {
-        f"feed_forward.experts.{ours}.weight": f"{below}.experts.{EXPERT}.{theirs}.weight"
-        for ours, theirs in names.items()
+        f"feed_forward.experts.{ours}.weight": f"{below}.experts.{EXPERT}.{name}.weight" for ours, name in names.items()
     }
     return renamed({"feed_forward.router.weight": f"{below}.{router}.weight", **experts})
 
 
 def fused_experts(below: str, names: Mapping[str, str]) -> tuple[FusedExperts, ...]:
-    """The stacks of the newest files, and the tensors that others hold instead."""
+    """Return the stacked tensors of the newest files, and the tensors of other files that they replace."""
 
-    def of_expert(ours: str) -> str:
+    def expert_name(ours: str) -> str:
         return f"model.layers.{{layer}}.{below}.experts.{EXPERT}.{names[ours]}.weight"
 
     return (
-        FusedExperts(f"{FUSED_LAYER}.experts.gate_up_proj", (of_expert("w1"), of_expert("w3"))),
-        FusedExperts(f"{FUSED_LAYER}.experts.down_proj", (of_expert("w2"),)),
+        FusedExperts(f"{FUSED_LAYER}.experts.gate_up_proj", (expert_name("w1"), expert_name("w3"))),
+        FusedExperts(f"{FUSED_LAYER}.experts.down_proj", (expert_name("w2"),)),
     )

@@ -50,8 +50,10 @@ def _read(path: Path, content: Content) -> dict[str, Any]:
     trained = given_or(content, "training_seqlen", CONTEXT)
     unstretched = given_or(content, "base_seqlen", trained)
     if trained != unstretched:
-        said = f"must be base_seqlen {shortened(unstretched)}, or rotations are stretched (value {shortened(trained)})"
-        raise UserError(f"{path}: training_seqlen: {said}")
+        message = (
+            f"must be base_seqlen {shortened(unstretched)}, or rotations are stretched (value {shortened(trained)})"
+        )
+        raise UserError(f"{path}: training_seqlen: {message}")
     return {}
 
 

@@ -22,12 +22,14 @@ LAYER, EXPERT = "{layer}", "{expert}"
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of theirs and what it holds of ours.
+    """A tensor in files and the weights of mindllm in it.
 
     Attributes:
-        by_head: rows go by key head: its queries, the key, the value; then those of the next one.
-        transposed: a matrix of theirs is ``[in, out]``.
-        expert: which slice of ours it is; None where it is no expert's.
+        theirs: its name in files.
+        ours: the weights, in order of their rows.
+        by_head: rows are grouped by key head: its queries, its key, its value.
+        transposed: the matrix in files is ``[in, out]``.
+        expert: slice of the weight that it is; None if it is not an expert.
     """
 
     theirs: str
@@ -52,14 +54,14 @@ class WeightTable:
     """The tensors of a family.
 
     Attributes:
-        weights: in the order of the layers.
-        neighbours: rotary positions turn channels ``2i`` and ``2i + 1`` of a head instead of ``i`` and ``i + rotary_dim / 2``.
-        prefix: what names in files may begin with or not.
-        computed: endings of tensors that files hold and every model computes.
-        fused: tensors with all experts in which files may hold them instead.
-        aliases: other names of theirs, to the one in ``weights``.
-        further_layers: files may hold layers behind the last one, which are not read.
-        copies: what layers that predict ahead have in files and share here, their name to ours.
+        weights: entries in the order of layers.
+        neighbours: rotary positions rotate channels ``2i`` and ``2i + 1`` of a head instead of ``i`` and ``i + rotary_dim / 2``.
+        prefix: optional prefix of names in files.
+        computed: suffixes of tensors in files that every model computes.
+        fused: tensors of all experts that files may have instead.
+        aliases: other names in files, and the name in ``weights``.
+        further_layers: files may have layers after the last one, which are not read.
+        copies: tensors of multi-token prediction layers that are shared in mindllm: name in files, name in mindllm.
     """
 
     weights: tuple[Weight, ...]
@@ -73,21 +75,23 @@ class WeightTable:
 
     @property
     def table(self) -> Mapping[str, str]:
-        """Our templates of names to theirs."""
+        """Return the templates of names in mindllm and in files."""
         return {ours: weight.theirs for weight in self.weights for ours in weight.ours}
 
     @property
     def projections(self) -> dict[str, tuple[str, ...]]:
-        """Our projections below a layer, by what the files call them: several where they are one matrix there."""
-        found = {}
+        """Return projections of a layer by their name in files; several projections may be one matrix there."""
+        projections_by_name = {}
         for weight in self.weights:
             if weight.theirs.endswith(WEIGHT) and all(ours.startswith(OUR_LAYER) for ours in weight.ours):
-                theirs = weight.theirs.partition(f"{LAYER}.")[2].removesuffix(WEIGHT)
-                found[theirs] = tuple(ours.removeprefix(f"{OUR_LAYER}.").removesuffix(WEIGHT) for ours in weight.ours)
-        return found
+                tensor = weight.theirs.partition(f"{LAYER}.")[2].removesuffix(WEIGHT)
+                projections_by_name[tensor] = tuple(
+                    ours.removeprefix(f"{OUR_LAYER}.").removesuffix(WEIGHT) for ours in weight.ours
+                )
+        return projections_by_name
 
     def theirs(self, ours: str) -> str:
-        """The tensor that holds one of our weights.
+        """Return the tensor that has one of our weights.
 
         Raises:
             UserError: no template fits the name.
@@ -95,14 +99,14 @@ class WeightTable:
         return _translate(ours, self.table.items(), "mindllm")
 
     def ours(self, theirs: str) -> str:
-        """The weight of ours that a tensor holds, the first of several; errors as :meth:`theirs`."""
+        """Return the first weight in a tensor; errors as in :meth:`theirs`."""
         pairs = ((weight.theirs, weight.ours[0]) for weight in self.weights)
         return _translate(theirs, pairs, "Hugging Face")
 
     def of(self, shapes: Shapes) -> tuple[Weight, ...]:
-        """The entries of a model that has these weights, with the layers' numbers in their names, in the order of ``shapes``."""
+        """Return the entries of a model with these weights, with layer numbers, in the order of ``shapes``."""
         by_name = {ours: weight for weight in self.weights for ours in weight.ours}
-        found: dict[str, Weight] = {}
+        entries: dict[str, Weight] = {}
         for name in shapes:
             layer = (re.findall(r"(?<=\.)\d+(?=\.)", name) or [""])[0]
             template = name.replace(f".{layer}.", f".{LAYER}.", 1) if layer else name
@@ -110,26 +114,26 @@ class WeightTable:
                 raise UserError(f"unknown weight {name} (names of mindllm){nearest(template, by_name)}")
             weight = by_name[template]
             ours = tuple(ours.replace(LAYER, layer) for ours in weight.ours)
-            theirs = weight.theirs.replace(LAYER, layer)
-            if EXPERT in theirs:
+            tensor = weight.theirs.replace(LAYER, layer)
+            if EXPERT in tensor:
                 for expert in range(shapes[name][0]):
-                    of_expert = theirs.replace(EXPERT, str(expert))
-                    found[of_expert] = Weight(of_expert, ours, expert=expert)
+                    expert_tensor = tensor.replace(EXPERT, str(expert))
+                    entries[expert_tensor] = Weight(expert_tensor, ours, expert=expert)
                 continue
-            found.setdefault(theirs, Weight(theirs, ours, weight.by_head, weight.transposed))
-        return tuple(found.values())
+            entries.setdefault(tensor, Weight(tensor, ours, weight.by_head, weight.transposed))
+        return tuple(entries.values())
 
 
 def renamed(names: Mapping[str, str]) -> tuple[Weight, ...]:
-    """Entries of one weight each, ours to theirs."""
-    return tuple(Weight(theirs, (ours,)) for ours, theirs in names.items())
+    """Return entries that rename one weight each."""
+    return tuple(Weight(tensor, (ours,)) for ours, tensor in names.items())
 
 
-def in_layers(below_ours: str, below_theirs: str, weights: Iterable[Weight]) -> tuple[Weight, ...]:
-    """Entries of a decoder layer, below the paths of ``{layer}`` on both sides."""
+def in_layers(below_ours: str, below_files: str, weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    """Return the entries of a decoder layer, with the paths of ``{layer}`` on both sides."""
     return tuple(
         Weight(
-            f"{below_theirs}.{weight.theirs}",
+            f"{below_files}.{weight.theirs}",
             tuple(f"{below_ours}.{ours}" for ours in weight.ours),
             weight.by_head,
             weight.transposed,
@@ -147,22 +151,22 @@ EMBEDDING, POSITIONS, HEAD = (
 QUERY_KEY_VALUE = tuple(f"attention.{name}" for name in ("wq", "wk", "wv"))
 
 
-def with_biases(theirs: str, ours: tuple[str, ...], by_head: bool = False, transposed: bool = False) -> list[Weight]:
-    """A projection's weight and bias."""
+def with_biases(tensor: str, ours: tuple[str, ...], by_head: bool = False, transposed: bool = False) -> list[Weight]:
+    """Return the entries of a projection's weight and bias."""
     return [
-        Weight(f"{theirs}.{kind}", tuple(f"{name}.{kind}" for name in ours), by_head, transposed and kind == "weight")
+        Weight(f"{tensor}.{kind}", tuple(f"{name}.{kind}" for name in ours), by_head, transposed and kind == "weight")
         for kind in ("weight", "bias")
     ]
 
 
 def _translate(name: str, templates: Iterable[tuple[str, str]], convention: str) -> str:
-    known = []
+    names = []
     layer = (re.findall(r"\d+", name) or ["0"])[0]
     for source, target in templates:
-        known.append(source.replace(LAYER, layer))
-        if known[-1] == name:
+        names.append(source.replace(LAYER, layer))
+        if names[-1] == name:
             return target.replace(LAYER, layer)
-    raise UserError(f"unknown weight {name} (names of {convention}){nearest(name, known)}")
+    raise UserError(f"unknown weight {name} (names of {convention}){nearest(name, names)}")
 
 
 WEIGHTS_FILE = "model.safetensors"
@@ -170,7 +174,7 @@ LONGEST_HEADER = 100_000_000  # bytes, the most that the format's own reader tak
 
 
 def index_of(file: str) -> str:
-    """The name of the index that lists the shards of ``file``."""
+    """Return the name of the index that lists the shards of ``file``."""
     return f"{file}.index.json"
 
 
@@ -178,7 +182,7 @@ INDEX_FILE = index_of(WEIGHTS_FILE)
 
 
 def weight_names(directory: Path) -> frozenset[str] | None:
-    """Their names; None where there are no safetensors files, or their names cannot be read: whoever reads them says why."""
+    """Return the tensor names; None without safetensors files, or if they cannot be read: their reader reports why."""
     try:
         if not (directory / WEIGHTS_FILE).is_file() and (directory / INDEX_FILE).is_file():
             return frozenset(read_json(directory / INDEX_FILE)["weight_map"])

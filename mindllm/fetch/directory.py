@@ -35,7 +35,16 @@ def fetch(hub: Hub, listing: Listing, directory: Path, progress: Progress = unwa
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = directory.with_name(f".{directory.name}.fetch")
     with _locked(unfinished):
-        _remove_unlisted(unfinished, listing)
+        # remove what an earlier call wrote of another commit, and directories that are empty then
+        listed = {unfinished / LOCK}
+        for file in listing.files:
+            listed |= {unfinished / file.name, _path(unfinished, file)}
+        for path in sorted(unfinished.rglob("*"), reverse=True):  # entries before their directories
+            if not path.is_dir() or path.is_symlink():
+                if path not in listed:
+                    path.unlink()
+            elif not any(path.iterdir()):
+                path.rmdir()
         done = {file.name for file in listing.files if not _problem(unfinished / file.name, file)}
         present = sum(file.size if file.name in done else _size(_path(unfinished, file)) for file in listing.files)
         _check_space(unfinished, listing.size - present)
@@ -65,19 +74,6 @@ def _locked(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(f"{directory}: another command is fetching into it") from None
         yield
-
-
-def _remove_unlisted(directory: Path, listing: Listing) -> None:
-    """Remove what an earlier call wrote of another commit, and directories that are empty then."""
-    listed = {directory / LOCK}
-    for file in listing.files:
-        listed |= {directory / file.name, _path(directory, file)}
-    for path in sorted(directory.rglob("*"), reverse=True):  # entries before their directories
-        if not path.is_dir() or path.is_symlink():
-            if path not in listed:
-                path.unlink()
-        elif not any(path.iterdir()):
-            path.rmdir()
 
 
 def _check_space(directory: Path, needed: int) -> None:
@@ -127,7 +123,7 @@ def _size(path: Path) -> int:
 
 
 def _problem(path: Path, file: RemoteFile) -> str:
-    """Return how a file differs from the listed one by size or digest; empty where it does not."""
+    """Return the difference of a file from the listed one in size or digest; empty if they agree."""
     size = _size(path)
     if size != file.size or not path.is_file():
         return f"has {size:,} bytes, expected {file.size:,}"

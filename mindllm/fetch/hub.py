@@ -61,7 +61,7 @@ class Hub(ABC):
         """Return the address and the query of a file."""
 
     def explain(self, response: httpx.Response, revision: str) -> str:
-        """Return what the user can do about a refused request; empty where it is a failure of the hub."""
+        """Return advice about a refused request; empty for a failure of the hub."""
         if response.status_code not in (401, 403):
             return ""
         return f"access denied ({response.status_code}); accept the license on the model's page and set {self.variables[1]}"
@@ -194,7 +194,7 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _read_seconds(variable: str) -> float:
-    """Return the timeout that an environment variable sets; the default where it is not set."""
+    """Return the timeout in an environment variable, or the default."""
     text = os.environ.get(variable, "").strip()
     try:
         seconds = float(text) if text else READ_SECONDS
@@ -266,7 +266,7 @@ HUBS = {  # by the last two parts of the host's name
     "modelscope.cn": "modelscope",
     "modelscope.ai": "modelscope",
 }
-OF_FILES = ("tree", "blob", "resolve", "file", "files", "raw", "commit")  # behind the name, before a revision
+OF_FILES = ("tree", "blob", "resolve", "file", "files", "raw", "commit")  # between name and revision
 OTHERS = {"datasets": "a data set", "spaces": "a program"}
 USUAL = ("main", "master")
 
@@ -281,10 +281,10 @@ class Address:
 
 
 def read_address(text: str) -> Address | None:
-    """Return the model whose page an address shows, with ``https://`` or without; None: it is no address of a hub.
+    """Return the model at an address, with or without ``https://``; None if it is not an address of a hub.
 
     Raises:
-        UserError: it is the address of something else there.
+        UserError: the address is another page of the hub.
     """
     place = re.sub(r"^\w+://", "", text)
     host, _, path = place.partition("/")

@@ -56,7 +56,7 @@ class HuggingFace(Hub):
         return f"{self.endpoint}/{quote(listing.repository)}/resolve/{listing.revision}/{quote(file.name)}", {}
 
     def explain(self, response: httpx.Response, revision: str) -> str:
-        """Return what the user can do about a refused request; empty where it is a failure of the hub."""
+        """Return advice about a refused request; empty for a failure of the hub."""
         code = response.headers.get("X-Error-Code")
         login = "log in with hf auth login, or set HF_TOKEN"
         if code == "GatedRepo":

@@ -1,4 +1,4 @@
-"""Listings of models: the files that a hub says a model has, each field checked before anything uses it, and which to fetch."""
+"""Listings of the files of a model, with every field validated before use, and the choice of files to fetch."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class ModelScope(Hub):
         return self._url(listing.repository, "/repo"), {"Revision": listing.revision, "FilePath": file.name}
 
     def explain(self, response: httpx.Response, revision: str) -> str:
-        """Return what the user can do about a refused request; empty where it is a failure of the hub."""
+        """Return advice about a refused request; empty for a failure of the hub."""
         if response.status_code != 404:
             return super().explain(response, revision)
         if response.request.url.path.endswith("/repo/files"):

@@ -1,7 +1,7 @@
-"""The network of a MindFormers YAML in our flat keys.
+"""The network of a MindFormers YAML as flat keys of mindllm.
 
-Which of our families a class of MindFormers is stands here; what every model of a family has is asked of ``config.families``, and
-so is whether there is such a family. A class of its own for a variant adds facts: keys of ours with their values.
+:data:`NETWORKS` maps classes of MindFormers to families. ``mindllm.families`` has the properties of a family and the list of
+families. A class that is a variant of a family adds facts: keys of mindllm with values.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ ACTIVATIONS = {  # theirs: ours
 
 @dataclass(frozen=True)
 class Network:
-    """What one class of MindFormers computes: the ``family`` of ours by its ``model_type``, and ``facts`` in our flat keys
-    that the class has beside what every model of the family has.
+    """A network class of MindFormers.
 
-    ``absent`` says what no key of ours describes; ``defaults`` are those of a legacy class that are not Llama's.
+    Attributes:
+        family: the ``model_type`` of its family in mindllm.
+        facts: flat keys of mindllm for properties that other models of the family do not have.
+        absent: what the class needs and mindllm does not support.
+        defaults: defaults of a legacy class that differ from those of Llama.
     """
 
     family: str = ""
@@ -66,23 +69,23 @@ NETWORKS = {
     "GPT2LMHeadModel": Network("gpt2", TIED),
     "BloomLMHeadModel": Network("bloom", TIED),
     "ChatGLM2WithPtuning2": Network(absent="a trained prefix"),
-    "CogVLM2ForCausalLM": Network(absent="pictures beside the text"),
-    "CogVLM2ImageForCausalLM": Network(absent="pictures beside the text"),
-    "WhisperForConditionalGeneration": Network(absent="an encoder of sound"),
+    "CogVLM2ForCausalLM": Network(absent="image input"),
+    "CogVLM2ImageForCausalLM": Network(absent="image input"),
+    "WhisperForConditionalGeneration": Network(absent="an audio encoder"),
     "GPT2ForSequenceClassification": Network(absent="a head for classes of text"),
     "TelechatForCausalLM": Network("telechat", defaults={"initializer_range": 0.0048}),
     "TeleChat3ForCausalLM": Network("telechat3"),
-    "TeleChat3MoeForCausalLM": Network(absent="TeleChat 3 with experts, which is no family of mindllm"),
-    "YiZhaoForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
-    "YiZhaoDPOForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
+    "TeleChat3MoeForCausalLM": Network(absent="TeleChat 3 with experts, which is not a family of mindllm"),
+    "YiZhaoForCausalLM": Network(absent="YiZhao, which is not a family of mindllm"),
+    "YiZhaoDPOForCausalLM": Network(absent="YiZhao, which is not a family of mindllm"),
     "MixtralForCausalLM": Network("mixtral"),
     "Qwen3MoeForCausalLM": Network("qwen3_moe"),
-    "Glm4MoeForCausalLM": Network(absent="GLM-4.5, which is no family of mindllm"),
+    "Glm4MoeForCausalLM": Network(absent="GLM-4.5, which is not a family of mindllm"),
     "DeepseekV2ForCausalLM": Network("deepseek_v2"),
     "DeepseekV3ForCausalLM": Network("deepseek_v3"),
-    "DeepseekV4ForCausalLM": Network(absent="DeepSeek-V4, which is no family of mindllm"),
+    "DeepseekV4ForCausalLM": Network(absent="DeepSeek-V4, which is not a family of mindllm"),
 }
-OF_MODEL_TYPE = {
+CLASS_OF_TYPE = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -94,18 +97,18 @@ OF_MODEL_TYPE = {
     "telechat3_moe": "TeleChat3MoeForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
-OWN_HEAD = "telechat_12b"
-TRAINED_BESIDE = {  # of a family: patterns over the names of MindFormers, and our parts
+UNTIED_SIZE = "telechat_12b"
+TRAINED_MODULES = {  # of a family: patterns over the names of MindFormers, and our parts
     "qwen": {"*wte*": "tok_embeddings", "*lm_head*": "lm_head"},
 }
 PROJECTIONS = {"gpt2": {"dense1": "wq", "dense2": "wk", "dense3": "wv"}}  # of a family: theirs: ours
 YARN_FACTORS = (f"{MODEL}.scaling_factor", f"{MODEL}.rotary_scaling_factor")
 YARN_PARTS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 YARN_CONTEXT = 4096  # of the original training, where the YAML does not say
-STATE_AS_THEIRS = "gradients and accumulators have it, moments and the update are float32, as in MindFormers"
+HALF_STATE = "gradients and accumulators have it, moments and the update are float32, as in MindFormers"
 HALF = {  # reasons of parameters in half precision, by the key that asks for them
-    "param_init_type": f"{STATE_AS_THEIRS}; norms have layernorm_compute_type, routers float32",
-    "params_dtype": f"{STATE_AS_THEIRS}; norms have layernorm_compute_type and routers float32, in MindFormers params_dtype",
+    "param_init_type": f"{HALF_STATE}; norms have layernorm_compute_type, routers float32",
+    "params_dtype": f"{HALF_STATE}; norms have layernorm_compute_type and routers float32, in MindFormers params_dtype",
 }
 LEGACY_DEFAULTS = {  # of LlamaConfig, where ours are others
     "vocab_size": 32000,
@@ -121,42 +124,48 @@ MCORE_DEFAULTS = {"compute_dtype": "bfloat16"}
 
 
 def translate_architecture(reading: Reading) -> None:
-    """Writes the flat keys of the network; one that cannot be had is noted as refused."""
-    source, name = _class_of(reading)
+    """Translate the keys of the network; report an unsupported network as refused."""
+    source, name = _network_class(reading)
     network = NETWORKS.get(name or "", Network())
     if name is None:
         if not reading.get("pretrained_model_dir"):
             reading.refuse("model", "names no network: write model.arch.type, or pretrained_model_dir")
     elif name not in NETWORKS:
-        reading.refuse(source, f"this network is no family of mindllm{nearest(name, NETWORKS)}")
+        reading.refuse(source, f"this network is not a family of mindllm{nearest(name, NETWORKS)}")
     elif missing := missing_parts(network):
         reading.refuse(source, f"this network is not here yet: it needs {missing}")
     else:
-        _names_of_the_network(reading, source, network)
+        _named_family(reading, source, network)
     legacy = bool(reading.get("model.arch.type"))
     _attention(reading)
     _feed_forward(reading, legacy)
     _rotary(reading)
     _types(reading)
     _tied(reading)
-    _named_network(reading, network)
+    # translate net_name of TeleChat 1: all sizes except 12B tie head and embedding
+    key = f"{MODEL}.net_name"
+    if network.family == "telechat" and reading.get(key) and "tie_word_embeddings" not in _ours(reading):
+        tied = reading.get(key) != UNTIED_SIZE
+        reading.translate(key, f"{MODEL}.tie_word_embeddings", tied, "as in the code of TeleChat 1 for this name")
+    elif reading.has(key):
+        reading.idle(key, "other keys describe the network")
     _lengths(reading)
     _tokens(reading)
     translate_experts(reading)
     _adapted_projections(reading, network)
-    _trained_beside(reading, network)
+    _trained_modules(reading, network)
     for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
         if reading.has(key) and not reading.claimed(path_of(key)):
             reading.idle(key, "another key names the network")
     if legacy or not reading.get("pretrained_model_dir"):
         for name, value in ({**LEGACY_DEFAULTS, **network.defaults} if legacy else MCORE_DEFAULTS).items():
             if name not in _ours(reading):
-                reading.left_out(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
+                reading.set_omitted(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
     fill_in(reading)
 
 
 def missing_parts(network: Network) -> str:
-    """What of ``network`` mindllm does not have; nothing where it can be had."""
+    """Return the parts of ``network`` that mindllm does not support; empty if it supports all."""
     if network.absent:
         return network.absent
     if network.family and network.family not in BY_TYPE:
@@ -165,7 +174,7 @@ def missing_parts(network: Network) -> str:
 
 
 def can_say(key: str, value: Any) -> bool:
-    """Whether ``model.model_config`` can have ``value`` under ``key``."""
+    """Return True if ``model.model_config`` accepts ``value`` under ``key``."""
     info = ModelConfig.model_fields.get(key)
     if info is None or info.annotation is None:
         return False
@@ -176,24 +185,26 @@ def can_say(key: str, value: Any) -> bool:
     return True
 
 
-def _class_of(reading: Reading) -> tuple[str, str | None]:
-    """The class of the network, and the key that names it."""
+def _network_class(reading: Reading) -> tuple[str, str | None]:
+    """Return the key that names the network class, and the class."""
     if reading.get("model.arch.type"):
         return "model.arch.type", reading.word("model.arch.type")
     listed = reading.get(f"{MODEL}.architectures")
     if listed:
         return f"{MODEL}.architectures", str(listed[0] if isinstance(listed, list) else listed)
     kind = reading.word(f"{MODEL}.model_type")
-    return f"{MODEL}.model_type", OF_MODEL_TYPE.get(kind, kind) or None
+    return f"{MODEL}.model_type", CLASS_OF_TYPE.get(kind, kind) or None
 
 
-def _names_of_the_network(reading: Reading, source: str, network: Network) -> None:
+def _named_family(reading: Reading, source: str, network: Network) -> None:
     if not network.family:
-        reading.idle(source, "the keys beside it say which family it is")
+        reading.idle(source, "other keys name the family")
         return
     reading.translate(source, f"{MODEL}.model_type", network.family)
     for key, value in {**BY_TYPE[network.family].fixed, **network.facts}.items():
-        if key not in _ours(reading):  # what is written and differs, is refused as no model of the family
+        if key not in _ours(
+            reading
+        ):  # a written value that differs is refused later, because the family has no such model
             reading.put(f"{MODEL}.{key}", value, path_of(source))
 
 
@@ -202,7 +213,7 @@ def _ours(reading: Reading) -> dict[str, Any]:
 
 
 def _described(reading: Reading, key: str, ours: str, value: Any) -> None:
-    """A property of the network: what the family has anyway, or a key that says otherwise."""
+    """Translate a property of the network, if ``model.model_config`` supports it."""
     if can_say(ours, value):
         reading.translate(key, f"{MODEL}.{ours}", value)
     else:
@@ -217,15 +228,15 @@ def _attention(reading: Reading) -> None:
         else:
             reading.idle(groups, "multi_query_attention is false")
     if reading.has(grouped):
-        reading.idle(grouped, "n_kv_heads says it")
-    if reading.left(f"{MODEL}.kv_channels"):
+        reading.idle(grouped, "n_kv_heads applies")
+    if reading.is_open(f"{MODEL}.kv_channels"):
         reading.translate(f"{MODEL}.kv_channels", f"{MODEL}.head_dim")
     for key in (f"{MODEL}.attention_bias", f"{MODEL}.has_bias"):
         if reading.get(key):
             reading.translate(key, f"{MODEL}.qkv_has_bias", True, "on query, key, value and output")
             reading.put(f"{MODEL}.attn_proj_has_bias", True, path_of(key))
         elif reading.has(key):
-            reading.idle(key, "no biases beside those that other keys name")
+            reading.idle(key, "other keys name all biases")
     kernel = f"{MODEL}.use_flash_attention"
     composed = _ours(reading).get("position_embedding_type") == "alibi" or _ours(reading).get("attention_dropout")
     if reading.get(kernel) is True and composed:
@@ -244,13 +255,13 @@ def _attention(reading: Reading) -> None:
 def _feed_forward(reading: Reading, legacy: bool) -> None:
     act, unit, bias = f"{MODEL}.hidden_act", f"{MODEL}.gated_linear_unit", f"{MODEL}.add_bias_linear"
     if reading.has(act):
-        given = reading.word(act)
-        if given in ACTIVATIONS:
-            _described(reading, act, "hidden_act", ACTIVATIONS[given])
+        activation = reading.word(act)
+        if activation in ACTIVATIONS:
+            _described(reading, act, "hidden_act", ACTIVATIONS[activation])
         else:
-            reading.refuse(act, f"this activation is not here{nearest(given, ACTIVATIONS)}")
+            reading.refuse(act, f"this activation is not here{nearest(activation, ACTIVATIONS)}")
     if reading.has(f"{MODEL}.activation_func"):
-        reading.idle(f"{MODEL}.activation_func", "hidden_act says it")
+        reading.idle(f"{MODEL}.activation_func", "hidden_act applies")
     if reading.has(unit):
         _described(reading, unit, "gated_linear_unit", bool(reading.get(unit)))
     if reading.has(bias):
@@ -269,7 +280,7 @@ def _feed_forward(reading: Reading, legacy: bool) -> None:
 
 
 def _width(reading: Reading) -> None:
-    """The width MindFormers computes where none is given: ``ffn_dim_multiplier`` is raised by 0.01 there."""
+    """Translate the default width of MindFormers, which adds 0.01 to ``ffn_dim_multiplier``."""
     multiplier, multiple = f"{MODEL}.ffn_dim_multiplier", f"{MODEL}.multiple_of"
     if reading.has(f"{MODEL}.intermediate_size"):
         for key in (multiplier, multiple):
@@ -290,7 +301,7 @@ def _width(reading: Reading) -> None:
 
 def _rotary(reading: Reading) -> None:
     base, ratio = f"{MODEL}.rotary_emb_base", f"{MODEL}.rope_ratio"
-    if reading.left(base):
+    if reading.is_open(base):
         if "theta" in _ours(reading):
             reading.idle(base, "theta is given")
         else:
@@ -318,7 +329,7 @@ def _rotary(reading: Reading) -> None:
         reading.refuse(method, "this stretching of positions is not here yet")
         if reading.has(factor):
             reading.refuse(factor, "it goes with extend_method")
-    # what is left of these names where positions are not stretched by them
+    # without YaRN its other keys have no effect
     kind = f"{MODEL}.position_embedding_type"
     if reading.has(kind):
         _described(reading, kind, "position_embedding_type", reading.word(kind) or "rope")
@@ -327,7 +338,7 @@ def _rotary(reading: Reading) -> None:
 
 
 def _yarn(reading: Reading) -> None:
-    """Positions stretched by the names of mcore networks."""
+    """Translate YaRN with the key names of mcore networks."""
     kind = f"{MODEL}.position_embedding_type"
     factor = next((key for key in YARN_FACTORS if reading.get(key) is not None), None)
     if factor is None:
@@ -357,10 +368,10 @@ def _types(reading: Reading) -> None:
         key = f"{MODEL}.{name}"
         if not reading.has(key):
             continue
-        wanted = {"true": "float32", "false": compute, "": compute}.get(reading.word(key), reading.word(key))
-        if wanted == compute:
+        dtype = {"true": "float32", "false": compute, "": compute}.get(reading.word(key), reading.word(key))
+        if dtype == compute:
             reading.idle(key, "hidden states flow in compute_dtype")
-        elif wanted == "float32":
+        elif dtype == "float32":
             reading.translate(key, f"{MODEL}.fp32_residual_connection", True)
         else:
             instead = f"--{key}={'false' if name.startswith('fp32') else compute}"
@@ -369,28 +380,18 @@ def _types(reading: Reading) -> None:
 
 def _parameter_types(reading: Reading) -> None:
     """Translate the type of parameters, and state what else has another type here than in MindFormers."""
-    own = "float32"
+    dtype = "float32"
     for name in ("param_init_type", "params_dtype"):
         key = f"{MODEL}.{name}"
         if reading.has(key):
-            own = reading.word(key)
-            reading.translate(key, f"{MODEL}.param_init_type", reason="" if own == "float32" else HALF[name])
+            dtype = reading.word(key)
+            reading.translate(key, f"{MODEL}.param_init_type", reason="" if dtype == "float32" else HALF[name])
     table = f"{MODEL}.embedding_init_type"
     if reading.has(table):
-        same = reading.word(table) == own
+        is_same = reading.word(table) == dtype
         reading.idle(
-            table, "param_init_type" if same else f"the embedding has param_init_type {own} here, as all matrices"
+            table, "param_init_type" if is_same else f"the embedding has param_init_type {dtype} here, as all matrices"
         )
-
-
-def _named_network(reading: Reading, network: Network) -> None:
-    """``net_name`` of TeleChat 1: the head of all but the 12B is the embedding."""
-    key = f"{MODEL}.net_name"
-    if network.family == "telechat" and reading.get(key) and "tie_word_embeddings" not in _ours(reading):
-        tied = reading.get(key) != OWN_HEAD
-        reading.translate(key, f"{MODEL}.tie_word_embeddings", tied, "what the code of TeleChat 1 does for this name")
-    elif reading.has(key):
-        reading.idle(key, "the keys beside it say what the network is")
 
 
 def _tied(reading: Reading) -> None:
@@ -420,33 +421,33 @@ def _lengths(reading: Reading) -> None:
 
 
 def _adapted_projections(reading: Reading, network: Network) -> None:
-    """Targets of adapters are regular expressions over the names of MindFormers, most of which are ours or those of files."""
+    """Translate the targets of adapters: regular expressions over MindFormers' names."""
     key = f"{MODEL}.pet_config.target_modules"
     if not reading.has(key):
         return
-    names, wanted = PROJECTIONS.get(network.family, {}), reading.get(key)
-    if not isinstance(wanted, str) or not any(name in wanted for name in names):
+    names, pattern = PROJECTIONS.get(network.family, {}), reading.get(key)
+    if not isinstance(pattern, str) or not any(name in pattern for name in names):
         reading.use(key)
         return
-    for theirs, ours in names.items():
-        wanted = wanted.replace(theirs, ours)
-    reading.translate(key, key, wanted)
+    for other_name, ours in names.items():
+        pattern = pattern.replace(other_name, ours)
+    reading.translate(key, key, pattern)
 
 
-def _trained_beside(reading: Reading, network: Network) -> None:
-    """``freeze_exclude`` beside LoRA: weights that stay trained, by shell patterns (mindpet's ``freeze_delta``)."""
+def _trained_modules(reading: Reading, network: Network) -> None:
+    """Translate ``freeze_exclude`` of LoRA: shell patterns of weights that are trained (mindpet's ``freeze_delta``)."""
     key = f"{MODEL}.pet_config.freeze_exclude"
     patterns = reading.get(key)
     if not reading.has(key):
         return
-    known = TRAINED_BESIDE.get(network.family, {})
+    modules = TRAINED_MODULES.get(network.family, {})
     if not patterns:
         reading.idle(key, "empty")
-    elif isinstance(patterns, list) and all(pattern in known for pattern in patterns):
-        parts = [known[pattern] for pattern in patterns]
-        reading.translate(key, f"{MODEL}.pet_config.modules_to_save", parts, "trained whole beside the adapters")
+    elif isinstance(patterns, list) and all(pattern in modules for pattern in patterns):
+        parts = [modules[pattern] for pattern in patterns]
+        reading.translate(key, f"{MODEL}.pet_config.modules_to_save", parts, "trained in addition to the adapters")
     else:
-        reading.refuse(key, "parts that are trained beside the adapters are named by modules_to_save here")
+        reading.refuse(key, "modules_to_save names modules that are trained in addition to adapters")
 
 
 def _tokens(reading: Reading) -> None:

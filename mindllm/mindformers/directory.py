@@ -1,7 +1,7 @@
-"""The Hugging Face directory that a YAML names: what it says counts for the keys beside it, and what stands in for one not there.
+"""The Hugging Face directory that a YAML names: its ``config.json`` applies; a shipped YAML replaces a missing directory.
 
-YAMLs of mcore networks name a directory, such as ``/path/to/Qwen3-32B``, and leave the architecture to its ``config.json``. Where
-the last part is a public model that comes with mindllm, the architecture of that YAML is taken until the directory is there.
+YAMLs of mcore networks name a directory instead of sizes. If it does not exist, and its name is that of a public model with a
+YAML in ``configs/``, the architecture of that YAML is used, so that a dry run needs no download.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PUBLISHED = {  # the name of a directory: the YAML below configs/ with its archi
     "Mixtral-8x7B-v0.1": "mixtral/pretrain_mixtral_8x7b",
     "Mistral-7B-v0.1": "mistral/pretrain_mistral_7b",
 }
-AHEAD = {"DeepSeek-V3": 1, "DeepSeek-V3-Base": 1}
-"""Layers that predict further tokens, which the files of a model have; its YAML here has none."""
-AHEAD_KEY = "num_nextn_predict_layers"
-THEIRS = {  # what the keys of a YAML are read together with: their name to ours
+MTP_LAYERS = {"DeepSeek-V3": 1, "DeepSeek-V3-Base": 1}
+"""Multi-token prediction layers in the files of a model whose shipped YAML has none."""
+MTP_KEY = "num_nextn_predict_layers"
+HF_NAMES = {  # keys of Hugging Face that are read together with the YAML
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_experts": "expert_num",
@@ -46,7 +46,7 @@ THEIRS = {  # what the keys of a YAML are read together with: their name to ours
 
 
 def read_directory(reading: Reading) -> None:
-    """Notes what the directory, or what stands in for it, says of the model; a directory that cannot be read is told of later."""
+    """Read the model from the directory or its replacement. Errors in the directory are reported later."""
     named = reading.get(KEY)
     if not isinstance(named, str) or not named:
         return
@@ -55,17 +55,17 @@ def read_directory(reading: Reading) -> None:
         model = read_model_config(named).model_dump(exclude_unset=True) if present else standing_in(named)
     except UserError:
         return
-    reading.assumed = {f"{MODEL}.{theirs}": model[ours] for theirs, ours in THEIRS.items() if model.get(ours)}
+    reading.assumed = {f"{MODEL}.{name}": model[ours] for name, ours in HF_NAMES.items() if model.get(ours)}
 
 
 def shipped_yaml(directory: str) -> str:
-    """The YAML below ``configs/`` whose architecture stands in for a directory that is not there; empty where there is none."""
+    """Return the YAML below ``configs/`` whose architecture replaces a missing directory; empty if there is none."""
     name = PUBLISHED.get(PurePath(directory).name, "")
     return f"{NAME}/{name}.yaml" if name and not Path(directory).exists() else ""
 
 
 def standing_in(directory: str) -> dict[str, Any]:
-    """The keys of ``model.model_config`` that describe the architecture; none where nothing stands in."""
+    """Return the keys of ``model.model_config`` for the architecture; empty without a replacement."""
     shipped = shipped_yaml(directory)
     if not shipped:
         return {}
@@ -75,50 +75,48 @@ def standing_in(directory: str) -> dict[str, Any]:
 
 
 def fill_in(reading: Reading) -> None:
-    """Writes what stands in for a directory that is not there, but for the keys that the YAML says itself."""
+    """Add the keys of the replacement for a missing directory that the YAML omits."""
     named = reading.get(KEY)
     shipped = shipped_yaml(named) if isinstance(named, str) else ""
     if not shipped:
         return
-    said = reading.ours.data.get("model", {}).get("model_config", {})
+    model_keys = reading.ours.data.get("model", {}).get("model_config", {})
     for key, value in standing_in(named).items():
-        if key not in said:
+        if key not in model_keys:
             reading.put(f"{MODEL}.{key}", value, (KEY,))
-    _predict_ahead(reading, PurePath(named).name)
-    told = f"the architecture of {shipped} stands in until the directory is there"
+    _translate_mtp(reading, PurePath(named).name)
+    message = f"the architecture of {shipped} stands in until the directory is there"
     if reading.entries[(KEY,)].outcome is not Outcome.REFUSED:
-        reading.note(KEY, Outcome.USED, reason=told)
-    reading.warnings.append(f"{KEY}: {named} is not there: {told}")
+        reading.note(KEY, Outcome.USED, reason=message)
+    reading.warnings.append(f"{KEY}: {named} is not there: {message}")
 
 
-def predicts_ahead(reading: Reading) -> bool:
-    """Whether the directory has layers that predict further tokens, or what stands in for it."""
+def has_mtp_layers(reading: Reading) -> bool:
+    """Return True if the directory, or its replacement, has multi-token prediction layers."""
     named = reading.get(KEY)
     if not isinstance(named, str) or not named:
         return False
     try:
         return (is_hugging_face(named) and read_model_config(named).num_nextn_predict_layers > 0) or (
-            AHEAD.get(PurePath(named).name, 0) if shipped_yaml(named) else 0
+            MTP_LAYERS.get(PurePath(named).name, 0) if shipped_yaml(named) else 0
         ) > 0
-    except UserError:  # it is told of later
+    except UserError:  # reported later
         return False
 
 
 def expected_tokenizer(reading: Reading) -> str:
-    """The tokenizer of a directory that is not there yet; empty where nothing stands in for one."""
+    """Return the tokenizer of a missing directory; empty without a replacement."""
     named = reading.get(KEY)
     return str(PurePath(named) / TOKENIZER) if isinstance(named, str) and shipped_yaml(named) else ""
 
 
-def _predict_ahead(reading: Reading, name: str) -> None:
-    """MindFormers builds the layers that ``config.json`` has, unless the YAML says how many."""
-    layers = AHEAD.get(name, 0)
-    if not layers or reading.has(f"{MODEL}.{AHEAD_KEY}"):
+def _translate_mtp(reading: Reading, name: str) -> None:
+    """Translate multi-token prediction: MindFormers builds the layers of ``config.json`` unless the YAML has a number."""
+    layers = MTP_LAYERS.get(name, 0)
+    if not layers or reading.has(f"{MODEL}.{MTP_KEY}"):
         return
-    if AHEAD_KEY in ModelConfig.model_fields:
-        reading.put(f"{MODEL}.{AHEAD_KEY}", layers, (KEY,))
+    if MTP_KEY in ModelConfig.model_fields:
+        reading.put(f"{MODEL}.{MTP_KEY}", layers, (KEY,))
     else:
-        left_out = f"--{MODEL}.{AHEAD_KEY}=0 leaves it out"
-        reading.refuse(
-            KEY, f"{name} has {layers} layer that predicts further tokens, which is not here yet; {left_out}"
-        )
+        option = f"--{MODEL}.{MTP_KEY}=0 leaves it out"
+        reading.refuse(KEY, f"{name} has {layers} multi-token prediction layer, which is not supported yet; {option}")

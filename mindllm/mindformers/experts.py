@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindllm.config.reading.document import path_of
-from mindllm.mindformers.directory import predicts_ahead
+from mindllm.mindformers.directory import has_mtp_layers
 from mindllm.mindformers.reading import Reading, Rule, decided, shown
 
 MODEL, LEGACY = "model.model_config", "moe_config"
-TRAVEL = "how tokens travel to their experts; what is computed is the same"
-KERNEL = "the kernel is chosen for the device; what it computes is the same"
+TRAVEL = "token dispatch to experts; the result is the same"
+KERNEL = "the kernel is chosen for the device; the result is the same"
 WATCHES = "it only watches"
 COUNT = (f"{MODEL}.num_experts", f"{MODEL}.n_routed_experts", f"{MODEL}.num_moe_experts", f"{LEGACY}.expert_num")
 FACTORS = (f"{MODEL}.moe_aux_loss_coeff", f"{MODEL}.router_aux_loss_coef", f"{LEGACY}.aux_loss_factor")
 KIND = f"{MODEL}.moe_router_load_balancing_type"
 BALANCE = {"seq_aux_loss": "expert", "aux_loss": "switch", "gbs_aux_loss": "global", "global_aux_loss": "global"}
-OF_STEP_BEFORE = "choices are those of the global batch before; there, of the micro batches so far, in their order"
+PREVIOUS_STEP = "choices are those of the global batch before; there, of the micro batches so far, in their order"
 LOSSES = {"expert": "expert", "device": "device", "comm": "communication"}
 SHARED = (f"{MODEL}.n_shared_experts", f"{MODEL}.shared_expert_num", f"{LEGACY}.shared_expert_num")
-SAME = {  # ours: theirs
+SYNONYMS = {  # ours: theirs
     "expert_num": COUNT,
     "num_experts_chosen": (
         *(f"{MODEL}.{name}" for name in ("num_experts_per_tok", "moe_router_topk")),
@@ -40,7 +40,7 @@ GROUPS = {
     "topk_group": (f"{MODEL}.topk_group", f"{MODEL}.moe_router_group_topk", f"{LEGACY}.topk_group"),
 }
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-AHEAD = tuple(f"{MODEL}.{name}" for name in ("num_nextn_predict_layers", "mtp_num_layers", "mtp_depth"))
+MTP_KEYS = tuple(f"{MODEL}.{name}" for name in ("num_nextn_predict_layers", "mtp_num_layers", "mtp_depth"))
 
 
 @dataclass(frozen=True)
@@ -107,20 +107,20 @@ SENDS = {  # theirs: how that differs from ours
 }
 METHOD = f"{LEGACY}.topk_method"
 LATENT_SWITCH = f"{MODEL}.multi_latent_attention"
-AHEAD_FACTORS = tuple(f"{MODEL}.{name}" for name in ("mtp_loss_scaling_factor", "mtp_loss_factor"))
+MTP_FACTORS = tuple(f"{MODEL}.{name}" for name in ("mtp_loss_scaling_factor", "mtp_loss_factor"))
 
 
 def expert_keys() -> tuple[str, ...]:
-    """Every key that is about experts."""
-    rows = (*SAME.values(), *GROUPS.values(), GROUPED, SHARED, FACTORS, SCORES, RATES, LISTED)
-    alone = (KIND, PRE_SOFTMAX, SHARED_WIDTH, CAPACITY, DROPS, METHOD, DISPATCHER)
-    return (*(key for row in rows for key in row), *alone, *FIXED)
+    """Return every key about experts."""
+    rows = (*SYNONYMS.values(), *GROUPS.values(), GROUPED, SHARED, FACTORS, SCORES, RATES, LISTED)
+    single_keys = (KIND, PRE_SOFTMAX, SHARED_WIDTH, CAPACITY, DROPS, METHOD, DISPATCHER)
+    return (*(key for row in rows for key in row), *single_keys, *FIXED)
 
 
 def keys_below(section: str) -> dict[str, Rule]:
-    """The rows of a key table for these keys of ``section``."""
-    others = [f"{MODEL}.{name}" for name in LATENT] + [*AHEAD, *AHEAD_FACTORS, LATENT_SWITCH]
-    names = [key.removeprefix(f"{section}.") for key in (*expert_keys(), *others) if key.startswith(f"{section}.")]
+    """Return the rows of a key table for the expert keys of ``section``."""
+    latent_keys = [f"{MODEL}.{name}" for name in LATENT] + [*MTP_KEYS, *MTP_FACTORS, LATENT_SWITCH]
+    names = [key.removeprefix(f"{section}.") for key in (*expert_keys(), *latent_keys) if key.startswith(f"{section}.")]
     return {name: decided() for name in names}
 
 
@@ -128,19 +128,19 @@ GATHERED = (
     "gathered here: with layers that predict ahead in several chunks MindSpore 2.10 compiles no tokens that are sent"
 )
 GROUP_METHODS = ("group_limited_greedy", "noaux_tc")
-NO_EXPERTS = "there are no experts"
+DENSE = "the model has no experts"
 EXPERT_PARALLEL = "parallel_config.expert_parallel"
 EXPERT_TENSOR = "parallel_config.expert_model_parallel"
 
 
 def translate_experts(reading: Reading) -> None:
-    """Writes our keys of experts and of latent attention; where there are neither, theirs are without effect."""
+    """Translate keys of experts and latent attention; without experts they have no effect."""
     if max(reading.number(key, 0) for key in COUNT) <= 1:
         for key in (*expert_keys(), EXPERT_PARALLEL, EXPERT_TENSOR):
             if reading.has(key) and not reading.claimed(path_of(key)):
-                reading.idle(key, NO_EXPERTS)
+                reading.idle(key, DENSE)
     else:
-        for ours, keys in SAME.items():
+        for ours, keys in SYNONYMS.items():
             _first(reading, ours, keys)
         _shared(reading)
         _groups(reading)
@@ -158,15 +158,15 @@ def translate_experts(reading: Reading) -> None:
                 reading.idle(DISPATCHER, TRAVEL)
         elif kind not in SENDS:
             reading.refuse(DISPATCHER, f"tokens are sent by {', '.join(SENDS)}")
-        elif _predicts_ahead(reading) and reading.count(f"{MODEL}.pp_interleave_num") > 1:
+        elif _has_mtp(reading) and reading.count(f"{MODEL}.pp_interleave_num") > 1:
             if written:
                 reading.translate(DISPATCHER, ours, "allgather", GATHERED)
             else:
-                reading.left_out(DISPATCHER, ours, "allgather", f"left out: {GATHERED}")
+                reading.set_omitted(DISPATCHER, ours, "allgather", f"left out: {GATHERED}")
         elif written:
             reading.translate(DISPATCHER, ours, "alltoall", SENDS[kind])
         else:
-            reading.left_out(DISPATCHER, ours, "alltoall", "left out: sorted tokens are sent to their experts")
+            reading.set_omitted(DISPATCHER, ours, "alltoall", "left out: sorted tokens are sent to their experts")
         for key, fixed in FIXED.items():
             if reading.has(key):
                 _fixed(reading, key, fixed)
@@ -175,15 +175,15 @@ def translate_experts(reading: Reading) -> None:
 
 
 def is_latent(reading: Reading) -> bool:
-    """Whether attention is latent."""
+    """Return True if the network has latent attention."""
     return bool(reading.get(LATENT_SWITCH) or reading.get(f"{MODEL}.kv_lora_rank"))
 
 
 def _devices(reading: Reading) -> None:
-    """How an expert is split over devices.
+    """Translate how an expert is sharded.
 
-    Legacy networks split it over ``model_parallel`` as we do, but not with grouped products (``MoEV3``), and those of mcore never
-    do. Here an expert is whole, too, where the groups of experts fill the tensor-parallel ranks.
+    Legacy networks shard experts over ``model_parallel`` as mindllm does, but not with grouped GEMMs (``MoEV3``); mcore networks
+    never do. In mindllm experts are not sharded either if the expert groups fill the tensor-parallel ranks.
     """
     if reading.has(EXPERT_PARALLEL):
         reading.use(EXPERT_PARALLEL)
@@ -191,14 +191,16 @@ def _devices(reading: Reading) -> None:
         reading.use(EXPERT_TENSOR)
         return
     ranks = _tensor_ranks(reading)
-    whole = _is_grouped(reading) or not reading.get("model.arch.type")
-    if whole and ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0:
-        reading.left_out(EXPERT_TENSOR, EXPERT_TENSOR, 1, "left out: an expert is whole on its device")
+    is_unsharded = _is_grouped(reading) or not reading.get("model.arch.type")
+    if is_unsharded and ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0:
+        reading.set_omitted(EXPERT_TENSOR, EXPERT_TENSOR, 1, "left out: an expert is whole on its device")
 
 
 def _grouped(reading: Reading) -> None:
-    """Products of sorted tokens. They want whole experts: room for all tokens in each would be the same numbers, at many times
-    the cost."""
+    """Translate grouped GEMMs, which require unsharded experts.
+
+    A capacity for all tokens gives the same result at many times the cost.
+    """
     for key in GROUPED:
         if not reading.get(key):
             if reading.has(key):
@@ -212,10 +214,10 @@ def _grouped(reading: Reading) -> None:
             reading.translate(key, f"{MODEL}.moe_grouped_gemm")
 
 
-def _predicts_ahead(reading: Reading) -> bool:
-    if any(map(reading.has, AHEAD)):
-        return any(reading.count(key, 0) for key in AHEAD)
-    return predicts_ahead(reading)
+def _has_mtp(reading: Reading) -> bool:
+    if any(map(reading.has, MTP_KEYS)):
+        return any(reading.count(key, 0) for key in MTP_KEYS)
+    return has_mtp_layers(reading)
 
 
 def _is_grouped(reading: Reading) -> bool:
@@ -227,14 +229,14 @@ def _tensor_ranks(reading: Reading) -> int:
 
 
 def _first(reading: Reading, ours: str, keys: tuple[str, ...]) -> None:
-    """Our key takes the first of theirs that has a value."""
+    """Translate the first of several keys that has a value."""
     written = [key for key in keys if reading.has(key)]
     chosen = next((key for key in written if reading.get(key) is not None), None)
     for key in written:
         if key == chosen:
             reading.translate(key, f"{MODEL}.{ours}")
         elif reading.get(key) in (None, reading.get(chosen or key)):
-            reading.idle(key, "empty" if reading.get(key) is None else f"{chosen} says the same")
+            reading.idle(key, "empty" if reading.get(key) is None else f"{chosen} has the same meaning")
         else:
             reading.refuse(key, f"contradicts {chosen} {shown(reading.get(chosen or key))}")
 
@@ -247,26 +249,26 @@ def _fixed(reading: Reading, key: str, fixed: Fixed) -> None:
 
 
 def _shared(reading: Reading) -> None:
-    """One shared expert as wide as all of theirs together: the sum of what they return is the same."""
+    """Translate shared experts into one expert of their total width, which computes the same sum."""
     if reading.get(SHARED_WIDTH):
         reading.use(SHARED_WIDTH)
     elif reading.has(SHARED_WIDTH):
         reading.idle(SHARED_WIDTH, "empty")
-    widths = (*SAME["moe_intermediate_size"], f"{MODEL}.intermediate_size")
-    of_expert = next((reading.count(key) for key in widths if reading.number(key, 0) > 0), 1)
+    widths = (*SYNONYMS["moe_intermediate_size"], f"{MODEL}.intermediate_size")
+    width = next((reading.count(key) for key in widths if reading.number(key, 0) > 0), 1)
     for key in SHARED:
         if not reading.has(key):
             continue
         count = int(reading.number(key, 0))
         if count and not reading.get(SHARED_WIDTH):
-            reading.translate(key, SHARED_WIDTH, count * of_expert, "one as wide as all of them")
+            reading.translate(key, SHARED_WIDTH, count * width, "one as wide as all of them")
         else:
             reading.idle(key, f"{SHARED_WIDTH} says it" if count else "there is none")
 
 
 def _groups(reading: Reading) -> None:
-    """Groups of experts; 0 is MindFormers' word for none."""
-    reason = _why_no_groups(reading)
+    """Translate expert groups; MindFormers writes 0 for no groups."""
+    reason = _no_group_reason(reading)
     for ours, keys in GROUPS.items():
         for key in keys:
             if not reading.has(key):
@@ -274,13 +276,13 @@ def _groups(reading: Reading) -> None:
             if reading.number(key, 0) > 0 and not reason:
                 reading.translate(key, f"{MODEL}.{ours}")
             else:
-                reading.idle(key, reason or "there are no groups")
+                reading.idle(key, reason or "no groups are configured")
     if reading.has(METHOD):
-        wanted = "group_limited_greedy" if reading.get(METHOD) == "group_limited_greedy" else "greedy"
-        _fixed(reading, METHOD, Fixed("groups and bias say how experts are chosen", (wanted, None)))
+        expected = "group_limited_greedy" if reading.get(METHOD) == "group_limited_greedy" else "greedy"
+        _fixed(reading, METHOD, Fixed("groups and bias say how experts are chosen", (expected, None)))
 
 
-def _why_no_groups(reading: Reading) -> str:
+def _no_group_reason(reading: Reading) -> str:
     """Return why MindFormers chooses experts without the groups that are written; empty where it uses them, or has none."""
     if reading.number(f"{LEGACY}.n_group", 0) > 1:
         method = reading.get(METHOD, "greedy")
@@ -304,7 +306,10 @@ def _why_no_groups(reading: Reading) -> str:
 
 
 def _scores(reading: Reading) -> None:
-    """Scores are sigmoids, or a softmax of all logits. One of the chosen logits alone is that of all, divided by its sum."""
+    """Translate router scores:
+
+    sigmoid, or softmax over all logits. Softmax over the chosen logits equals their normalized softmax.
+    """
     for key in SCORES:
         if not reading.has(key):
             continue
@@ -325,13 +330,13 @@ def _scores(reading: Reading) -> None:
 
 
 def _balance(reading: Reading) -> None:
-    """The losses that keep experts balanced, and the bias that does without."""
-    biased = any(reading.get(key) for key in SAME["balance_via_topk_bias"])
+    """Translate balance losses, and the bias that replaces them."""
+    biased = any(reading.get(key) for key in SYNONYMS["balance_via_topk_bias"])
     for key in RATES:
         if reading.has(key) and biased:
             reading.translate(key, f"{MODEL}.topk_bias_update_rate")
         elif reading.has(key):
-            reading.idle(key, "there is no bias")
+            reading.idle(key, "no bias is configured")
     types, factors = LISTED
     listed = reading.get(types)
     if listed and all(name in LOSSES for name in listed):
@@ -351,14 +356,14 @@ def _balance(reading: Reading) -> None:
     kind = BALANCE.get(kind, kind)
     if reading.has(KIND):
         if factor is None or kind == "none":
-            reading.idle(KIND, "there is no such loss")
+            reading.idle(KIND, "this loss is not configured")
         elif kind in BALANCE.values():
-            reading.translate(KIND, f"{MODEL}.aux_loss_types", [kind], OF_STEP_BEFORE if kind == "global" else "")
+            reading.translate(KIND, f"{MODEL}.aux_loss_types", [kind], PREVIOUS_STEP if kind == "global" else "")
         else:
             reading.refuse(KIND, f"losses are {', '.join(BALANCE)}")
     for key in written:
         if key != factor or listed or kind == "none":
-            reading.idle(key, "another key says it" if factor and kind != "none" else "there is no such loss")
+            reading.idle(key, "another key applies" if factor and kind != "none" else "this loss is not configured")
         else:
             reading.translate(key, f"{MODEL}.aux_loss_factors", [reading.get(key)])
             if not reading.has(KIND):
@@ -379,7 +384,7 @@ def _capacity(reading: Reading) -> None:
 def _latent_attention(reading: Reading) -> None:
     latent = is_latent(reading)
     if reading.has(LATENT_SWITCH):
-        reading.idle(LATENT_SWITCH, "kv_lora_rank says it" if latent else "attention is not latent")
+        reading.idle(LATENT_SWITCH, "kv_lora_rank applies" if latent else "attention is not latent")
     for name in LATENT:
         key = f"{MODEL}.{name}"
         if not reading.has(key):
@@ -391,11 +396,11 @@ def _latent_attention(reading: Reading) -> None:
 
 
 def _prediction(reading: Reading) -> None:
-    """Layers that predict further tokens, and the factor of their loss."""
-    if max(reading.number(key, 0) for key in AHEAD) > 0:
-        _first(reading, "num_nextn_predict_layers", AHEAD)
-        _first(reading, "mtp_loss_factor", AHEAD_FACTORS)
+    """Translate multi-token prediction layers and the factor of their loss."""
+    if max(reading.number(key, 0) for key in MTP_KEYS) > 0:
+        _first(reading, "num_nextn_predict_layers", MTP_KEYS)
+        _first(reading, "mtp_loss_factor", MTP_FACTORS)
         return
-    for key in (*AHEAD, *AHEAD_FACTORS):
+    for key in (*MTP_KEYS, *MTP_FACTORS):
         if reading.has(key):
             reading.idle(key, "one token is predicted")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from mindllm.architecture.layer_counts import IN_PIECES, StageLayers, layer_counts
+from mindllm.config.parallel import FOREIGN_CONTEXT_ALGORITHMS, RING
 from mindllm.config.parallel import GATHER as GATHERED
-from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS, RING
 from mindllm.errors import nearest
 from mindllm.mindformers.reading import Reading, shown
 
@@ -27,8 +27,8 @@ MODES = {
     "stand_alone": 1,
     "manual_parallel": 1,
 }
-WHOLE_SEQUENCES = "context_parallel is 1: every device has whole sequences"
-AS_RING = "by exchanges of its own; MindSpore 2.10 crashes on enable_ra_send_recv"
+UNSPLIT_SEQUENCES = "context_parallel is 1: every device has whole sequences"
+RING_REASON = "by separate communication; MindSpore 2.10 crashes on enable_ra_send_recv"
 SINGLE = "use_parallel is false: one device"
 UNCUT_SEQUENCES = (
     "seq_split_num and pp_interleave_num are 1: neither sequences nor stages are cut, and the order is that of 1f1b"
@@ -37,7 +37,7 @@ ALWAYS_SPLIT = "use_legacy is false: such networks split the table of tokens ove
 
 
 def translate_mesh(reading: Reading) -> None:
-    """Sizes of the mesh, kind of parallelism, and how the batch is read and cut."""
+    """Translate sizes of the mesh, the parallel mode, and how the batch is read and split."""
     distributed = bool(reading.get("use_parallel", False))
     for name in SIZES:
         _size(reading, f"parallel_config.{name}", distributed)
@@ -46,22 +46,22 @@ def translate_mesh(reading: Reading) -> None:
     ring, both = "model.model_config.use_ring_attention", "parallel_config.ulysses_degree_in_cp"
     shares = distributed and reading.count(size) > 1
     if reading.has(size) and reading.get(size) is None:
-        reading.idle(size, WHOLE_SEQUENCES)
+        reading.idle(size, UNSPLIT_SEQUENCES)
     else:
         _size(reading, size, distributed)
     for key in filter(reading.has, (algorithm, ring, both)):
         if not shares:
-            reading.idle(key, WHOLE_SEQUENCES)
+            reading.idle(key, UNSPLIT_SEQUENCES)
         elif key == ring and reading.get(ring) and reading.get(algorithm, GATHERED) != GATHERED:
-            reading.refuse(ring, f"there is no ring of heads; write {algorithm}: {GATHERED}")
+            reading.refuse(ring, f"ring attention over heads is not supported; write {algorithm}: {GATHERED}")
         elif key == ring and reading.get(ring):
-            reading.translate(ring, algorithm, RING, AS_RING)
+            reading.translate(ring, algorithm, RING, RING_REASON)
         elif key != algorithm:
             reading.idle(key, "context_parallel_algo decides")
         elif reading.get(ring):
             reading.idle(algorithm, "use_ring_attention decides")
-        elif reading.get(algorithm) in OTHER_CONTEXT_ALGORITHMS:
-            reading.refuse(algorithm, OTHER_CONTEXT_ALGORITHMS[reading.word(algorithm)])
+        elif reading.get(algorithm) in FOREIGN_CONTEXT_ALGORITHMS:
+            reading.refuse(algorithm, FOREIGN_CONTEXT_ALGORITHMS[reading.word(algorithm)])
         else:
             reading.use(algorithm)
     _sequence_parallel(reading, distributed)
@@ -72,7 +72,7 @@ def translate_mesh(reading: Reading) -> None:
     if split and splittable and reading.has(key):
         reading.translate(key, key, False, ALWAYS_SPLIT)
     elif split and splittable:
-        reading.left_out(key, key, False, ALWAYS_SPLIT)
+        reading.set_omitted(key, key, False, ALWAYS_SPLIT)
     elif reading.has(key):
         reading.use(key)
     _mode(reading)
@@ -114,11 +114,11 @@ def _mode(reading: Reading) -> None:
     elif MODES[name] == 0:
         reading.translate(key, key, 1, "with model_parallel and pipeline_stage 1 this is data parallelism")
     else:
-        reading.translate(key, key, 1, "strategies are declared beside the mathematics, not searched")
+        reading.translate(key, key, 1, "strategies are declared, not searched")
 
 
 def _slices(reading: Reading) -> None:
-    """``full_batch`` and ``dataset_strategy``, whose columns are not ours."""
+    """Translate ``full_batch`` and ``dataset_strategy``, whose columns differ from those of mindllm."""
     full, strategy = "parallel.full_batch", "parallel.dataset_strategy"
     if reading.has(full):
         reading.use(full)
@@ -135,14 +135,14 @@ def _slices(reading: Reading) -> None:
 
 
 def with_replicas(rows: Any, replicas: Any) -> Any:
-    """Return a ``dataset_strategy`` whose columns are split over so many replicas."""
+    """Return a ``dataset_strategy`` whose columns are split over this number of replicas."""
     if isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows):
         return [[replicas, *row[1:]] for row in rows]
     return [[replicas, 1]]
 
 
 def _optimizer_share(reading: Reading) -> None:
-    """MindSpore drops a share of the optimizer's state that does not divide the replicas of a weight."""
+    """Translate the optimizer share. MindSpore ignores one that does not divide the replicas of a weight."""
     key = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
     if not reading.has(key):
         return
@@ -155,18 +155,18 @@ def _optimizer_share(reading: Reading) -> None:
 
 
 def _batch(reading: Reading, stages: int) -> None:
-    """Samples per replica and micro batch; what multiplies them."""
+    """Translate the samples per replica and micro batch, and their multipliers."""
     batch, copies = "runner_config.batch_size", "micro_batch_interleave_num"
-    own, factor = reading.get(batch, 1), reading.get(copies, 1)
-    whole = is_count(own) and is_count(factor)
+    batch_size, factor = reading.get(batch, 1), reading.get(copies, 1)
+    is_valid = is_count(batch_size) and is_count(factor)
     if reading.has(batch):
         reason = f"batch_size x {copies} {factor}" if factor != 1 else ""
-        reading.translate(batch, batch, own * factor if whole else own, reason)
+        reading.translate(batch, batch, batch_size * factor if is_valid else batch_size, reason)
     if reading.has(copies):
         if factor == 1:
             reading.idle(copies, "one copy")
-        elif whole:
-            reading.put(batch, own * factor)
+        elif is_valid:
+            reading.put(batch, batch_size * factor)
             if any(reading.get(f"parallel_config.{key}", 1) != 1 for key in ("model_parallel", "expert_parallel")):
                 reading.use(copies)
             else:
@@ -188,39 +188,37 @@ def _batch(reading: Reading, stages: int) -> None:
         if stages > 1 or reading.get(micro) == 1:
             reading.use(micro)
         else:
-            reading.idle(micro, "there is no pipeline, and MindFormers splits no batch without one")
+            reading.idle(micro, "pipeline_stage is 1, and MindFormers splits batches in a pipeline only")
 
 
 def _schedule(reading: Reading, stages: int) -> None:
-    """Order of the micro batches, chunks, and where layers stand."""
+    """Translate the pipeline schedule, chunks and the placement of layers."""
     interleave = "parallel.pipeline_config.pipeline_interleave"
     scheduler = "parallel.pipeline_config.pipeline_scheduler"
     chunks, offset = "model.model_config.pp_interleave_num", "model.model_config.offset"
     pieces = "parallel_config.seq_split_num"
-    several = stages > 1 and bool(reading.get(interleave, False))
+    is_interleaved = stages > 1 and bool(reading.get(interleave, False))
     if reading.has(pieces):
         if stages > 1 and reading.get(pieces) is not None:
             reading.use(pieces)
         else:
-            reading.idle(
-                pieces, "sequences stay whole" if stages > 1 else "there is no pipeline that pieces could fill"
-            )
+            reading.idle(pieces, "sequences stay whole" if stages > 1 else "pipeline_stage is 1")
     if reading.has(interleave):
         if stages > 1:
             reading.use(interleave)
         else:
-            reading.idle(interleave, "there is no pipeline")
+            reading.idle(interleave, "pipeline_stage is 1")
     if reading.has(scheduler):
-        whole = reading.get(pieces, 1) in (1, None)
-        in_one_chunk = not several or reading.get(chunks, 1) == 1
-        if stages > 1 and reading.get(scheduler) in IN_PIECES and whole and in_one_chunk:
+        is_unsplit = reading.get(pieces, 1) in (1, None)
+        in_one_chunk = not is_interleaved or reading.get(chunks, 1) == 1
+        if stages > 1 and reading.get(scheduler) in IN_PIECES and is_unsplit and in_one_chunk:
             reading.translate(scheduler, scheduler, "1f1b", UNCUT_SEQUENCES)
         elif stages > 1:
             reading.use(scheduler)
         else:
-            reading.idle(scheduler, "there is no pipeline")
+            reading.idle(scheduler, "pipeline_stage is 1")
     if reading.has(chunks):
-        if several or reading.get(chunks) == 1:
+        if is_interleaved or reading.get(chunks) == 1:
             reading.use(chunks)
         else:
             reading.idle(chunks, "pipeline_interleave is off: MindFormers sets this to 1 without a word")
@@ -228,11 +226,11 @@ def _schedule(reading: Reading, stages: int) -> None:
         if stages > 1:
             reading.use(offset)
         else:
-            reading.idle(offset, "there is no pipeline")
+            reading.idle(offset, "pipeline_stage is 1")
 
 
 def planned_layers(reading: Reading) -> StageLayers | None:
-    """Layers of every ``[chunk][stage]`` of what is translated so far; None where they do not come out."""
+    """Return the number of layers per ``[chunk][stage]`` translated so far; None if it is invalid."""
     model = reading.ours.data.get("model", {}).get("model_config", {})
     stages = reading.ours.data.get("parallel_config", {}).get("pipeline_stage", 1)
     chunks, layers = model.get("pp_interleave_num", 1), model.get("num_layers")
@@ -245,5 +243,5 @@ def planned_layers(reading: Reading) -> StageLayers | None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a positive whole number."""
+    """Return True for a positive integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -8,17 +8,17 @@ from __future__ import annotations
 from mindllm.mindformers.experts import keys_below
 from mindllm.mindformers.reading import Table, decided, idle, moved, only, refused, used
 
-LAYOUT_OF_WEIGHTS = "it only joins weight matrices; the product is the same"
-KERNEL = "the kernel is chosen for the device; what it computes is the same"
+WEIGHT_LAYOUT = "it only joins weight matrices; the product is the same"
+KERNEL = "the kernel is chosen for the device; the result is the same"
 INFERENCE = "run_mode predict and chat have their own static key/value cache"
-NO_ADAPTER = "adapters other than LoRA (prefix tuning, P-tuning) are not here"
-NO_OWN_CODE = "a scaling of one model's own code"
+OTHER_ADAPTERS = "adapters other than LoRA (prefix tuning, P-tuning) are not here"
+MODEL_SPECIFIC = "a scaling of one model's own code"
 SPARSE = "the attention of DeepSeek-V4 is not here yet"
 GENERATION = "generation_config"
 PICTURES = "models are of text alone: no pictures, no videos"
 SOUND = "models are decoders of text: no encoder, no sound"
 
-WRITING: Table = {  # of generated text; among the keys of the model, or in a section of their own
+WRITING: Table = {  # keys of generation: among the keys of the model, or in a separate section
     "do_sample": decided("generation.do_sample"),
     "temperature": decided("generation.temperature"),
     "top_k": decided("generation.top_k"),
@@ -27,16 +27,16 @@ WRITING: Table = {  # of generated text; among the keys of the model, or in a se
     "repetition_penalty": decided("generation.repetition_penalty"),
     "max_decode_length": decided("generation.max_new_tokens"),
     "max_new_tokens": decided("generation.max_new_tokens"),
-    "max_length": idle("generation.max_new_tokens says it", "generation.max_new_tokens"),
+    "max_length": idle("generation.max_new_tokens applies", "generation.max_new_tokens"),
 }
 
 CONFIG_KEYS: Table = {
-    # what a family is
+    # properties of a family
     "type": decided("model.model_config.type"),
     "model_type": decided("model.arch.type"),
     "architectures": decided("model.arch.type"),
     "net_name": decided("tie_word_embeddings"),
-    "auto_register": idle("code beside the YAML is never run; the architecture is one of mindllm's families"),
+    "auto_register": idle("code of the user is never run; the architecture is one of mindllm's families"),
     # sizes
     "vocab_size": used(),
     "padded_vocab_size": moved("vocab_size"),
@@ -60,7 +60,7 @@ CONFIG_KEYS: Table = {
     "seq_length": used(),
     "max_position_embedding": decided("max_position_embedding"),
     "max_position_embeddings": decided("max_position_embedding"),
-    "pretrain_seqlen": idle("only scalings of the context beside it would use it"),
+    "pretrain_seqlen": idle("only context scaling uses it"),
     "tie_word_embeddings": used(),
     "untie_embeddings_and_output_weights": decided("tie_word_embeddings"),
     # positions
@@ -132,8 +132,8 @@ CONFIG_KEYS: Table = {
     "pp_interleave_num": decided("pp_interleave_num"),
     "fine_grain_interleave": decided("fine_grain_interleave"),
     "parallel_optimizer": idle("enable_parallel_optimizer shards the embedding's state as every other"),
-    "lm_head_dp": idle("vocab_emb_dp says how the tables are split"),
-    "no_recompute_layers": refused("recompute_config says the layers of every stage"),
+    "lm_head_dp": idle("vocab_emb_dp decides how the tables are sharded"),
+    "no_recompute_layers": refused("recompute_config has the layers of every stage"),
     "compute_in_2d": idle(KERNEL),
     "rmsnorm_compute_2d": idle(KERNEL),
     "use_flash_attention": decided("use_flash_attention"),
@@ -148,16 +148,16 @@ CONFIG_KEYS: Table = {
     "bias_swiglu_fusion": idle(KERNEL),
     "bias_dropout_fusion": idle(KERNEL),
     "apply_query_key_layer_scaling": idle("attention is scaled once, by the root of head_dim"),
-    "qkv_concat": idle(LAYOUT_OF_WEIGHTS),
-    "mlp_concat": idle(LAYOUT_OF_WEIGHTS),
+    "qkv_concat": idle(WEIGHT_LAYOUT),
+    "mlp_concat": idle(WEIGHT_LAYOUT),
     "mla_qkv_concat": decided(),
-    "use_contiguous_weight_layout": idle(LAYOUT_OF_WEIGHTS),
-    "use_contiguous_weight_layout_attention": idle(LAYOUT_OF_WEIGHTS),
-    "use_interleaved_weight_layout_mlp": idle(LAYOUT_OF_WEIGHTS),
+    "use_contiguous_weight_layout": idle(WEIGHT_LAYOUT),
+    "use_contiguous_weight_layout_attention": idle(WEIGHT_LAYOUT),
+    "use_interleaved_weight_layout_mlp": idle(WEIGHT_LAYOUT),
     "input_sliced_sig": decided(),
     "calculate_per_token_loss": idle("a token weighs the same wherever it falls"),
     "return_extra_loss": idle("a dense model has one loss"),
-    "use_pad_tokens": idle("padding stands behind the text, where nothing looks at it"),
+    "use_pad_tokens": idle("padding follows the text and is not attended to"),
     # dropout
     "hidden_dropout": used(),
     "attention_dropout": used(),
@@ -174,9 +174,9 @@ CONFIG_KEYS: Table = {
     "ignore_token_id": only(
         -100, None, reason="labels of -100 have no loss", otherwise="labels without loss are -100 here"
     ),
-    "batch_size": idle("runner_config.batch_size says it", "runner_config.batch_size"),
+    "batch_size": idle("runner_config.batch_size applies", "runner_config.batch_size"),
     # weights
-    "checkpoint_name_or_path": idle("load_checkpoint says it", "load_checkpoint"),
+    "checkpoint_name_or_path": idle("load_checkpoint applies", "load_checkpoint"),
     # generation
     "use_past": idle(INFERENCE),
     "use_cache": idle(INFERENCE),
@@ -189,15 +189,15 @@ CONFIG_KEYS: Table = {
     "use_incre_flash_attention": idle(INFERENCE),
     "quantization_bit": only(0, None, reason="weights are not quantized", otherwise="weights are not quantized here"),
     **WRITING,
-    "auto_map.*": idle("code beside the YAML is never run"),
-    # what is not here
+    "auto_map.*": idle("code of the user is never run"),
+    # not supported
     **keys_below("model.model_config"),
     **{f"pet_config.{key}": used() for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout"]},
     "pet_config.target_modules": decided("pet_config.target_modules"),
     "pet_config.freeze_exclude": decided("pet_config.modules_to_save"),
-    "pet_config.freeze_include": refused("beside an adapter the whole model is frozen"),
+    "pet_config.freeze_include": refused("adapters freeze the complete model"),
     **{
-        f"pet_config.{key}": refused(NO_ADAPTER)
+        f"pet_config.{key}": refused(OTHER_ADAPTERS)
         for key in [
             "dropout_prob",
             "dropout_rate",
@@ -208,8 +208,8 @@ CONFIG_KEYS: Table = {
             "projection_dim",
         ]
     },
-    "pre_seq_len": only(None, "None", reason="no prefix", otherwise=NO_ADAPTER),
-    "prefix_projection": only(False, None, reason="no prefix", otherwise=NO_ADAPTER),
+    "pre_seq_len": only(None, "None", reason="no prefix", otherwise=OTHER_ADAPTERS),
+    "prefix_projection": only(False, None, reason="no prefix", otherwise=OTHER_ADAPTERS),
     "num_labels": refused("models are language models"),
     **{
         key: refused(PICTURES)
@@ -238,7 +238,7 @@ CONFIG_KEYS: Table = {
             "num_mel_bins",
         ]
     },
-    **{key: refused(NO_OWN_CODE) for key in ["alpha", "beta", "mup_scale_factor", "output_mult", "use_mup"]},
+    **{key: refused(MODEL_SPECIFIC) for key in ["alpha", "beta", "mup_scale_factor", "output_mult", "use_mup"]},
     **{
         key: refused(SPARSE)
         for key in [
@@ -267,9 +267,7 @@ CONFIG_KEYS: Table = {
 
 MODEL_KEYS: Table = {
     "model.arch.type": decided("model.arch.type"),
-    "model.arch.auto_register": idle(
-        "code beside the YAML is never run; the architecture is one of mindllm's families"
-    ),
+    "model.arch.auto_register": idle("code of the user is never run; the architecture is one of mindllm's families"),
     **{f"model.model_config.{key}": rule for key, rule in CONFIG_KEYS.items()},
     **{f"{GENERATION}.{key}": rule for key, rule in WRITING.items()},
     **{

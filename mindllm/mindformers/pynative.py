@@ -1,8 +1,10 @@
-"""The PyNative form of MindFormers 2.x, written as the form of its static graphs, which is then translated key by key.
+"""The PyNative form of MindFormers 2.x, rewritten as the form of its static graphs, which is then translated key by key.
 
-What such a run computes does not depend on how it is executed, so each key has a place in the other form
-(:data:`RENAMED`); sizes that the trainer derives from the number of devices are derived here from the batch. Entries and
-mistakes name the keys as they were written.
+Every key has a place in the other form (:data:`RENAMED`), because the result does not depend on the execution mode. Sizes that
+the trainer derives from the number of devices are derived from the batch. Entries and problems name the keys as written.
+
+:data:`PYNATIVE` has the keys without a place in the other form. Meanings are those of MindFormers' own page
+(``feature/configuration.md`` of r2.10.0).
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from mindllm.mindformers.update import UPDATE
 
 SECTIONS = ("training", "parallelism", "lr_scheduler", "checkpoint")
 """Sections that only this form has."""
-ONE_FILE = "a checkpoint is written once, whole parameters with the optimizer's state, below output_dir"
-HIDING = "it only hides exchanges behind computing"
+SINGLE_FILE = "a checkpoint is written once, whole parameters with the optimizer's state, below output_dir"
+HIDING = "it only overlaps communication with computation"
 GATHERED = (
     "weights are gathered before they are used and kept until the backward pass, unless "
     "recompute_config.parallel_optimizer_comm_recompute is true, which gathers them again as FSDP does"
@@ -92,11 +94,11 @@ PYNATIVE: Table = {
     "checkpoint.enable_save": decided("callbacks"),
     "checkpoint.save_path": idle("checkpoints stand in output_dir/checkpoint"),
     "checkpoint.prefix": idle("checkpoints are named llm-STEP"),
-    "checkpoint.no_save_optim": idle(ONE_FILE),
-    "checkpoint.remove_redundancy": idle(ONE_FILE),
+    "checkpoint.no_save_optim": idle(SINGLE_FILE),
+    "checkpoint.remove_redundancy": idle(SINGLE_FILE),
     "checkpoint.load_balanced": idle("weights are read one tensor at a time"),
     "checkpoint.load_worker_number": idle("weights are read one tensor at a time"),
-    "checkpoint.save_global_layout_cache": idle(ONE_FILE),
+    "checkpoint.save_global_layout_cache": idle(SINGLE_FILE),
     "recompute.mode": decided("recompute_config.recompute"),
     "recompute.select_module": decided("recompute_config.select_recompute"),
     "recompute.select_module.*": decided("recompute_config.select_recompute"),
@@ -129,7 +131,7 @@ PYNATIVE: Table = {
 
 
 ABSENT = object()
-LEFT_OUT: dict[str, Any] = {  # defaults of its configuration classes, by their place in the other form
+DEFAULTS: dict[str, Any] = {  # defaults of its configuration classes, by their place in the other form
     "run_mode": "train",
     "use_legacy": False,
     "seed": 42,
@@ -142,24 +144,24 @@ LEFT_OUT: dict[str, Any] = {  # defaults of its configuration classes, by their 
     "optimizer.weight_decay": 0.01,
     "lr_schedule.learning_rate": 1e-5,
 }
-OF_ADAMW = {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-8}
+ADAMW_KEYS = {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-8}
 SAVING = {"save_interleaved_steps": ("save_checkpoint_steps", 1000), "save_max": ("keep_checkpoint_max", 5)}
 METHODS = {"colossal": "colossalai_cp", "ulysses": "ulysses_cp", "hybrid": "hybrid_cp"}
 SPEC = re.compile(r"(\d+)(?:-(\d+))?")
 MOST_LAYERS = 4096
-ALL_OF_A_PLACE = "of every stage the first layers are recomputed here, as the lists of recompute_config count them"
+ALL_LAYERS = "of every stage the first layers are recomputed here, as the lists of recompute_config count them"
 
 
 @dataclass
 class Static:
-    """Such a document in the form of static graphs.
+    """A PyNative document in the form of static graphs.
 
     Attributes:
-        document: what is translated.
-        places: where a key of it was written, by its path in ``document``.
-        added: dotted keys that were not written.
-        reasons: what is told of a key beside its translation, by its path in ``document``.
-        entries: what became of keys that are not in ``document``.
+        document: the rewritten document.
+        places: the path of each key in the source, by its path in ``document``.
+        added: dotted keys that the source does not have.
+        reasons: additional remarks about a key, by its path in ``document``.
+        entries: the outcome of keys that are not in ``document``.
     """
 
     document: Document
@@ -177,34 +179,49 @@ class Static:
 
 
 def is_pynative(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML has this form: a section that only it has, or a flat section ``model``."""
+    """Return True if a YAML has this form: a section that only it has, or a flat section ``model``."""
     model = data.get("model")
     flat = isinstance(model, dict) and "model_config" not in model and {"model_type", "architectures"} & model.keys()
     return bool(flat) or any(isinstance(data.get(section), dict) for section in SECTIONS)
 
 
-def as_static(theirs: Document) -> Static:
-    """Return ``theirs`` in the form of static graphs; what has no place there stays where it is."""
-    mover = _Mover(theirs)
+def static_form(document: Document) -> Static:
+    """Return the document in the form of static graphs. Keys without a place there do not move."""
+    mover = _Mover(document)
     mover.whole("model", "model.model_config")
     mover.whole("train_dataset.dataloader", "train_dataset.data_loader")
     mover.whole("lr_scheduler", "lr_schedule")
     layers = _mesh(mover)
-    _recomputation(mover, layers)
+    # move recomputation: mode: full lists layers, the other form counts the first layers per stage
+    mode, key = str(mover.get("recompute.mode", "None")).lower(), "recompute.full_recompute_layer"
+    if mode == "select":
+        reason = "modules have other names here; write recompute_config.select_recompute"
+        mover.drop("recompute.mode", Outcome.REFUSED, reason=reason)
+    elif mode == "full":
+        mover.drop("recompute.mode", Outcome.TRANSLATED, "recompute_config.recompute", "the layers below")
+        counts = _recomputed(mover.get(key), layers)
+        if counts is None:
+            mover.drop(key, Outcome.REFUSED, reason=ALL_LAYERS)
+        else:
+            mover.move(key, "recompute_config.recompute", counts)
+    else:
+        mover.drop("recompute.mode", Outcome.WITHOUT_EFFECT, reason="nothing is recomputed")
+        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="mode is not full")
+    mover.drop("recompute.select_module", Outcome.WITHOUT_EFFECT, reason=f"mode is {mode}")
     for source, target in RENAMED.items():
         mover.move(source, target)
     _steps(mover)
     _checkpoints(mover)
-    for key, value in LEFT_OUT.items():
+    for key, value in DEFAULTS.items():
         mover.default(key, value)
     if mover.ours("optimizer.type") == "AdamW":
-        for key, value in OF_ADAMW.items():
+        for key, value in ADAMW_KEYS.items():
             mover.default(key, value)
     return mover.static
 
 
 def keep_masters(reading: Reading) -> None:
-    """Ask for the float32 copies that MindFormers' PyNative optimizers always keep of parameters in half precision."""
+    """Enable master weights: MindFormers' PyNative optimizers always keep float32 copies of half-precision parameters."""
     path = path_of("model.model_config.params_dtype")
     kind, entry = at(reading.ours.data, path_of("model.model_config.param_init_type")), reading.entries.get(path)
     if kind not in ("float16", "bfloat16"):
@@ -224,7 +241,7 @@ def as_written(static: Static, original: Document, entries: Iterable[Entry]) -> 
     for entry in entries:
         path = static.written(entry.path)
         if path == entry.path:
-            if entry.origin is not None or path[0] != "callbacks":  # those that follow from checkpoint are told there
+            if entry.origin is not None or path[0] != "callbacks":  # entries of checkpoint report these
                 yield entry
             continue
         becomes, outcome = entry.becomes, entry.outcome
@@ -241,45 +258,45 @@ def problems_as_written(static: Static, problems: Iterable[Problem]) -> list[Pro
 
 
 class _Mover:
-    """Takes keys from one form to the other; what is taken is gone from the first."""
+    """Moves keys from one form to the other and removes them from the source."""
 
-    def __init__(self, theirs: Document) -> None:
-        self.original = theirs
-        self.left: dict[str, Any] = copy.deepcopy(theirs.data)
-        self.static = Static(Document(self.left, dict(theirs.origins), list(theirs.problems)))
+    def __init__(self, source: Document) -> None:
+        self.original = source
+        self.left: dict[str, Any] = copy.deepcopy(source.data)
+        self.static = Static(Document(self.left, dict(source.origins), list(source.problems)))
 
-    def theirs(self, key: str, default: Any = None) -> Any:
-        """The value as it was written."""
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value in the source."""
         value = at(self.original.data, path_of(key))
         return default if value is None else value
 
     def count(self, key: str, default: int = 1) -> int:
-        """A positive whole number as it was written; ``default`` for anything else."""
-        value = self.theirs(key)
+        """Return a positive integer of the source, or ``default``."""
+        value = self.get(key)
         return value if is_count(value) else default
 
     def ours(self, key: str) -> Any:
-        """A value in the other form."""
+        """Return a value in the other form."""
         return at(self.left, path_of(key))
 
     def whole(self, source: str, target: str) -> None:
-        """Moves a section with all that stands in it."""
-        if isinstance(self.theirs(source), dict):
+        """Move a complete section."""
+        if isinstance(self.get(source), dict):
             self._put(path_of(target), self._take(path_of(source)), path_of(source))
 
     def move(self, source: str, target: str, value: Any = ABSENT, reason: str = "") -> None:
-        """Moves a key that is written, with its value or another one."""
+        """Move a key, with its value or another one."""
         path = path_of(source)
         parent = at(self.left, path[:-1])
         if not isinstance(parent, dict) or path[-1] not in parent:
             return
-        taken = self._take(path)
-        self._put(path_of(target), taken if value is ABSENT else value, path)
+        moved = self._take(path)
+        self._put(path_of(target), moved if value is ABSENT else value, path)
         if reason:
             self.static.reasons[path_of(target)] = reason
 
     def drop(self, source: str, outcome: Outcome, becomes: str = "", reason: str = "") -> None:
-        """Takes a key out that has no place of its own in the other form, and says what became of it."""
+        """Remove a key without a place in the other form, and record its outcome."""
         path = path_of(source)
         parent = at(self.left, path[:-1])
         if isinstance(parent, dict) and path[-1] in parent:
@@ -287,21 +304,21 @@ class _Mover:
             self.static.entries.append(Entry(path, value, outcome, becomes, reason, origin))
 
     def add(self, target: str, value: Any) -> None:
-        """Writes a key that follows from others."""
+        """Add a key that follows from other keys."""
         self._put(path_of(target), value)
         self.static.added.add(target)
 
     def default(self, target: str, value: Any) -> None:
-        """Writes a key that is left out."""
+        """Add a key that the source omits."""
         if self.ours(target) is None:
             self.add(target, value)
 
     def _take(self, path: KeyPath) -> Any:
         parent = at(self.left, path[:-1])
-        taken = parent.pop(path[-1])
+        value = parent.pop(path[-1])
         if not parent and len(path) > 1:
             at(self.left, path[:-2]).pop(path[-2])
-        return taken
+        return value
 
     def _put(self, path: KeyPath, value: Any, source: KeyPath = ()) -> None:
         section: Any = self.left
@@ -313,52 +330,53 @@ class _Mover:
         if not source:
             return
         self.static.places[path] = source
-        for known, origin in self.original.origins.items():
-            if known[: len(source)] == source:
-                here = path + known[len(source) :]
-                self.static.document.origins[here] = origin
+        for inner, origin in self.original.origins.items():
+            if inner[: len(source)] == source:
+                moved = path + inner[len(source) :]
+                self.static.document.origins[moved] = origin
 
 
 def _mesh(mover: _Mover) -> StageLayers | None:
-    """Sizes of the mesh and what each device takes of the batch; returns the layers of every place, where they come out."""
+    """Move the mesh and the batch; return the layers per chunk and stage, or None if they are invalid."""
     stages, tensor = mover.count("parallelism.pipeline_parallel"), mover.count("parallelism.tensor_parallel")
-    context, shards = mover.count("parallelism.context_parallel"), mover.theirs("parallelism.data_parallel_shard", -1)
-    own, whole = mover.count("training.local_batch_size"), mover.count("training.global_batch_size")
-    replicas = shards if is_count(shards) else max(1, whole // own)
-    told = f"all devices of a launch, here global_batch_size {whole} / local_batch_size {own}: nothing is accumulated"
-    told = "" if is_count(shards) else f"{told}; --parallelism.data_parallel_shard=N says otherwise"
-    mover.move("parallelism.data_parallel_shard", "parallel_config.data_parallel", replicas, told)
+    context, shards = mover.count("parallelism.context_parallel"), mover.get("parallelism.data_parallel_shard", -1)
+    local_batch, global_batch = mover.count("training.local_batch_size"), mover.count("training.global_batch_size")
+    replicas = shards if is_count(shards) else max(1, global_batch // local_batch)
+    sizes = f"global_batch_size {global_batch} / local_batch_size {local_batch}"
+    reason = f"all devices of a launch, here {sizes}: without gradient accumulation"
+    reason = "" if is_count(shards) else f"{reason}; --parallelism.data_parallel_shard=N changes that"
+    mover.move("parallelism.data_parallel_shard", "parallel_config.data_parallel", replicas, reason)
     mover.default("parallel_config.data_parallel", replicas)
     mover.add("use_parallel", replicas * tensor * stages * context > 1)
     mover.add("parallel.enable_parallel_optimizer", replicas > 1)
     mover.add("parallel_config.use_seq_parallel", tensor > 1)
-    parts = max(1, whole // (replicas * own))
-    told = f"{whole} samples / ({replicas} replicas x {own})"
+    parts = max(1, global_batch // (replicas * local_batch))
+    reason = f"{global_batch} samples / ({replicas} replicas x {local_batch})"
     target = "parallel_config.micro_batch_num" if stages > 1 else "runner_config.gradient_accumulation_steps"
-    mover.move("training.global_batch_size", target, parts, told)
+    mover.move("training.global_batch_size", target, parts, reason)
     mover.default(target, parts)
     method = "parallelism.context_parallel_method"
-    said = mover.theirs(method)
-    known = METHODS.get(said, said) if isinstance(said, str) else said
-    mover.move(method, "parallel_config.context_parallel_algo", known)
+    method_name = mover.get(method)
+    algorithm = METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
+    mover.move(method, "parallel_config.context_parallel_algo", algorithm)
     chunks = mover.count("parallelism.pipeline_parallel_interleave_num")
     if stages > 1 and chunks > 1:
         mover.add("parallel.pipeline_config.pipeline_interleave", True)
     # layers of every [chunk][stage]: an even split, or the intervals that are written for each stage
     key, layers = "parallelism.pipeline_parallel_layers_per_stage", mover.count("model.num_hidden_layers", 0)
-    said = mover.theirs(key)
-    if said is None or said == "auto" or stages == 1:
-        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="an even split" if stages > 1 else "there is no pipeline")
+    method_name = mover.get(key)
+    if method_name is None or method_name == "auto" or stages == 1:
+        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="an even split" if stages > 1 else "pipeline_stage is 1")
         try:
             return layer_counts(layers, stages, chunks, 0)
         except ValueError:
             return None
-    counts = _intervals(said, stages, chunks, layers)
+    counts = _intervals(method_name, stages, chunks, layers)
     if counts is None:
-        told = (
+        reason = (
             f"must be {chunks} intervals in order for each of {stages} stages, as in ['0-3', '4-7'], of {layers} layers"
         )
-        mover.drop(key, Outcome.REFUSED, reason=told)
+        mover.drop(key, Outcome.REFUSED, reason=reason)
         return None
     average = layers // (stages * chunks)
     offset = [[count - average for count in row] for row in counts]
@@ -366,9 +384,9 @@ def _mesh(mover: _Mover) -> StageLayers | None:
     return tuple(map(tuple, counts))
 
 
-def _intervals(said: Any, stages: int, chunks: int, layers: int) -> list[list[int]] | None:
-    """Layers of every ``[chunk][stage]`` from ``['0-3,8-11', '4-7,12-15']``; None where that does not come out."""
-    rows = said.split("|") if isinstance(said, str) else said
+def _intervals(intervals: Any, stages: int, chunks: int, layers: int) -> list[list[int]] | None:
+    """Return the layers per ``[chunk][stage]`` of ``['0-3,8-11', '4-7,12-15']``; None if it is invalid."""
+    rows = intervals.split("|") if isinstance(intervals, str) else intervals
     if not isinstance(rows, list) or len(rows) != stages:
         return None
     places = [[_interval(part) for part in str(row).split(",")] for row in rows]
@@ -385,47 +403,28 @@ def _intervals(said: Any, stages: int, chunks: int, layers: int) -> list[list[in
 
 
 def _interval(text: str) -> range:
-    """The layers of ``0-3`` or ``5``; none of any other text."""
-    found = SPEC.fullmatch(text.strip())
-    if not found:
+    """Return the layers of ``0-3`` or ``5``; empty for other text."""
+    match = SPEC.fullmatch(text.strip())
+    if not match:
         return range(0)
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = int(match[1]), int(match[2] or match[1])
     return range(first, last + 1) if last < MOST_LAYERS else range(0)
 
 
-def _recomputation(mover: _Mover, layers: StageLayers | None) -> None:
-    """``mode: full`` names layers; lists of the other form count the first ones of every place."""
-    mode, key = str(mover.theirs("recompute.mode", "None")).lower(), "recompute.full_recompute_layer"
-    if mode == "select":
-        told = "modules have other names here; write recompute_config.select_recompute"
-        mover.drop("recompute.mode", Outcome.REFUSED, reason=told)
-    elif mode == "full":
-        mover.drop("recompute.mode", Outcome.TRANSLATED, "recompute_config.recompute", "the layers below")
-        counts = _recomputed(mover.theirs(key), layers)
-        if counts is None:
-            mover.drop(key, Outcome.REFUSED, reason=ALL_OF_A_PLACE)
-        else:
-            mover.move(key, "recompute_config.recompute", counts)
-    else:
-        mover.drop("recompute.mode", Outcome.WITHOUT_EFFECT, reason="nothing is recomputed")
-        mover.drop(key, Outcome.WITHOUT_EFFECT, reason="mode is not full")
-    mover.drop("recompute.select_module", Outcome.WITHOUT_EFFECT, reason=f"mode is {mode}")
-
-
-def _recomputed(said: Any, layers: StageLayers | None) -> bool | list[Any] | None:
-    """``true``, or the number of recomputed layers of every place; None where they are not the first ones of it."""
-    if layers is None or not isinstance(said, list):
+def _recomputed(value: Any, layers: StageLayers | None) -> bool | list[Any] | None:
+    """Return ``true`` or the number of recomputed layers per stage; None if they are not the first ones."""
+    if layers is None or not isinstance(value, list):
         return None
-    chosen = {layer for part in said for layer in _interval(str(part))}
+    chosen = {layer for part in value for layer in _interval(str(part))}
     if chosen >= set(range(sum(map(sum, layers)))):
         return True
     following = 0
     counts: list[list[int]] = []
     for row in layers:
         counts.append([])
-        for held in row:
-            place = range(following, following + held)
-            following += held
+        for layer_count in row:
+            place = range(following, following + layer_count)
+            following += layer_count
             count = sum(layer in chosen for layer in place)
             if not chosen.issuperset(place[:count]):
                 return None
@@ -434,21 +433,21 @@ def _recomputed(said: Any, layers: StageLayers | None) -> bool | list[Any] | Non
 
 
 def _steps(mover: _Mover) -> None:
-    """Steps of the run, and whether it is deterministic; both have no place of their own in the other form."""
+    """Move the number of steps and determinism, which have other places in the other form."""
     mover.move("training.steps", "runner_config.train_steps")
-    if mover.theirs("training.deterministic") is not None:
-        mover.move("training.deterministic", "context.deterministic", bool(mover.theirs("training.deterministic")))
-    if mover.theirs("context.mode") == 1:
+    if mover.get("training.deterministic") is not None:
+        mover.move("training.deterministic", "context.deterministic", bool(mover.get("training.deterministic")))
+    if mover.get("context.mode") == 1:
         mover.move("context.mode", "context.mode", 0, "runs are compiled graphs here, with the same results")
 
 
 def _checkpoints(mover: _Mover) -> None:
-    """What is saved, as a callback; what is loaded."""
+    """Move checkpoints: saving becomes a callback."""
     entries = mover.ours("callbacks")
     if not isinstance(entries, list):
         entries = []
     mover.left["callbacks"] = entries
-    if mover.theirs("checkpoint.enable_save", True) is False:
+    if mover.get("checkpoint.enable_save", True) is False:
         entries.append({"type": "MFLossMonitor"})
         mover.drop("checkpoint.enable_save", Outcome.TRANSLATED, "callbacks", "without a CheckpointMonitor")
         for name in (*SAVING, "async_save"):
@@ -461,11 +460,11 @@ def _checkpoints(mover: _Mover) -> None:
         for source, (target, _) in SAVING.items():
             mover.move(f"checkpoint.{source}", f"{place}.{target}")
         mover.move("checkpoint.async_save", f"{place}.async_save")
-    if mover.theirs("checkpoint.load_path", "") == "":
+    if mover.get("checkpoint.load_path", "") == "":
         for name in ("load_path", "no_load_optim"):
             mover.drop(f"checkpoint.{name}", Outcome.WITHOUT_EFFECT, reason="nothing is loaded")
         return
     mover.move("checkpoint.load_path", "load_checkpoint")
-    resumed = mover.theirs("checkpoint.no_load_optim", False) is False
+    resumed = mover.get("checkpoint.no_load_optim", False) is False
     mover.move("checkpoint.no_load_optim", "resume_training", resumed)
     mover.default("resume_training", resumed)

@@ -33,10 +33,26 @@ from mindllm.config.run import RunConfig
 from mindllm.errors import MOST_SHOWN, UserError, nearest
 from mindllm.mindformers.architecture import translate_architecture
 from mindllm.mindformers.directory import read_directory
-from mindllm.mindformers.experts import AHEAD, EXPERT_PARALLEL, EXPERT_TENSOR, GROUPS, MODEL, SAME, SCORES, SHARED
+from mindllm.mindformers.experts import (
+    EXPERT_PARALLEL,
+    EXPERT_TENSOR,
+    GROUPS,
+    MODEL,
+    MTP_KEYS,
+    SCORES,
+    SHARED,
+    SYNONYMS,
+)
 from mindllm.mindformers.mesh import translate_mesh, with_replicas
 from mindllm.mindformers.model_keys import MODEL_KEYS
-from mindllm.mindformers.pynative import PYNATIVE, as_static, as_written, is_pynative, keep_masters, problems_as_written
+from mindllm.mindformers.pynative import (
+    PYNATIVE,
+    as_written,
+    is_pynative,
+    keep_masters,
+    problems_as_written,
+    static_form,
+)
 from mindllm.mindformers.reading import (
     AS_WRITTEN,
     LIST_ENTRY,
@@ -53,7 +69,7 @@ from mindllm.mindformers.reading import (
     siblings,
 )
 from mindllm.mindformers.recomputation import (
-    place_layers_ahead,
+    place_mtp_layers,
     translate_recomputation,
     translate_row_parts,
     translate_swap,
@@ -70,7 +86,7 @@ UNREAD = {  # class of the configuration: its keys
 
 
 def drop_unread(reading: Reading) -> None:
-    """Claims the keys that are not read, before anything is made of them; ``as_written`` takes them at their word."""
+    """Mark keys that MindFormers does not read, before other translations; ``as_written`` applies them instead."""
     if reading.as_written:
         return
     kind = reading.word(f"{MODEL}.type")
@@ -96,8 +112,8 @@ KEYS: Table = {
 """Every key of MindFormers that is known, dotted, and what becomes of it."""
 
 
-def instead_of(path: KeyPath) -> str:
-    """What to do about a key of MindFormers in a YAML of ours; nothing for a key that it does not have either."""
+def replacement(path: KeyPath) -> str:
+    """Return what to write instead of a key of MindFormers; empty for keys that MindFormers does not have."""
     rule = rule_for(KEYS, path)
     if rule is None:
         return ""
@@ -108,7 +124,7 @@ def instead_of(path: KeyPath) -> str:
     return f"it is not part of mindllm: {rule.reason}" if rule.reason else ""
 
 
-__all__ = ["Conversion", "convert", "instead_of", "is_mindformers", "recognizes", "section_keys"]
+__all__ = ["Conversion", "convert", "is_mindformers", "recognizes", "replacement", "section_keys"]
 
 SHARED_KEYS = (EXPERT_PARALLEL, EXPERT_TENSOR)
 """Keys of both programs that decide which other keys of MindFormers are supported."""
@@ -118,7 +134,7 @@ SECTION_ADVICE = "a section of MindFormers; `mindllm convert` reports what becom
 
 COMMON = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 QWEN = {**COMMON, "vocab_size": 151936, "num_attention_heads": 32, "max_position_embeddings": 32768}
-EXPERTS_OF_DEEPSEEK = {
+DEEPSEEK_EXPERTS = {
     "first_k_dense_replace": 3,
     "moe_intermediate_size": 2048,
     "n_group": 8,
@@ -145,7 +161,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # by ``model_type``, in their names
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128,
         "v_head_dim": 128,
-        **EXPERTS_OF_DEEPSEEK,
+        **DEEPSEEK_EXPERTS,
     },
     "qwen3": {
         **QWEN,
@@ -167,9 +183,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # by ``model_type``, in their names
         "num_experts_per_tok": 8,
     },
 }
-SEVERAL_NAMES = (*SAME.values(), *GROUPS.values(), SHARED, SCORES, tuple(f"{MODEL}.{name}" for name in AHEAD))
+ALIASES = (*SYNONYMS.values(), *GROUPS.values(), SHARED, SCORES, tuple(f"{MODEL}.{name}" for name in MTP_KEYS))
 NONE = "None"  # as Python has nothing
-WITH_NONE = ("extend_method", "mode", "pre_seq_len")  # keys of theirs that have it as a word
+KEYS_WITH_NONE = ("extend_method", "mode", "pre_seq_len")  # keys of theirs that have it as a word
 REASON = "left out: the default of MindFormers' class"
 STRATEGY = ("parallel", "dataset_strategy")
 MEANINGS = ("as_run", "as_written")
@@ -194,7 +210,7 @@ def section_keys(path: KeyPath) -> dict[str, str]:
     """Return the keys that MindFormers has in the section at ``path``, each with what to write instead in our YAML."""
     is_list = any(key.startswith(f"{dotted(path)}.{LIST_ENTRY}.") for key in KEYS)
     section = (*path, 0) if is_list else path
-    return {name: instead_of((*section, name)) or SECTION_ADVICE for name in siblings(KEYS, (*section, ""))}
+    return {name: replacement((*section, name)) or SECTION_ADVICE for name in siblings(KEYS, (*section, ""))}
 
 
 def changes_source(key: str, document: Document) -> bool:
@@ -205,31 +221,31 @@ def changes_source(key: str, document: Document) -> bool:
     path = path_of(key)
     if rule_for(KEYS, path) is None:
         return False
-    is_written = any(other[: len(path)] == path for other, _ in leaves(document.data))
+    is_written = any(inner[: len(path)] == path for inner, _ in leaves(document.data))
     return is_written or not has_key(RunConfig, path) or key in SHARED_KEYS
 
 
-def with_class_defaults(theirs: Document) -> tuple[Document, frozenset[str]]:
-    """``theirs`` with what its class has besides, and the keys that were added."""
-    model = theirs.data.get("model")
+def with_class_defaults(source: Document) -> tuple[Document, frozenset[str]]:
+    """Return the document with the defaults of its configuration class, and the added keys."""
+    model = source.data.get("model")
     if not isinstance(model, dict):
-        return theirs, frozenset()
-    said = model.get("model_config")
-    if not isinstance(said, dict) or model.get("arch") or theirs.data.get("pretrained_model_dir"):
-        return theirs, frozenset()
-    kind = said.get("model_type")
-    written = {_one_name(f"{MODEL}.{key}") for key, value in said.items() if value is not None}
+        return source, frozenset()
+    keys = model.get("model_config")
+    if not isinstance(keys, dict) or model.get("arch") or source.data.get("pretrained_model_dir"):
+        return source, frozenset()
+    kind = keys.get("model_type")
+    written = {_canonical_name(f"{MODEL}.{key}") for key, value in keys.items() if value is not None}
     added = {
         key: value
         for key, value in DEFAULTS.get(kind if isinstance(kind, str) else "", {}).items()
-        if _one_name(f"{MODEL}.{key}") not in written
+        if _canonical_name(f"{MODEL}.{key}") not in written
     }
-    completed = merge(theirs, Document({"model": {"model_config": added}})) if added else theirs
+    completed = merge(source, Document({"model": {"model_config": added}})) if added else source
     return completed, frozenset(f"{MODEL}.{key}" for key in added)
 
 
-def as_left_out(entries: list[Entry], added: frozenset[str]) -> list[Entry]:
-    """The entries, those of added keys as what the YAML leaves out; added keys that change nothing have none."""
+def mark_omitted(entries: list[Entry], added: frozenset[str]) -> list[Entry]:
+    """Return the entries, with added keys as omitted ones; added keys without effect have no entry."""
     result = []
     for entry in entries:
         if entry.key not in added:
@@ -241,9 +257,9 @@ def as_left_out(entries: list[Entry], added: frozenset[str]) -> list[Entry]:
     return result
 
 
-def _one_name(key: str) -> str:
-    """One name for all that say the same."""
-    for names in SEVERAL_NAMES:
+def _canonical_name(key: str) -> str:
+    """Return one name for all synonyms of a key."""
+    for names in ALIASES:
         if key in names:
             return names[0]
     rule = rule_for(KEYS, path_of(key))
@@ -252,8 +268,15 @@ def _one_name(key: str) -> str:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Our ``document`` (its problems are what is refused or unknown), the options that are still to be applied to it, and the
-    entries in the order of the file; ``warnings`` say what was taken for something that is not there."""
+    """A translated YAML.
+
+    Attributes:
+        document: keys of mindllm, with problems for refused and unknown keys.
+        overrides: options that are still to be applied to the document.
+        entries: outcome of every key, in the order of the file.
+        warnings: assumptions about missing files.
+        has_ignored_keys: whether unknown keys were ignored.
+    """
 
     document: Document
     overrides: Overrides
@@ -262,9 +285,9 @@ class Conversion:
     has_ignored_keys: bool = False
 
     def counts(self) -> dict[Outcome, int]:
-        """How many keys came to each outcome; defaults that were written for them are no keys."""
-        found = Counter(entry.outcome for entry in self.entries if entry.origin is not None)
-        return {outcome: found[outcome] for outcome in Outcome}
+        """Return the number of keys per outcome. Added defaults do not count."""
+        counter = Counter(entry.outcome for entry in self.entries if entry.origin is not None)
+        return {outcome: counter[outcome] for outcome in Outcome}
 
     def source_values(self) -> dict[str, Any]:
         """Return the keys that the YAML has with their values."""
@@ -276,32 +299,32 @@ class Conversion:
         return f"{name}: MindFormers YAML ({counts}); for every key: mindllm convert {name}"
 
 
-def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
+def convert(source: Document, overrides: Overrides = ()) -> Conversion:
     """Translate ``theirs``, changed by those of ``overrides`` that are about it; raise UserError for a wrong option."""
     options, rest = split_overrides(overrides, lambda key: key.startswith(OPTIONS))
-    own, remaining = split_overrides(rest, lambda key: changes_source(key, theirs))
+    source_overrides, remaining = split_overrides(rest, lambda key: changes_source(key, source))
     meaning = _ignored_keys(options) == "as_written"
-    changed = merge(theirs, override_document(own, theirs, RunConfig))
-    # sections that were the same by an anchor are so after an option has changed one of them
+    changed = merge(source, override_document(source_overrides, source, RunConfig))
+    # sections shared by an anchor stay equal if an option changes one of them
     for name in ("train_dataset", "eval_dataset"):
-        task = theirs.data.get(f"{name}_task")
-        if isinstance(task, dict) and task.get("dataset_config") == theirs.data.get(name):
+        task = source.data.get(f"{name}_task")
+        if isinstance(task, dict) and task.get("dataset_config") == source.data.get(name):
             changed.data[f"{name}_task"] = {**task, "dataset_config": changed.data.get(name)}
-    adapted = _adapt_dataset_strategy(theirs, changed)
-    # the document with null for each text None, by which its authors mean nothing, and a line that says where
+    adapted = _adapt_dataset_strategy(source, changed)
+    # authors write None for null, which YAML reads as text
     data, named = copy.deepcopy(changed.data), []
     for path, value in leaves(changed.data):
-        if value == NONE and path[-1] not in WITH_NONE:
+        if value == NONE and path[-1] not in KEYS_WITH_NONE:
             at(data, path[:-1])[path[-1]] = None
             named.append(dotted(path))
-    said = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
-    changed, nothing = (replace(changed, data=data) if named else changed), said
-    static = as_static(changed) if is_pynative(changed.data) else None
+    messages = [f"None is a text in YAML, and read as null here: {', '.join(named)}"] if named else []
+    changed, null_warnings = (replace(changed, data=data) if named else changed), messages
+    static = static_form(changed) if is_pynative(changed.data) else None
     completed, added = with_class_defaults(static.document if static else changed)
     reading = translate(completed, meaning, ignores_unknown(overrides))
     if static:
         keep_masters(reading)
-    entries = as_left_out([*reading.entries.values()], added | (static.added if static else set()))
+    entries = mark_omitted([*reading.entries.values()], added | (static.added if static else set()))
     if static:
         entries = [*as_written(static, changed, entries)]
         refused = [entry for entry in static.entries if entry.outcome is Outcome.REFUSED]
@@ -310,16 +333,16 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries.sort(key=lambda entry: order.get(entry.path, len(order)))
     return Conversion(
-        reading.ours, remaining, tuple(entries), (*nothing, *adapted, *reading.warnings), reading.has_ignored_keys
+        reading.ours, remaining, tuple(entries), (*null_warnings, *adapted, *reading.warnings), reading.has_ignored_keys
     )
 
 
-def _adapt_dataset_strategy(theirs: Document, changed: Document) -> list[str]:
-    """Split the columns of a batch over a ``data_parallel`` that an option has changed. Return a line that reports it."""
+def _adapt_dataset_strategy(source: Document, changed: Document) -> list[str]:
+    """Split the columns of a batch over a ``data_parallel`` that an option changed. Return a line about it."""
     rows, size = at(changed.data, STRATEGY), ("parallel_config", "data_parallel")
-    before, after = at(theirs.data, size) or 1, at(changed.data, size) or 1
+    before, after = at(source.data, size) or 1, at(changed.data, size) or 1
     new = with_replicas(rows, after)
-    follows = rows == at(theirs.data, STRATEGY) and rows == with_replicas(rows, before)
+    follows = rows == at(source.data, STRATEGY) and rows == with_replicas(rows, before)
     if rows is None or before == after or not follows or at(changed.data, ("parallel", "full_batch")) is not False:
         return []
     changed.data["parallel"] = {**changed.data["parallel"], STRATEGY[-1]: new}
@@ -327,7 +350,7 @@ def _adapt_dataset_strategy(theirs: Document, changed: Document) -> list[str]:
 
 
 def _ignored_keys(options: Overrides) -> str:
-    """What keys mean that MindFormers itself ignores: what its runs did, or what is written."""
+    """Return how to treat keys that MindFormers ignores: as its runs did, or as written."""
     chosen = MEANINGS[0]
     for key, value in override_document(options, Document(), RunConfig).data.get("mindformers", {}).items():
         name = f"mindformers.{key}"
@@ -347,7 +370,7 @@ NETWORK_KEYS = (
 SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
     translate_mesh,
     translate_architecture,
-    place_layers_ahead,
+    place_mtp_layers,
     translate_row_parts,
     translate_recomputation,
     translate_swap,
@@ -358,37 +381,37 @@ SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
 )
 
 
-def translate(theirs: Document, as_written: bool = False, ignore_unknown: bool = False) -> Reading:
+def translate(source: Document, as_written: bool = False, ignore_unknown: bool = False) -> Reading:
     """Translate a whole document. Mistakes and refusals are part of the result, nothing is raised.
 
     Args:
         as_written: take keys that MindFormers itself ignores at their word.
         ignore_unknown: report unknown keys as warnings, not as mistakes.
     """
-    reading = Reading(theirs, as_written, ignore_unknown)
+    reading = Reading(source, as_written, ignore_unknown)
     drop_unread(reading)
     read_directory(reading)
     _plain_keys(reading)
     for subject in SUBJECTS:
         subject(reading)
-    for path, value in leaves(theirs.data):
+    for path, value in leaves(source.data):
         if not reading.claimed(path) and not _is_unknown(reading, path):
-            # what no subject has claimed: an empty section, or a key of a form that it does not have there
+            # not translated by any subject: an empty section, or a key of another form
             if _is_empty_section(path, value):
                 reading.note(path, Outcome.WITHOUT_EFFECT, reason="empty")
             else:
-                reading.note(path, Outcome.WITHOUT_EFFECT, reason="what it belongs to is not given")
+                reading.note(path, Outcome.WITHOUT_EFFECT, reason="its section is not configured")
     if "device_target" not in reading.ours.data.get("context", {}):
-        reading.left_out(
+        reading.set_omitted(
             "context.device_target", "context.device_target", "Ascend", "left out: the default of MindFormers"
         )
-    reading.ours.problems = [*theirs.problems, *reading.unknown.values(), *_wrong_values(reading)]
+    reading.ours.problems = [*source.problems, *reading.unknown.values(), *_wrong_values(reading)]
     return reading
 
 
 def _plain_keys(reading: Reading) -> None:
-    """The keys that a table decides alone."""
-    for path, value in leaves(reading.theirs.data):
+    """Translate keys that a table decides without other keys."""
+    for path, value in leaves(reading.source.data):
         rule = rule_for(KEYS, path)
         if rule is None:
             if not (_is_unknown(reading, path) or _is_empty_section(path, value) or is_of_watcher(reading, path)):
@@ -411,12 +434,12 @@ def _plain_keys(reading: Reading) -> None:
 
 
 def _carry(reading: Reading, path: KeyPath, value: Any, rule: Rule) -> None:
-    """A key that is used or moved; two names of one key must agree."""
+    """Translate a key that is used or renamed. Two names of a key must agree."""
     target = rule.target or dotted(path)
     present = _value_at(reading.ours.data, target)
     if present is not None and present != value:
         message = f"another name of {target}, which is given too (value {shown(present)}); keep one"
-        reading.unknown[path] = Problem(closest_origin(reading.theirs.origins, path), path, message)
+        reading.unknown[path] = Problem(closest_origin(reading.source.origins, path), path, message)
         return
     reading.put(target, value, path)
     if rule.outcome is Outcome.USED:
@@ -444,21 +467,21 @@ def _is_unknown(reading: Reading, path: KeyPath) -> bool:
 def _report_unknown(reading: Reading, path: KeyPath) -> None:
     """Add the mistake, or the warning, of a key that MindFormers does not have, at the outermost name that is wrong."""
     for length in range(1, len(path) + 1):
-        here = path[:length]
-        if not (isinstance(here[-1], int) or is_section(KEYS, here) or rule_for(KEYS, here) is not None):
+        outermost = path[:length]
+        if not (isinstance(outermost[-1], int) or is_section(KEYS, outermost) or rule_for(KEYS, outermost) is not None):
             break
-    origin = closest_origin(reading.theirs.origins, here)
+    origin = closest_origin(reading.source.origins, outermost)
     if reading.ignore_unknown:
         reading.has_ignored_keys = True
         reading.note(
-            here, Outcome.WITHOUT_EFFECT, reason=f"unknown key of MindFormers, ignored ({IGNORE_UNKNOWN_KEYS})"
+            outermost, Outcome.WITHOUT_EFFECT, reason=f"unknown key of MindFormers, ignored ({IGNORE_UNKNOWN_KEYS})"
         )
-        reading.warnings.append(f"{origin}: {dotted(here)}: unknown key of MindFormers, ignored")
+        reading.warnings.append(f"{origin}: {dotted(outermost)}: unknown key of MindFormers, ignored")
         return
-    value = _value_at_path(reading.theirs.data, here)
+    value = _value_at_path(reading.source.data, outermost)
     text = "" if isinstance(value, dict | list) else f" (value {shown(value)})"
-    hint = _similar_key(here) if len(reading.unknown) < MOST_SHOWN else ""
-    reading.unknown[here] = Problem(origin, here, f"unknown key of MindFormers{text}{hint}")
+    hint = _similar_key(outermost) if len(reading.unknown) < MOST_SHOWN else ""
+    reading.unknown[outermost] = Problem(origin, outermost, f"unknown key of MindFormers{text}{hint}")
 
 
 def _similar_key(path: KeyPath) -> str:
@@ -474,7 +497,7 @@ def _value_at_path(data: Any, path: KeyPath) -> Any:
 
 
 def _wrong_values(reading: Reading) -> list[Problem]:
-    """The refusals, one line for all keys that are refused for the same reason."""
+    """Return the refused keys as problems, one for all keys with the same reason."""
     by_reason: dict[str, list[Any]] = {}
     network_first = sorted(reading.entries.values(), key=lambda entry: entry.key not in NETWORK_KEYS)
     for entry in network_first:
@@ -482,8 +505,8 @@ def _wrong_values(reading: Reading) -> list[Problem]:
             by_reason.setdefault(entry.reason, []).append(entry)
     problems = []
     for reason, entries in by_reason.items():
-        first, others = entries[0], len(entries) - 1
+        first, other_count = entries[0], len(entries) - 1
         value = "" if isinstance(first.value, dict) else f" (value {shown(first.value)})"
-        more = f"; and {others} more such keys" if others else ""
+        more = f"; and {other_count} more such keys" if other_count else ""
         problems.append(Problem(first.origin, first.path, f"{reason}{value}{more}"))
     return problems

@@ -1,4 +1,4 @@
-"""The language of the key tables, and the state of a translation: what was read, what it becomes, one entry for every key."""
+"""The rules of the key tables, and the state of a translation: source, result, and one entry for every key."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ class Outcome(str, Enum):
 
     USED = "used"  # the same key, the same value
     TRANSLATED = "translated"  # under another key, or with another value
-    WITHOUT_EFFECT = "without effect"  # it changes nothing of what is computed here
-    REFUSED = "refused"  # it would change what is computed, and mindllm does not have it
+    WITHOUT_EFFECT = "without effect"  # it does not change the result
+    REFUSED = "refused"  # it would change the result and is not supported
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of a key table.
+    """A row of a key table.
 
-    ``target`` is the dotted key of mindllm (empty: the same), ``reason`` what a user is told. Where ``only`` holds values, other
-    ones are refused for the reason ``otherwise``. ``decided`` rows are translated together with other keys, by a function.
+    Attributes:
+        outcome: what becomes of the key.
+        target: dotted key of mindllm; empty for the same name.
+        reason: the reason that users see.
+        only: values without effect; other values are refused with the reason ``otherwise``.
+        otherwise: the reason for refused values.
+        decided: the key is translated by a function, together with other keys.
     """
 
     outcome: Outcome
@@ -42,42 +47,42 @@ Table = dict[str, Rule]
 
 
 def used(reason: str = "") -> Rule:
-    """The same key with the same meaning."""
+    """Return the rule of a key with the same name and meaning."""
     return Rule(Outcome.USED, reason=reason)
 
 
 def moved(target: str, reason: str = "") -> Rule:
-    """The value stands under another key."""
+    """Return the rule of a key with another name."""
     return Rule(Outcome.TRANSLATED, target=target, reason=reason)
 
 
 def idle(reason: str, instead: str = "") -> Rule:
-    """Without effect here, whatever its value; ``instead`` is the key of ours that decides it."""
+    """Return the rule of a key without effect; ``instead`` is the key of mindllm that decides."""
     return Rule(Outcome.WITHOUT_EFFECT, target=instead, reason=reason)
 
 
 def only(*values: Any, reason: str, otherwise: str) -> Rule:
-    """Without effect with one of ``values``, refused with any other."""
+    """Return the rule of a key without effect for ``values`` and refused for other values."""
     return Rule(Outcome.WITHOUT_EFFECT, reason=reason, only=values, otherwise=otherwise)
 
 
 def refused(reason: str) -> Rule:
-    """Refused with any value."""
+    """Return the rule of a key that is refused with any value."""
     return Rule(Outcome.REFUSED, reason=reason)
 
 
 def decided(target: str = "", reason: str = "") -> Rule:
-    """Translated by a function, because it depends on other keys; ``target`` is what to write instead of it."""
+    """Return the rule of a key that a function translates; ``target`` is what to write instead of it."""
     return Rule(Outcome.TRANSLATED, target=target, reason=reason, decided=True)
 
 
 def pattern_of(path: KeyPath) -> str:
-    """A path as the tables write it: dotted, the places of list entries as ``[]``."""
+    """Return a path as the tables write it: dotted, with ``[]`` for entries of lists."""
     return ".".join(LIST_ENTRY if isinstance(key, int) else key for key in path)
 
 
 def rule_for(table: Table, path: KeyPath) -> Rule | None:
-    """The row of ``path``: its own, or that of the nearest section around it that is written ``section.*``."""
+    """Return the row of ``path``, or of the nearest section around it with a row ``section.*``."""
     exact = table.get(pattern_of(path))
     if exact is not None:
         return exact
@@ -101,7 +106,7 @@ def siblings(table: Table, path: KeyPath) -> list[str]:
 
 def places(table: Table, name: str) -> list[str]:
     """Return every dotted key of the table whose last part is ``name``."""
-    return [known for known in table if known.rpartition(".")[2] == name]
+    return [key for key in table if key.rpartition(".")[2] == name]
 
 
 @cache
@@ -121,7 +126,7 @@ AS_WRITTEN = "--mindformers.ignored_keys=as_written"
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one key: ``becomes`` is what stands in ours (empty: nothing), ``reason`` why."""
+    """Outcome of one key: ``becomes`` is the result (empty: none), ``reason`` the reason."""
 
     path: KeyPath
     value: Any
@@ -132,19 +137,19 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """The dotted key."""
+        """Return the dotted key."""
         return dotted(self.path)
 
 
 @dataclass
 class Reading:
-    """Their document, ours as far as it is written, and the entries so far.
+    """A translation in progress: the source, the result, and the entries of translated keys.
 
-    Functions that translate several keys together claim them here; a key that is claimed is not looked up in the tables.
-    ``assumed`` are values of keys that the YAML leaves to a Hugging Face directory.
+    Functions that translate several keys together claim them; the tables do not apply to claimed keys. ``assumed`` are values of
+    keys that the YAML leaves to a Hugging Face directory.
     """
 
-    theirs: Document
+    source: Document
     as_written: bool = False
     ignore_unknown: bool = False
     ours: Document = field(default_factory=Document)
@@ -155,8 +160,8 @@ class Reading:
     has_ignored_keys: bool = False
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Their value under a dotted key; where there is none, or null, what is ``assumed``, or ``default``."""
-        value: Any = self.theirs.data
+        """Return the value of a dotted key in the source; without a value, the ``assumed`` value or ``default``."""
+        value: Any = self.source.data
         for part in path_of(key):
             value = child(value, part)
         return self.assumed.get(key, default) if value is None else value
@@ -168,45 +173,45 @@ class Reading:
         return value if is_number and abs(value) < 2**63 else default
 
     def count(self, key: str, default: int = 1) -> int:
-        """Their positive integer under ``key``; ``default`` for anything else."""
+        """Return the positive integer under ``key``, or ``default``."""
         value = self.number(key, default)
         return value if isinstance(value, int) and value > 0 else default
 
     def word(self, key: str) -> str:
-        """Their value under ``key`` as a word to look up; empty where there is none."""
+        """Return the value under ``key`` as text; empty without a value."""
         value = self.get(key, "")
         return value if isinstance(value, str) else shown(value)
 
     def has(self, key: str) -> bool:
-        """Whether the key is written."""
+        """Return True if the source has the key."""
         *around, last = path_of(key)
-        section: Any = self.theirs.data
+        section: Any = self.source.data
         for part in around:
             section = child(section, part)
         return isinstance(section, dict) and last in section
 
-    def left(self, key: str) -> bool:
-        """Whether the key is written and nothing has been decided about it."""
+    def is_open(self, key: str) -> bool:
+        """Return True if the source has the key and nothing has claimed it."""
         return self.has(key) and not self.claimed(path_of(key))
 
     def put(self, key: str, value: Any, source: KeyPath = ()) -> None:
-        """Writes ``value`` under our dotted ``key``; mistakes found in it later name the place of ``source``."""
+        """Set the dotted ``key`` of the result. Problems with the value name the place of ``source``."""
         path = path_of(key)
         section: Any = self.ours.data
         for part in path[:-1]:
             section = section.setdefault(part, {})
         section[path[-1]] = value
-        origin = closest_origin(self.theirs.origins, source)
+        origin = closest_origin(self.source.origins, source)
         if origin is not None:
             self.ours.origins[path] = origin
 
     def use(self, key: str) -> None:
-        """The key and its value stand in ours unchanged."""
+        """Copy the key and its value to the result."""
         self.put(key, self.get(key), path_of(key))
         self.note(key, Outcome.USED)
 
     def translate(self, key: str, target: str, value: Any = NOTHING, reason: str = "") -> None:
-        """Our ``target`` takes the key's value, or the ``value`` given; the same key with the same value is used."""
+        """Set ``target`` of the result to the value of the key, or to ``value``."""
         value = self.get(key) if value is NOTHING else value
         self.put(target, value, path_of(key))
         if target == key and value == self.get(key):
@@ -215,30 +220,30 @@ class Reading:
             self.note(key, Outcome.TRANSLATED, f"{target}: {shown(value)}", reason)
 
     def idle(self, key: str, reason: str) -> None:
-        """The key has no effect here."""
+        """Record that the key has no effect."""
         self.note(key, Outcome.WITHOUT_EFFECT, reason=reason)
 
     def refuse(self, key: str, reason: str) -> None:
-        """The key would change what is computed, and cannot be had."""
+        """Record that the key would change the result and is not supported."""
         self.note(key, Outcome.REFUSED, reason=reason)
 
-    def left_out(self, key: str, target: str, value: Any, reason: str) -> None:
-        """A key that is not written has another default there than here."""
+    def set_omitted(self, key: str, target: str, value: Any, reason: str) -> None:
+        """Set a key that the source omits and whose default differs from mindllm."""
         self.put(target, value)
         path = path_of(key)
         self.entries[path] = Entry(path, None, Outcome.TRANSLATED, f"{target}: {shown(value)}", reason)
 
     def note(self, key: str | KeyPath, outcome: Outcome, becomes: str = "", reason: str = "") -> None:
-        """Records what became of a key that is written."""
+        """Record the outcome of a key of the source."""
         path = path_of(key) if isinstance(key, str) else key
-        value: Any = self.theirs.data
+        value: Any = self.source.data
         for part in path:
             value = child(value, part)
-        origin = closest_origin(self.theirs.origins, path)
+        origin = closest_origin(self.source.origins, path)
         self.entries[path] = Entry(path, value, outcome, becomes, reason, origin)
 
     def claimed(self, path: KeyPath) -> bool:
-        """Whether a function has decided about ``path`` or a section around it."""
+        """Return True if ``path``, or a section around it, has an entry."""
         return any(path[:length] in self.entries for length in range(1, len(path) + 1))
 
 

@@ -27,7 +27,7 @@ SELECTIONS = (
     "select_recompute_exclude",
     "select_comm_recompute_exclude",
 )
-PASSED_TO_NOTHING = f"no release from 1.3 to 2.1 passes it on to a layer; {AS_WRITTEN} takes it at its word"
+UNUSED = f"no release from 1.3 to 2.1 passes it on to a layer; {AS_WRITTEN} takes it at its word"
 RENAMED = {  # operators of mcore networks under the names of our layers
     r"mlp\.mul": r"feed_forward\.mul",
     r"mlp\.activation_func\.mul": r"feed_forward\.mul",
@@ -79,7 +79,7 @@ SHAPES_ONLY = re.compile(r".*(reshape|transpose|cast|split)$", re.IGNORECASE)
 
 
 def translate_recomputation(reading: Reading) -> None:
-    """Every key of ``recompute_config``; the mesh and the model must have been translated."""
+    """Translate ``recompute_config``; mesh and model must have been translated."""
     layers = planned_layers(reading)
     key = f"{SECTION}.recompute"
     if reading.has(key):
@@ -93,7 +93,7 @@ def translate_recomputation(reading: Reading) -> None:
         if reading.as_written:
             reading.use(key)
         else:
-            reading.idle(key, PASSED_TO_NOTHING)
+            reading.idle(key, UNUSED)
     key = f"{SECTION}.recompute_slice_activation"
     if not reading.has(key):
         return
@@ -113,26 +113,26 @@ def _clamped(reading: Reading, key: str, layers: StageLayers | None) -> None:
 
 
 def clamp(value: Any, layers: StageLayers | None) -> tuple[Any, str]:
-    """The counts MindFormers makes of ``value`` on these layers per ``[chunk][stage]``, and what it changed."""
+    """Return the counts that MindFormers makes of ``value`` for layers per ``[chunk][stage]``, and a remark on changes."""
     if not isinstance(value, list) or layers is None or not value:
         return value, ""
     rows = [row for row in value if isinstance(row, list)]
     if rows and (len(rows) != len(value) or len(rows) != len(layers)):
-        return value, ""  # our schema says what is wrong with it
+        return value, ""  # the schema reports the error
     available = [list(row) for row in layers] if rows else [[sum(stage) for stage in zip(*layers, strict=True)]]
-    given = rows or [value]
-    if any(len(row) > len(held) for row, held in zip(given, available, strict=True)):
+    lists = rows or [value]
+    if any(len(row) > len(row_layers) for row, row_layers in zip(lists, available, strict=True)):
         return None, f"has more entries than the {len(layers[0])} stages"
-    fitted = [_fit(row, held) for row, held in zip(given, available, strict=True)]
-    reason = "" if fitted == given else "clamped to the layers that a stage has, as MindFormers does"
+    fitted = [_fit(row, row_layers) for row, row_layers in zip(lists, available, strict=True)]
+    reason = "" if fitted == lists else "clamped to the layers that a stage has, as MindFormers does"
     return (fitted if rows else fitted[0]), reason
 
 
-def _fit(row: list[Any], held: list[int]) -> list[Any]:
-    padded = [*row, *[0] * (len(held) - len(row))]
+def _fit(row: list[Any], layers: list[int]) -> list[Any]:
+    padded = [*row, *[0] * (len(layers) - len(row))]
     return [
         min(count, most) if isinstance(count, int) and not isinstance(count, bool) else count
-        for count, most in zip(padded, held, strict=True)
+        for count, most in zip(padded, layers, strict=True)
     ]
 
 
@@ -145,24 +145,24 @@ def _selection(reading: Reading, name: str, layers: StageLayers | None) -> None:
         # patterns with counts: one entry for every pattern
         selection: dict[str, Any] = {}
         path = (SECTION, key.removeprefix(f"{SECTION}."))
-        for theirs, counts in value.items():
-            ours, reason = known_pattern(reading, theirs)
+        for source, counts in value.items():
+            ours, reason = known_pattern(reading, source)
             if ours is None:
-                reading.note((*path, theirs), Outcome.WITHOUT_EFFECT, reason=reason)
+                reading.note((*path, source), Outcome.WITHOUT_EFFECT, reason=reason)
                 continue
             fitted, change = clamp(counts, layers)
             if fitted is None:
-                reading.note((*path, theirs), Outcome.REFUSED, reason=change)
+                reading.note((*path, source), Outcome.REFUSED, reason=change)
                 continue
             selection[ours] = fitted
-            same = ours == theirs and fitted == counts
-            outcome = Outcome.USED if same else Outcome.TRANSLATED
-            reading.note((*path, theirs), outcome, "" if same else f"{ours}: {fitted}", reason or change)
+            is_same = ours == source and fitted == counts
+            outcome = Outcome.USED if is_same else Outcome.TRANSLATED
+            reading.note((*path, source), outcome, "" if is_same else f"{ours}: {fitted}", reason or change)
         reading.put(key, selection or False, path)
     elif isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
-        matches = {theirs: known_pattern(reading, theirs) for theirs in value}
+        matches = {source: known_pattern(reading, source) for source in value}
         patterns = list(dict.fromkeys(ours for ours, _ in matches.values() if ours is not None))
-        dropped = [theirs for theirs, (ours, _) in matches.items() if ours is None]
+        dropped = [source for source, (ours, _) in matches.items() if ours is None]
         reason = f"omitted, {matches[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
         reading.translate(key, key, patterns or False, reason)
     elif name.endswith("exclude") and value is not False:
@@ -172,7 +172,7 @@ def _selection(reading: Reading, name: str, layers: StageLayers | None) -> None:
 
 
 def known_pattern(reading: Reading, pattern: str) -> tuple[str | None, str]:
-    """Our pattern for one of theirs, or None and why there is none."""
+    """Return the pattern of mindllm for one of MindFormers, or None and the reason."""
     if pattern in RENAMED:
         return RENAMED[pattern], "the operator's name here"
     if pattern.startswith(r"mlp\.shared_experts"):
@@ -180,7 +180,7 @@ def known_pattern(reading: Reading, pattern: str) -> tuple[str | None, str]:
     if any(matches(pattern, operator) for operator in OPERATORS):
         return pattern, ""
     if SHAPES_ONLY.match(pattern):
-        return None, "it keeps nothing here: no such operator writes a result of its own"
+        return None, "no effect: no such operator stores a separate result"
     if reading.as_written:
         return pattern, ""
     return (
@@ -190,12 +190,12 @@ def known_pattern(reading: Reading, pattern: str) -> tuple[str | None, str]:
 
 
 def matches(pattern: str, operator: str) -> bool:
-    """Whether a pattern finds an operator, or a cell around it, level by level."""
+    """Return True if a pattern matches an operator, or a cell around it, level by level."""
     levels, names = pattern.split(LEVEL_SEPARATOR), operator.split(".")
     try:
         return len(levels) <= len(names) and all(map(re.fullmatch, levels, names))
     except re.error:
-        return True  # the schema says what is wrong with it
+        return True  # the schema reports the error
 
 
 SWAP_SECTION = "swap_config"
@@ -204,28 +204,28 @@ EVERYWHERE = r".*\.flash_attention"
 OFFSET = "model.model_config.offset"
 REASON = "layers that predict ahead are placed by it here: on the last stage, as there"
 KEY = "model.model_config.fine_grain_interleave"
-NEEDS_WHOLE_ROWS = {
-    "expert_num": "experts take their tokens at once",
-    "kv_lora_rank": "latent attention takes its tokens at once",
+UNSPLIT_FEATURES = {
+    "expert_num": "experts process all tokens together",
+    "kv_lora_rank": "latent attention processes all tokens together",
     "hidden_dropout": "dropout is drawn for whole sequences",
     "attention_dropout": "dropout is drawn for whole sequences",
-    "num_nextn_predict_layers": "layers that predict ahead take their tokens at once",
+    "num_nextn_predict_layers": "multi-token prediction layers process all tokens together",
 }
-"""Keys of our architecture with which layers are not cut here, where they are above what a plain layer has."""
+"""Keys of mindllm that prevent splitting of tokens, if they exceed the value of a plain layer."""
 
 
 def translate_swap(reading: Reading) -> None:
-    """Every key of ``swap_config``; those of ``recompute_config`` must have been translated."""
-    given = [f"{SWAP_SECTION}.{key}" for key in KEYS if reading.has(f"{SWAP_SECTION}.{key}")]
+    """Translate ``swap_config``; ``recompute_config`` must have been translated."""
+    keys = [f"{SWAP_SECTION}.{key}" for key in KEYS if reading.has(f"{SWAP_SECTION}.{key}")]
     if reading.get(f"{SWAP_SECTION}.swap") is not True:
-        for key in given:
+        for key in keys:
             reading.idle(key, "nothing is swapped")
         return
     for name in ("recompute", *SELECTIONS):
         if isinstance(reading.get(f"recompute_config.{name}"), list | dict):
             message = "with swap_config.swap a list has numbers of layers in MindFormers, and counts without"
             reading.refuse(f"recompute_config.{name}", f"{message}; write true or false")
-    for key in given:
+    for key in keys:
         if key.endswith(".op_swap") and reading.get(key) is not None:
             _operators(reading, key)
         else:
@@ -233,58 +233,58 @@ def translate_swap(reading: Reading) -> None:
 
 
 def _operators(reading: Reading, key: str) -> None:
-    """The list of operators under the names that they have here; MindFormers does nothing for one that matches none."""
+    """Return the operators by their names in mindllm. MindFormers ignores patterns without a match."""
     value = reading.get(key)
     entries, dropped = [], []
     for entry in value if isinstance(value, list) else [value]:
         if not isinstance(entry, dict) or "op_name" not in entry:
-            reading.use(key)  # our schema says what is wrong with it
+            reading.use(key)  # the schema reports the error
             return
         names = entry["op_name"] if isinstance(entry["op_name"], list) else [entry["op_name"]]
-        found = {str(name): _ours(reading, str(name)) for name in names}
-        dropped += [name for name, ours in found.items() if ours is None]
-        if kept := [ours for ours in found.values() if ours is not None]:
-            entries.append({**entry, "op_name": kept})
+        names_by_pattern = {str(name): _ours(reading, str(name)) for name in names}
+        dropped += [name for name, ours in names_by_pattern.items() if ours is None]
+        if operators := [ours for ours in names_by_pattern.values() if ours is not None]:
+            entries.append({**entry, "op_name": operators})
     reason = f"left out, no operator of a layer here: {', '.join(dropped)}" if dropped else ""
     ours: Any = entries or None
     reading.translate(key, key, ours, reason)
 
 
 def _ours(reading: Reading, pattern: str) -> str | None:
-    theirs = pattern if pattern != EVERYWHERE else r"attention\.flash_attention"
-    return known_pattern(reading, theirs.replace("self_attention", "attention").replace("core_attention", "attention"))[
+    known = pattern if pattern != EVERYWHERE else r"attention\.flash_attention"
+    return known_pattern(reading, known.replace("self_attention", "attention").replace("core_attention", "attention"))[
         0
     ]
 
 
-def place_layers_ahead(reading: Reading) -> None:
-    """Adds such layers to the last stage of an ``offset`` that leaves them out."""
+def place_mtp_layers(reading: Reading) -> None:
+    """Add multi-token prediction layers to the last stage of an ``offset`` that does not count them."""
     model = reading.ours.data.get("model", {}).get("model_config", {})
     stages = reading.ours.data.get("parallel_config", {}).get("pipeline_stage", 1)
-    chunks, layers, ahead = (
+    chunks, layers, mtp_layers = (
         model.get(key, 1) for key in ("pp_interleave_num", "num_layers", "num_nextn_predict_layers")
     )
     if (
         "num_nextn_predict_layers" not in model
-        or not all(map(is_count, (stages, chunks, layers, ahead)))
+        or not all(map(is_count, (stages, chunks, layers, mtp_layers)))
         or stages == 1
     ):
         return
     offset = model.get("offset", 0)
-    if _counts(layers + ahead, stages, chunks, offset) or not (counts := _counts(layers, stages, chunks, offset)):
+    if _counts(layers + mtp_layers, stages, chunks, offset) or not (counts := _counts(layers, stages, chunks, offset)):
         return
-    average = (layers + ahead) // (stages * chunks)
+    average = (layers + mtp_layers) // (stages * chunks)
     rows = [[count - average for count in row] for row in counts]
-    rows[-1][-1] += ahead
+    rows[-1][-1] += mtp_layers
     placed = rows if chunks > 1 else rows[0]
     if reading.has(OFFSET):
         reading.translate(OFFSET, OFFSET, placed, REASON)
     else:
-        reading.left_out(OFFSET, OFFSET, placed, REASON)
+        reading.set_omitted(OFFSET, OFFSET, placed, REASON)
 
 
 def _counts(layers: int, stages: int, chunks: int, offset: object) -> StageLayers | None:
-    """Layers of every place; None where they do not come out."""
+    """Return the layers per chunk and stage; None if they are invalid."""
     try:
         return layer_counts(layers, stages, chunks, offset)  # type: ignore[arg-type]
     except (ValueError, TypeError):
@@ -292,12 +292,12 @@ def _counts(layers: int, stages: int, chunks: int, offset: object) -> StageLayer
 
 
 def translate_row_parts(reading: Reading) -> None:
-    """The key, once architecture and mesh have been translated."""
+    """Translate row interleaving; architecture and mesh must have been translated."""
     if not reading.has(KEY):
         return
     parts = reading.get(KEY)
     if parts is None or parts == 1:
-        reading.idle(KEY, "tokens are taken at once")
+        reading.idle(KEY, "tokens are not split")
     elif not is_count(parts):
         reading.refuse(KEY, "must be a number of parts")
     elif reason := _not_cut(reading):
@@ -316,7 +316,7 @@ def _not_cut(reading: Reading) -> str:
         return "ranks share each sequence"
     if reading.ours.data.get("micro_batch_interleave_num", 1) > 1:
         return "micro_batch_interleave_num makes whole copies"
-    for key, reason in NEEDS_WHOLE_ROWS.items():
+    for key, reason in UNSPLIT_FEATURES.items():
         if (model.get(key) or 0) > (key == "expert_num"):
             return reason
     return ""

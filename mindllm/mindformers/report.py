@@ -17,7 +17,7 @@ from mindllm.terminal.tables import Column, Table, width_limit
 from mindllm.terminal.text import visible
 
 CHANGING = (Outcome.REFUSED, Outcome.TRANSLATED)
-"""What changes what is computed, or what it costs; other keys mean the same in both, or nothing."""
+"""Outcomes that change the result or its cost. Other keys have the same meaning or no effect."""
 ORDER = (Outcome.REFUSED, Outcome.TRANSLATED, Outcome.WITHOUT_EFFECT, Outcome.USED)
 COLORS = {Outcome.REFUSED: "red", Outcome.TRANSLATED: "cyan", Outcome.WITHOUT_EFFECT: "dim", Outcome.USED: "green"}
 LONGEST = 48
@@ -30,7 +30,9 @@ def account(source: Path, conversion: Conversion, changes: bool = False) -> Iter
     """Yield every key with what became of it, refused ones first, used ones last, or ``changes`` alone; and how many of each."""
     entries = list(_without_copies(conversion.entries))
     outcomes = CHANGING if changes else ORDER
-    yield Account(str(source), {one: [entry for entry in entries if entry.outcome is one] for one in outcomes})
+    yield Account(
+        str(source), {outcome: [entry for entry in entries if entry.outcome is outcome] for outcome in outcomes}
+    )
     yield _summary(conversion)
 
 
@@ -66,8 +68,8 @@ class Account:
 
 def _list_lines(entry: Entry, console: Console, limit: int) -> Iterator[Text]:
     """Yield a key with its value, and below it what stands here and why, no line wider than ``limit``."""
-    line, key, value, _, here, why = (cell.plain for cell in _cells(entry))
-    parts = [f"{key} {value}" if entry.origin is None else f"{key}: {value}", f"-> {here}" if here else "", why]
+    line, key, value, _, target, why = (cell.plain for cell in _cells(entry))
+    parts = [f"{key} {value}" if entry.origin is None else f"{key}: {value}", f"-> {target}" if target else "", why]
     for number, part in enumerate(part for part in parts if part):
         start = f"{line:>4}  " if not number else " " * INDENT
         for folded in Text(part).wrap(console, max(limit - INDENT - 2, NARROWEST), overflow="fold"):
@@ -77,14 +79,14 @@ def _list_lines(entry: Entry, console: Console, limit: int) -> Iterator[Text]:
 
 
 def _without_copies(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The entries, those of a section that is the same again by its anchor as one."""
-    seen: set[KeyPath] = set()
+    """Yield the entries; a section repeated by an anchor is one entry."""
+    sections: set[KeyPath] = set()
     for entry in entries:
         section = entry.path[:2]
         if section[-1] != "dataset_config" or entry.outcome is not Outcome.WITHOUT_EFFECT:
             yield entry
-        elif section not in seen:
-            seen.add(section)
+        elif section not in sections:
+            sections.add(section)
             yield replace(entry, path=section, value=COPY)
 
 
@@ -108,7 +110,7 @@ def _summary(conversion: Conversion) -> str:
 
 
 def as_json(source: Path, conversion: Conversion, problem: str, text: str | None) -> dict[str, Any]:
-    """The same as plain data; ``yaml`` is null where something is refused."""
+    """Return the account as plain data; ``yaml`` is null if a key is refused."""
     return {
         "file": str(source),
         "counts": {outcome.value: count for outcome, count in conversion.counts().items()},

@@ -12,7 +12,7 @@ from mindllm.mindformers.reader import KEYS
 from mindllm.mindformers.reading import LIST_ENTRY, Outcome, Rule
 
 ANY_KEY = "*"
-EMPTY: tuple[Any, ...] = (None, "", {}, [])  # what a refused key may be
+EMPTY: tuple[Any, ...] = (None, "", {}, [])  # values that a refused key may have
 
 
 def mindformers_schema(version: str) -> Schema:
@@ -35,29 +35,29 @@ def mindformers_schema(version: str) -> Schema:
 
 
 def _node(key: str, tree: dict[str, Any]) -> Schema:
-    """What stands behind ``key``: a value, a section, or either."""
+    """Return the schema of ``key``: a value, a section, or either."""
     rule = tree.get("")
     inner = {name: below for name, below in tree.items() if name}
     if not inner:
         return _value(key, rule) if rule else {}
     section = {"type": ["array", "null"], "items": _section(inner[LIST_ENTRY], key)} if LIST_ENTRY in inner else None
     section = section or _section(inner, key)
-    of_all = tree.get(ANY_KEY, {}).get("")
-    if rule is None and of_all and of_all.outcome is Outcome.REFUSED:
-        return described(_told(of_all), _refused(of_all))
-    if rule is None and of_all is None:
+    any_key = tree.get(ANY_KEY, {}).get("")
+    if rule is None and any_key and any_key.outcome is Outcome.REFUSED:
+        return described(_outcome(any_key), _refused(any_key))
+    if rule is None and any_key is None:
         return section
-    return described(_told(rule or of_all), {name: part for name, part in section.items() if name != "type"})
+    return described(_outcome(rule or any_key), {name: part for name, part in section.items() if name != "type"})
 
 
 def _section(tree: dict[str, Any], key: str = "") -> Schema:
-    known = {name: below for name, below in tree.items() if name not in ("", ANY_KEY, LIST_ENTRY)}
-    properties = {name: _node(f"{key}.{name}" if key else name, below) for name, below in known.items()}
+    named = {name: below for name, below in tree.items() if name not in ("", ANY_KEY, LIST_ENTRY)}
+    properties = {name: _node(f"{key}.{name}" if key else name, below) for name, below in named.items()}
     return {"type": ["object", "null"], "properties": properties, "additionalProperties": ANY_KEY in tree}
 
 
 def _value(key: str, rule: Rule) -> Schema:
-    """One key. Where its value is taken as it is, it must be what our key takes; ``null`` is as if it was not there."""
+    """Return the schema of a value. A value that is copied must be valid for the key of mindllm; ``null`` means unset."""
     schema: Schema = {}
     if rule.outcome is Outcome.REFUSED:
         schema = _refused(rule)
@@ -65,7 +65,7 @@ def _value(key: str, rule: Rule) -> Schema:
         schema = {"enum": [*dict.fromkeys([*rule.only])], "errorMessage": rule.otherwise}
     elif rule.outcome in (Outcome.USED, Outcome.TRANSLATED) and not rule.decided:
         schema = _or_null(_ours(rule.target or key))
-    return described(_told(rule), schema)
+    return described(_outcome(rule), schema)
 
 
 def _refused(rule: Rule) -> Schema:
@@ -77,17 +77,20 @@ def _or_null(ours: Schema) -> Schema:
 
 
 def _ours(key: str) -> Schema:
-    """What is behind our key, where that is no section."""
+    """Return the schema of a key of mindllm; empty for a section."""
     path = path_of(key)
     sections = sections_at(RunConfig, path[:-1])
     top, definitions = run_sections()
-    found = [(definitions[one.__name__]["properties"] if path[:-1] else top).get(str(path[-1]), {}) for one in sections]
-    schema = found[0] if len(found) == 1 else {}
+    schemas = [
+        (definitions[section.__name__]["properties"] if path[:-1] else top).get(str(path[-1]), {})
+        for section in sections
+    ]
+    schema = schemas[0] if len(schemas) == 1 else {}
     return {} if "$ref" in str(schema) else {name: part for name, part in schema.items() if "escription" not in name}
 
 
-def _told(rule: Rule) -> str:
-    """What becomes of a key, as ``mindllm convert`` says it."""
+def _outcome(rule: Rule) -> str:
+    """Return the outcome of a key as ``mindllm convert`` reports it."""
     target = f": `{rule.target}`" if rule.target else ""
     values = "; else refused" if rule.only else ""
     return f"{rule.outcome.value.capitalize()}{target}{f': {rule.reason}' if rule.reason else ''}{values}."

@@ -12,18 +12,18 @@ MONITOR_SECTION = "monitor_config"
 ON, INTERVAL = "monitor_on", "step_interval"
 BY_GROUP = "by group of layers, over all devices, in place of each rank's part of each weight"
 FIGURES = {"local_norm_format": BY_GROUP, "weight_state_format": BY_GROUP, "max_attention_logit_format": ""}
-"""Those that mindllm has under the same key."""
+"""Figures that mindllm has under the same key."""
 
 LOSS = "metrics.jsonl has the loss over all tokens of a step, and no part of one"
 ALL_WEIGHTS = "figures are of all weights, by group of layers"
-OTHERS = {
+OTHER_FIGURES = {
     "dump_path": "figures go through no files on the way: metrics.jsonl and the trackers of callbacks have them",
     "target": ALL_WEIGHTS,
     "invert": ALL_WEIGHTS,
     "local_loss_format": LOSS,
     "device_local_loss_format": LOSS,
     "device_local_norm_format": "metrics.jsonl has global_norm over all devices; local_norm_format has it by group of layers",
-    "optimizer_state_format": "norms of moments are not computed; update_ratio_format has what they do to the weights",
+    "optimizer_state_format": "norms of moments are not computed; update_ratio_format has the size of updates",
     "throughput_baseline": "metrics.jsonl has tokens per second, which nothing is compared with",
     "stable_rank_config": "stable ranks of weights are not computed",
     "global_norm_spike_threshold": "no spike ends a run; runner_wrapper.skip_spikes leaves such steps out",
@@ -43,7 +43,7 @@ MONITOR: Table = {
     ),
     f"{MONITOR_SECTION}.{INTERVAL}": decided(f"{MONITOR_SECTION}.{INTERVAL}"),
     **{f"{MONITOR_SECTION}.{name}": decided(f"{MONITOR_SECTION}.{name}", reason) for name, reason in FIGURES.items()},
-    **{f"{MONITOR_SECTION}.{name}": idle(reason) for name, reason in OTHERS.items()},
+    **{f"{MONITOR_SECTION}.{name}": idle(reason) for name, reason in OTHER_FIGURES.items()},
     **{f"{MONITOR_SECTION}.{name}": only(False, None, reason="off", otherwise=why) for name, why in ENDING.items()},
 }
 MONITOR |= {
@@ -63,10 +63,10 @@ PYNATIVE_MONITOR: Table = {
     "monitor.*": idle("it only watches; metrics.jsonl and monitor_config of mindllm have such figures"),
 }
 
-WHOLE_PARAMETERS = "checkpoints hold whole parameters, whatever the layout they are read into"
-NO_SINKING = "every step is one call of the compiled graph, there is no data sinking"
-ALWAYS_SAFETENSORS = "checkpoints are safetensors; older files are read as what they are"
-PIPELINE_OF_DATA = "a batch is a function of (seed, consumed samples), whatever reads it"
+UNSHARDED = "checkpoints hold whole parameters, whatever the layout they are read into"
+DATA_SINKING = "every step is one call of the compiled graph, without data sinking"
+ALWAYS_SAFETENSORS = "checkpoints are safetensors; files of other formats are detected"
+DETERMINISTIC_DATA = "a batch is a function of (seed, consumed samples), whatever reads it"
 PROFILE = "the profile is that of level 1, which has shapes, and otherwise of MindSpore with its defaults"
 
 RUN: Table = {
@@ -78,27 +78,29 @@ RUN: Table = {
     "resume_training": used(),
     "pretrained_model_dir": used(),
     "load_ckpt_format": idle(ALWAYS_SAFETENSORS),
-    "auto_trans_ckpt": idle(WHOLE_PARAMETERS),
-    "transform_process_num": idle(WHOLE_PARAMETERS),
-    "src_strategy_path_or_dir": idle(WHOLE_PARAMETERS),
+    "auto_trans_ckpt": idle(UNSHARDED),
+    "transform_process_num": idle(UNSHARDED),
+    "src_strategy_path_or_dir": idle(UNSHARDED),
     "load_ckpt_async": idle("weights are read one tensor at a time"),
     "balanced_load": idle("weights are read one tensor at a time"),
-    "remove_redundancy": idle(WHOLE_PARAMETERS),
+    "remove_redundancy": idle(UNSHARDED),
     "only_save_strategy": only(
         False,
         None,
-        reason=WHOLE_PARAMETERS,
+        reason=UNSHARDED,
         otherwise="no strategy files are needed; mindllm dry-run compiles without a device",
     ),
     "ignore_data_skip": only(
-        False, None, reason=PIPELINE_OF_DATA, otherwise="a resumed run continues with the next sample"
+        False, None, reason=DETERMINISTIC_DATA, otherwise="a resumed run continues with the next sample"
     ),
-    "data_skip_steps": only(None, 0, reason=PIPELINE_OF_DATA, otherwise="a resumed run continues with the next sample"),
+    "data_skip_steps": only(
+        None, 0, reason=DETERMINISTIC_DATA, otherwise="a resumed run continues with the next sample"
+    ),
     "use_legacy": idle("one decoder stands for both kinds of networks"),
     "use_legacy_format": idle("one format of checkpoints, written whole or not at all"),
     "do_eval": decided("do_eval"),
     "eval_step_interval": decided("eval_step_interval"),
-    "eval_epoch_interval": idle("eval_step_interval says when to evaluate"),
+    "eval_epoch_interval": idle("eval_step_interval decides when to evaluate"),
     "eval_callbacks.*": idle("do_eval and eval_step_interval say when to evaluate"),
     "metric.*": idle("loss, perplexity and bits per byte are always reported"),
     "metric": idle("loss, perplexity and bits per byte are always reported"),
@@ -127,9 +129,9 @@ RUN: Table = {
     "profile_output": idle(PROFILE),
     "data_simplification": idle(PROFILE),
     "mstx": idle(PROFILE),
-    "auto_tune": idle(PIPELINE_OF_DATA),
-    "filepath_prefix": idle(PIPELINE_OF_DATA),
-    "autotune_per_step": idle(PIPELINE_OF_DATA),
+    "auto_tune": idle(DETERMINISTIC_DATA),
+    "filepath_prefix": idle(DETERMINISTIC_DATA),
+    "autotune_per_step": idle(DETERMINISTIC_DATA),
     "remote_save_url": idle("nothing is uploaded"),
     "save_file": used(),
     "input_data": used(),
@@ -166,9 +168,9 @@ RUN: Table = {
     "runner_config.gradient_accumulation_steps": decided("runner_config.gradient_accumulation_steps"),
     "runner_config.stop_step": used(),
     "runner_config.train_steps": used(),
-    "runner_config.sink_mode": idle(NO_SINKING),
-    "runner_config.sink_size": idle(NO_SINKING),
-    "runner_config.per_epoch_size": idle(NO_SINKING),
+    "runner_config.sink_mode": idle(DATA_SINKING),
+    "runner_config.sink_size": idle(DATA_SINKING),
+    "runner_config.per_epoch_size": idle(DATA_SINKING),
     "runner_config.num_classes": idle("models are language models"),
     "context.mode": used(),
     "context.device_target": used(),
@@ -187,8 +189,8 @@ RUN: Table = {
     "context.graph_kernel_flags": idle("fusion runs with its own defaults"),
     "context.ascend_config.precision_mode": only(
         "must_keep_origin_dtype",
-        reason="dtypes are always those that model.model_config says",
-        otherwise="dtypes are always those that model.model_config says (must_keep_origin_dtype)",
+        reason="dtypes are always those of model.model_config",
+        otherwise="dtypes are always those of model.model_config (must_keep_origin_dtype)",
     ),
     "context.ascend_config.parallel_speed_up_json_path": idle(
         "it only overlaps communication with computing; its keys change nothing in graphs compiled here: docs/step_time.md"
@@ -197,8 +199,8 @@ RUN: Table = {
     "context.mempool_block_size": idle("MindSpore's own; max_device_memory is the limit"),
     "context.affinity_cpu_list": idle("processes are bound to no cores"),
 }
-NO_LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
-DECLARED = "strategies are declared beside the mathematics, not searched"
+LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
+DECLARED = "strategies are declared, not searched"
 SUMS = "gradients are sums over tokens, divided once by the tokens of the global batch"
 
 PARALLEL: Table = {
@@ -216,8 +218,8 @@ PARALLEL: Table = {
     "parallel.parallel_optimizer_config.optimizer_weight_shard_size": decided(),
     "parallel.pipeline_config.pipeline_interleave": decided("parallel.pipeline_config.pipeline_interleave"),
     "parallel.pipeline_config.pipeline_scheduler": decided("parallel.pipeline_config.pipeline_scheduler"),
-    "parallel.strategy_ckpt_save_file": idle(NO_LAYOUT_FILES),
-    "parallel.strategy_ckpt_config.*": idle(NO_LAYOUT_FILES),
+    "parallel.strategy_ckpt_save_file": idle(LAYOUT_FILES),
+    "parallel.strategy_ckpt_config.*": idle(LAYOUT_FILES),
     "parallel.device_num": idle("parallel_config multiplies to it"),
     "parallel_config.data_parallel": decided("parallel_config.data_parallel"),
     "parallel_config.model_parallel": decided("parallel_config.model_parallel"),
@@ -258,7 +260,7 @@ PROFILE_KEYS = ("profile_start_step", "profile_stop_step", "profile_memory", "pr
 
 
 def translate_session(reading: Reading) -> None:
-    """Top-level keys that depend on each other, and the keys of generation in ``model.model_config``."""
+    """Translate top-level keys that depend on each other, and keys of generation."""
     _mode(reading)
     key, interval = "do_eval", "eval_step_interval"
     evaluates = bool(reading.get(key))
@@ -274,14 +276,18 @@ def translate_session(reading: Reading) -> None:
             reading.use(key)
         else:
             reading.idle(key, "profile is off")
-    # what a section of its own says counts before what stands among the keys of the model
+    # the section generation_config takes precedence over keys of the model
     for name in WRITING:
-        given = next((one for one in LENGTHS if reading.has(f"{GENERATION}.{one}")), name) if name in LENGTHS else name
-        if reading.has(f"{GENERATION}.{given}") and reading.has(f"{MODEL}.{name}"):
-            reading.idle(f"{MODEL}.{name}", f"{GENERATION}.{given} is given")
+        written = (
+            next((length for length in LENGTHS if reading.has(f"{GENERATION}.{length}")), name)
+            if name in LENGTHS
+            else name
+        )
+        if reading.has(f"{GENERATION}.{written}") and reading.has(f"{MODEL}.{name}"):
+            reading.idle(f"{MODEL}.{name}", f"{GENERATION}.{written} is given")
     sampled = bool(reading.get(f"{GENERATION}.do_sample", reading.get(f"{MODEL}.do_sample", True)))
-    _generation_of(reading, GENERATION, sampled)
-    _generation_of(reading, MODEL, sampled)
+    _generation_keys(reading, GENERATION, sampled)
+    _generation_keys(reading, MODEL, sampled)
     if reading.has("context.deterministic"):
         reading.translate(
             "context.deterministic", "train_precision_sync", reading.get("context.deterministic") in ("ON", True)
@@ -311,11 +317,11 @@ def _why_not_evaluated(reading: Reading) -> str:
     return "a part of train_dataset's files is evaluated here; write --run_mode=train and do_eval"
 
 
-def _generation_of(reading: Reading, section: str, sampled: bool) -> None:
-    """Sampling counts with ``do_sample`` only; lengths and penalties always."""
+def _generation_keys(reading: Reading, section: str, sampled: bool) -> None:
+    """Translate keys of generation: sampling keys apply with ``do_sample`` only."""
     for name in ("do_sample", "temperature", "top_k", "top_p"):
         key = f"{section}.{name}"
-        if not reading.left(key):
+        if not reading.is_open(key):
             continue
         if sampled:
             reading.translate(key, f"generation.{name}")
@@ -323,15 +329,15 @@ def _generation_of(reading: Reading, section: str, sampled: bool) -> None:
             reading.idle(key, "the most likely token is taken")
     for name in ("num_beams", "repetition_penalty"):
         key = f"{section}.{name}"
-        if reading.left(key):
+        if reading.is_open(key):
             if reading.get(key) == 1:
                 reading.idle(key, "1 is none")
             else:
                 reading.translate(key, f"generation.{name}")
     new, longest = (f"{section}.{name}" for name in LENGTHS)
-    if reading.left(new):
+    if reading.is_open(new):
         reading.translate(new, "generation.max_new_tokens")
-    if reading.left(longest):
+    if reading.is_open(longest):
         if reading.has(new):
             reading.idle(longest, "max_new_tokens is given")
         else:
@@ -342,43 +348,43 @@ OFF = "monitor_on is false"
 
 
 def translate_monitor(reading: Reading) -> None:
-    """Decide every key of the section: figures that are asked for, what is told elsewhere, and what would end a run."""
+    """Translate every key of the section: supported figures, other figures, and keys that would end a run."""
     section = reading.get(MONITOR_SECTION)
     if not isinstance(section, dict):
         return
     is_on = section.get(ON) is True
-    asked = [name for name in FIGURES if is_on and section.get(name)]
+    figures = [name for name in FIGURES if is_on and section.get(name)]
     for name, value in section.items():
         key = f"{MONITOR_SECTION}.{name}"
         if name == ON:
-            watches = bool(asked)
+            watches = bool(figures)
             if value is True and not watches:
-                reading.translate(key, key, False, "of its figures mindllm has none that is asked for")
+                reading.translate(key, key, False, "none of the selected figures is supported")
             elif isinstance(value, bool):
                 reading.use(key)
             else:
                 reading.idle(key, "empty")
-        elif name == INTERVAL and asked:
+        elif name == INTERVAL and figures:
             reading.use(key)
-        elif name == INTERVAL or (name in FIGURES and name not in asked):
+        elif name == INTERVAL or (name in FIGURES and name not in figures):
             reading.idle(key, (OFF if not is_on else "none of its figures is computed") if value else "empty")
         elif name in FIGURES:
             reading.translate(key, key, value, FIGURES[name])
-        elif name in OTHERS or name in ENDING:
-            _of_theirs(reading, name, value, is_on)
-    if asked:
-        for name in {*KEYS.values()} - {*asked}:
+        elif name in OTHER_FIGURES or name in ENDING:
+            _foreign_key(reading, name, value, is_on)
+    if figures:
+        for name in {*KEYS.values()} - {*figures}:
             reading.put(f"{MONITOR_SECTION}.{name}", None)
 
 
-def _of_theirs(reading: Reading, name: str, value: object, is_on: bool) -> None:
-    """A key of theirs alone, a section of which is told key by key."""
-    wanted = is_on and any(found for _, found in leaves(value, (name,)))
-    for path, found in leaves(value, (MONITOR_SECTION, name)):
+def _foreign_key(reading: Reading, name: str, value: object, is_on: bool) -> None:
+    """Record the outcome of a key that mindllm does not have, for each key of its section."""
+    is_set = is_on and any(inner_value for _, inner_value in leaves(value, (name,)))
+    for path, inner_value in leaves(value, (MONITOR_SECTION, name)):
         key = ".".join(map(str, path))
-        if name in ENDING and wanted and found:
+        if name in ENDING and is_set and inner_value:
             reading.refuse(key, ENDING[name])
         elif not is_on:
             reading.idle(key, OFF)
         else:
-            reading.idle(key, OTHERS.get(name, "off"))
+            reading.idle(key, OTHER_FIGURES.get(name, "off"))

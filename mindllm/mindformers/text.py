@@ -13,9 +13,9 @@ from mindllm.mindformers.reading import Outcome, Reading, Table, decided, idle, 
 READING = "a batch is a function of (seed, consumed samples), whatever reads it and how fast"
 COLUMNS = "columns are input_ids, labels and what keeps documents apart, found by their names"
 COPY = "the same section again, by its anchor"
-FILE_SAYS = "the tokenizer's own file says it"
-SEEN = "padding stands behind the text, where nothing looks at it"
-OTHER_EVALUATION = "do_eval is off; the held-out text is a part of train_dataset's files here"
+IN_FILE = "part of the tokenizer's file"
+PADDING = "padding follows the text and is not attended to"
+EVALUATION_OFF = "do_eval is off; the held-out text is a part of train_dataset's files here"
 PICTURES = "models are of text alone: no pictures, no videos"
 
 LOADER_KEYS: Table = {
@@ -32,16 +32,16 @@ LOADER_KEYS: Table = {
     "streaming": idle(READING),
     "shuffle": decided("seed"),
     "phase": idle("the file is named, and it is read whole"),
-    "version": idle("the chat template says how a conversation is written"),
+    "version": idle("the chat template decides how a conversation is written"),
     "origin_columns": decided("train_dataset.data_loader.config.handler"),
     "handler.[].type": decided("train_dataset.data_loader.config.handler"),
     "handler.[].seq_length": decided("model.model_config.seq_length"),
     "handler.[].n": decided("train_dataset.data_loader.config.split"),
-    "handler.[].padding": idle(SEEN),
+    "handler.[].padding": idle(PADDING),
     "handler.[].pack_strategy": decided("train_dataset.data_loader.config.packing"),
-    "handler.[].prompt_key": idle("the chat template says how a conversation is written"),
+    "handler.[].prompt_key": idle("the chat template decides how a conversation is written"),
     "handler.[].output_columns": idle(COLUMNS),
-    "handler.[].tokenizer.*": idle(FILE_SAYS),
+    "handler.[].tokenizer.*": idle(IN_FILE),
     "annotation_file": refused(PICTURES),
     "packing": decided("train_dataset.data_loader.config.packing"),
     "adaptor_config.*": idle("masks follow from where documents begin"),
@@ -67,7 +67,7 @@ LOADER_KEYS: Table = {
     "config.create_compressed_eod_mask": decided("train_dataset.data_loader.config.reset_attention_mask"),
     "config.eod_pad_length": idle("masks follow from where documents begin"),
     "config.num_dataset_builder_threads": idle(READING),
-    "config.path_to_cache": idle("indices are kept beside the files"),
+    "config.path_to_cache": idle("indices are stored next to the files"),
 }
 DATASET: Table = {
     **{f"data_loader.{key}": rule for key, rule in LOADER_KEYS.items()},
@@ -78,7 +78,7 @@ DATASET: Table = {
     "batch_size": decided("runner_config.batch_size"),
     "seed": decided("seed"),
     "repeat": only(
-        1, None, reason="runner_config.epochs says how often", otherwise="runner_config.epochs says how often"
+        1, None, reason="runner_config.epochs decides how often", otherwise="runner_config.epochs decides how often"
     ),
     "drop_remainder": only(
         True, None, reason="batches are always full", otherwise="batches are always full; a last part is left out"
@@ -87,35 +87,35 @@ DATASET: Table = {
     "python_multiprocessing": idle(READING),
     "numa_enable": idle(READING),
     "prefetch_size": idle(READING),
-    "tokenizer.type": idle(FILE_SAYS),
+    "tokenizer.type": idle(IN_FILE),
     "tokenizer.vocab_file": decided("processor.tokenizer.vocab_file"),
-    "tokenizer.*": idle(FILE_SAYS),
+    "tokenizer.*": idle(IN_FILE),
     "max_source_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
     "max_target_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
     "max_length": idle("a conversation is cut as a whole, at model.model_config.seq_length"),
-    "max_seq_length": refused("it belongs to a data set of its own code"),
+    "max_seq_length": refused("it belongs to a data set with its own code"),
     "ignore_pad_token_for_loss": only(
         True, None, reason="padding never has a loss", otherwise="padding never has a loss here"
     ),
-    "eos_id": refused("it belongs to a data set of its own code"),
-    "gmask_id": refused("it belongs to a data set of its own code"),
-    "sop_id": refused("it belongs to a data set of its own code"),
-    "micro_batch": refused("it belongs to a data set of its own code"),
+    "eos_id": refused("it belongs to a data set with its own code"),
+    "gmask_id": refused("it belongs to a data set with its own code"),
+    "sop_id": refused("it belongs to a data set with its own code"),
+    "micro_batch": refused("it belongs to a data set with its own code"),
     "dataloader.*": decided("train_dataset.data_loader"),  # the PyNative form
     "modal_to_text_transform.*": refused(PICTURES),
 }
 DATA: Table = {
     **{f"train_dataset.{key}": rule for key, rule in DATASET.items()},
     "train_dataset.dataset_dir": decided("train_dataset.data_loader.config.data_path"),
-    "train_dataset_task": idle("train_dataset says everything"),
-    "eval_dataset_task": idle("eval_dataset says everything"),
+    "train_dataset_task": idle("train_dataset applies"),
+    "eval_dataset_task": idle("eval_dataset applies"),
     "train_dataset_task.type": decided("train_dataset.data_loader.type"),
-    "train_dataset_task.auto_register": refused("code beside the YAML is never run"),
+    "train_dataset_task.auto_register": refused("code of the user is never run"),
     **{f"train_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
-    **{f"eval_dataset.{key}": idle(OTHER_EVALUATION) for key in DATASET},
-    "eval_dataset_task.type": idle(OTHER_EVALUATION),
+    **{f"eval_dataset.{key}": idle(EVALUATION_OFF) for key in DATASET},
+    "eval_dataset_task.type": idle(EVALUATION_OFF),
     **{f"eval_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
-    "processor.type": idle(FILE_SAYS),
+    "processor.type": idle(IN_FILE),
     "processor.return_tensors": idle("prompts go straight into the compiled graph"),
     "processor.audio_processor": only(None, reason="empty", otherwise=PICTURES),
     "processor.image_processor": only(None, reason="empty", otherwise=PICTURES),
@@ -126,12 +126,10 @@ DATA: Table = {
     "processor.tokenizer.vocab_file": decided("processor.tokenizer.vocab_file"),
     "processor.tokenizer.tokenizer_file": decided("processor.tokenizer.vocab_file"),
     "processor.tokenizer.merges_file": idle("tokenizer.json holds merges and vocabulary"),
-    "processor.tokenizer.auto_register": idle(
-        "code beside the YAML is never run; the tokenizer's file is read instead"
-    ),
+    "processor.tokenizer.auto_register": idle("code of the user is never run; the tokenizer's file is read instead"),
     "processor.tokenizer.chat_template": idle("the chat template is that of the tokenizer's directory"),
     **{
-        f"processor.tokenizer.{key}": idle(FILE_SAYS)
+        f"processor.tokenizer.{key}": idle(IN_FILE)
         for key in [
             "type",
             "add_bos_token",
@@ -177,26 +175,26 @@ KINDS = {
 }
 TASKS = ("CausalLanguageModelDataset", "KeyWordGenDataset")
 HANDLERS = {"AlpacaInstructDataHandler": "alpaca", "PackingHandler": "", "take": ""}
-ONE_SEED = "one seed, that of the run, decides the order"
+SEED_REASON = "one seed, that of the run, decides the order"
 READABLE = (".model", ".json", ".tiktoken")
 LOADED_NAMES = ("json", "csv", "parquet", "text", "arrow")
 
 
 def translate_text(reading: Reading) -> None:
-    """Sections ``train_dataset``, ``train_dataset_task`` and ``processor``; the schedule must have been translated."""
+    """Translate ``train_dataset``, ``train_dataset_task`` and ``processor``; the schedule must have been translated."""
     if reading.get("run_mode", "train") in ("train", "finetune") and not reading.get("train_dataset"):
         reading.refuse("train_dataset", "no data set is named, and MindFormers cannot train without one, either")
     _task(reading)
-    theirs = reading.word(f"{LOADER}.type")
-    if theirs:
-        if theirs in KINDS:
-            _loader(reading, theirs)
+    kind = reading.word(f"{LOADER}.type")
+    if kind:
+        if kind in KINDS:
+            _loader(reading, kind)
         else:
-            hint = nearest(theirs, KINDS)
+            hint = nearest(kind, KINDS)
             reading.refuse(f"{LOADER}.type", f"this data set is not here yet{hint}")
     for key in ("train_dataset.seed", f"{LOADER}.config.seed", f"{LOADER}.config.random_seed"):
         if reading.has(key):
-            reading.idle(key, ONE_SEED)
+            reading.idle(key, SEED_REASON)
     if reading.has(f"{LOADER}.shuffle"):
         reading.idle(f"{LOADER}.shuffle", "samples are drawn in an order of (seed, epoch)")
     _tokenizer(reading)
@@ -209,13 +207,13 @@ def _task(reading: Reading) -> None:
     if not reading.has(key):
         return
     if reading.get(key) in TASKS:
-        reading.idle(key, "train_dataset says everything")
+        reading.idle(key, "train_dataset applies")
     else:
         reading.refuse(key, "this data set is not here yet")
 
 
 def _copy(reading: Reading, name: str) -> None:
-    """MindFormers reads ``dataset_config`` alone; here it must say what the section beside it says."""
+    """Check ``dataset_config``, the only section that MindFormers reads: it must equal the section next to it."""
     copy = f"{name}_task.dataset_config"
     if reading.get(copy) is None:
         return
@@ -226,13 +224,13 @@ def _copy(reading: Reading, name: str) -> None:
             reading.note(path, Outcome.REFUSED, reason=message)
 
 
-def _loader(reading: Reading, theirs: str) -> None:
-    kind = KINDS[theirs]
+def _loader(reading: Reading, loader_type: str) -> None:
+    kind = KINDS[loader_type]
     reading.translate(f"{LOADER}.type", f"{LOADER}.type", kind)
-    if theirs == "BlendedMegatronDatasetDataLoader":
+    if loader_type == "BlendedMegatronDatasetDataLoader":
         _blend(reading)
         return
-    if theirs == "MindDataset":
+    if loader_type == "MindDataset":
         _files(reading, kind, "dataset_dir", "dataset_files")
         # labels stand one place ahead with input_sliced_sig, and in the newer networks, which do not read that key
         key, ours, columns = (
@@ -252,13 +250,13 @@ def _loader(reading: Reading, theirs: str) -> None:
             reading.put(ours, True, path_of(key))
             reading.idle(key, "use_legacy is false: such networks never shift labels, whatever is written")
         elif newer and not reading.has(key):
-            reading.left_out(key, ours, True, "use_legacy is false: such networks never shift labels")
+            reading.set_omitted(key, ours, True, "use_legacy is false: such networks never shift labels")
         elif reading.get(key) and not labels:
-            reading.idle(key, "without a column labels MindFormers shifts all the same")
+            reading.idle(key, "without a column labels MindFormers shifts in any case")
         elif reading.get(key):
             reading.translate(key, ours, True)
         return
-    if theirs == "ADGenDataLoader":
+    if loader_type == "ADGenDataLoader":
         _files(reading, kind, "dataset_dir")
         reading.put(f"{OURS}.handler", "ADGenInstructionHandler", ("train_dataset", "data_loader", "type"))
         _columns(reading)
@@ -274,15 +272,17 @@ def _loader(reading: Reading, theirs: str) -> None:
                 _handler(reading, index, entry, separated)
         for name in ("create_attention_mask", "create_compressed_eod_mask"):
             if reading.has(f"{LOADER}.{name}"):
-                reading.idle(f"{LOADER}.{name}", "config.packing says whether conversations of a sample see each other")
+                reading.idle(
+                    f"{LOADER}.{name}", "config.packing decides whether conversations of a sample attend to each other"
+                )
         if reading.has(f"{LOADER}.packing"):
             reading.refuse(f"{LOADER}.packing", "write a PackingHandler")
 
 
 def _files(reading: Reading, kind: str, *names: str) -> None:
-    given = [name for name in names if reading.has(f"{LOADER}.{name}")]
-    named = [name for name in given if reading.get(f"{LOADER}.{name}")]
-    for name in given:
+    written = [name for name in names if reading.has(f"{LOADER}.{name}")]
+    named = [name for name in written if reading.get(f"{LOADER}.{name}")]
+    for name in written:
         key = f"{LOADER}.{name}"
         if name in named[:1]:
             reading.translate(key, PATH)
@@ -290,8 +290,10 @@ def _files(reading: Reading, kind: str, *names: str) -> None:
             reading.idle(key, "empty, or named twice")
         else:
             reading.translate(key, PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
-    if not given:
-        reading.left_out(f"{LOADER}.dataset_dir", PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
+    if not written:
+        reading.set_omitted(
+            f"{LOADER}.dataset_dir", PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir"
+        )
 
 
 def _columns(reading: Reading) -> None:
@@ -305,12 +307,12 @@ def _columns(reading: Reading) -> None:
 
 
 def _hub_files(reading: Reading, kind: str) -> None:
-    """``path`` and ``data_files`` of Hugging Face's ``load_dataset``: what names local files."""
+    """Translate local files in ``path`` and ``data_files`` of Hugging Face's ``load_dataset``."""
     files, path = f"{LOADER}.data_files", f"{LOADER}.path"
     if reading.get(files):
         reading.translate(files, PATH)
         if reading.has(path):
-            reading.idle(path, "data_files names the files; their ending says what they are")
+            reading.idle(path, "data_files names the files; their suffix decides the format")
     elif reading.get(path) and reading.get(path) not in LOADED_NAMES:
         reading.translate(path, PATH, reason="a local file or directory: nothing is downloaded")
     else:
@@ -333,8 +335,8 @@ def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: boo
     elif kind == "PackingHandler":
         packing = True if separated else "joined"
         reading.put(f"{OURS}.packing", packing, (*place, "type"))
-        said = f"{OURS}.packing: {'true' if separated else 'joined'}"
-        reading.note((*place, "type"), Outcome.TRANSLATED, said, "no mask keeps them apart" * (not separated))
+        target = f"{OURS}.packing: {'true' if separated else 'joined'}"
+        reading.note((*place, "type"), Outcome.TRANSLATED, target, "no mask keeps them apart" * (not separated))
         if "pack_strategy" in entry:
             strategy = entry["pack_strategy"]
             if strategy == "pack":
@@ -353,11 +355,11 @@ def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: boo
             (*place, "type"), Outcome.REFUSED, reason=f"this form of rows is not here{nearest(str(kind), HANDLERS)}"
         )
     if "seq_length" in entry:
-        _same_length(reading, (*place, "seq_length"), entry["seq_length"])
+        _check_length(reading, (*place, "seq_length"), entry["seq_length"])
 
 
-def _same_length(reading: Reading, path: tuple, length: Any) -> None:
-    """A sequence length beside the model's: the same, or refused; a model without one takes it."""
+def _check_length(reading: Reading, path: tuple, length: Any) -> None:
+    """Check that a sequence length equals that of the model; a model without one takes it."""
     model = reading.ours.data.setdefault("model", {}).setdefault("model_config", {})
     if "seq_length" not in model:
         reading.put("model.model_config.seq_length", length, path)
@@ -378,19 +380,19 @@ def _blend(reading: Reading) -> None:
         if reading.has(key):
             reading.translate(key, PATH, value, reason)
         else:
-            reading.left_out(key, PATH, value, reason)
+            reading.set_omitted(key, PATH, value, reason)
     for name in ("split", "eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
         if reading.has(f"{config}.{name}"):
             reading.use(f"{config}.{name}")
     if not reading.has(f"{config}.split"):
-        reading.left_out(f"{config}.split", f"{OURS}.split", "1,0,0", "left out: everything is trained on")
+        reading.set_omitted(f"{config}.split", f"{OURS}.split", "1,0,0", "left out: everything is trained on")
     if reading.get(f"{config}.create_compressed_eod_mask"):
         reading.translate(f"{config}.create_compressed_eod_mask", f"{OURS}.reset_attention_mask", True)
     elif reading.has(f"{config}.create_compressed_eod_mask"):
         reading.idle(f"{config}.create_compressed_eod_mask", "off")
     if reading.has(f"{config}.seq_length"):
         path = ("train_dataset", "data_loader", "config", "seq_length")
-        _same_length(reading, path, reading.get(f"{config}.seq_length"))
+        _check_length(reading, path, reading.get(f"{config}.seq_length"))
     _end_of_document(reading, f"{config}.eod")
     # samples of an epoch, as optimizer steps of the run
     key = f"{LOADER}.sizes"
@@ -437,28 +439,28 @@ def _global_batch(reading: Reading) -> int:
 
 
 def _tokenizer(reading: Reading) -> None:
-    """The first file that is named and can be read; the data set's own wins, as conversations need it."""
+    """Translate the first readable tokenizer file. The file of the data set takes precedence."""
     keys = (
         "train_dataset.tokenizer.vocab_file",
         "processor.tokenizer.tokenizer_file",
         "processor.tokenizer.vocab_file",
     )
-    taken = False
+    is_found = False
     for key in filter(reading.has, keys):
         value = reading.get(key)
         name = PurePath(str(value)).name
         if not value:
             reading.idle(key, "empty")
-        elif taken:
+        elif is_found:
             reading.idle(key, "another file is named")
         elif name != "vocab.json" and name.endswith(READABLE):
             reading.translate(key, TOKENIZER)
-            taken = True
+            is_found = True
         else:
             reading.idle(
                 key, "tokenizer.json or tokenizer.model is read here: name it as vocab_file where text is encoded"
             )
     expected = expected_tokenizer(reading)
-    if expected and not taken:
+    if expected and not is_found:
         reason = "expected in pretrained_model_dir when the run starts"
-        reading.left_out(TOKENIZER, TOKENIZER, expected, reason)
+        reading.set_omitted(TOKENIZER, TOKENIZER, expected, reason)

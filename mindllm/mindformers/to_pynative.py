@@ -23,7 +23,7 @@ from mindllm.mindformers.reading import shown
 
 NETWORKS = ("deepseek_v3", "qwen3")  # that MindFormers' pages name for this trainer
 SECTION = "model.model_config"
-MODEL = {  # theirs: ours, beside what config.json has
+MODEL = {  # key of MindFormers: key of mindllm, in addition to config.json
     "seq_length": "seq_length",
     "compute_dtype": "compute_dtype",
     "params_dtype": "param_init_type",
@@ -39,7 +39,7 @@ UNREAD = (
 """Names of ``config.json`` that MindFormers has not; what they say comes back from other keys, or the run is refused."""
 LOSSES = {"expert": "seq_aux_loss", "global": "global_aux_loss"}
 YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-TOLD = {  # prefixes of keys that change nothing of what is computed, and what is told of them
+TOLD = {  # prefixes of keys without effect on the result, and a remark
     "recompute_config": "recomputation of parts of a layer is not carried over: names of modules differ; it takes more memory",
     "swap_config": "activations are not offloaded there: names of modules differ; it takes more memory",
     "parallel_config.use_seq_parallel": "there sequences are always shared where tensors are",
@@ -48,12 +48,12 @@ TOLD = {  # prefixes of keys that change nothing of what is computed, and what i
     "parallel_config.gradient_aggregation_group": "how gradients are put together before they are exchanged",
     "parallel.dataset_strategy": "a batch is split over the replicas",
     "parallel.strategy_ckpt_save_file": "no strategy files there",
-    "micro_batch_interleave_num": "samples are one copy there: exchanges are not hidden behind another's computing",
+    "micro_batch_interleave_num": "samples are one copy there: communication does not overlap",
     f"{SECTION}.loss_chunks": "the logits of a sequence are whole there; they take more memory",
     f"{SECTION}.fine_grain_interleave": "it only hides exchanges",
     f"{SECTION}.moe_token_dispatcher_type": "there sorted tokens are always sent to the ranks of their experts",
 }
-NOT_CARRIED = (  # what is of mindllm's own run, not of what it computes
+NOT_CARRIED = (  # keys of a run of mindllm that do not affect the result
     "output_dir", "trainer", "callbacks", "context", "do_eval", "eval_", "evaluation", "processor", "generation", "input_data",
     "predict_batch_size", "save_file", "export_hf", "monitor_config", "require_proof", "overwrite", "profile", "with_stack",
     "runner_config.epochs", "runner_config.stop_step", "runner_config.step_timeout", "runner_config.slow_rank_factor",
@@ -81,7 +81,7 @@ class Written:
 
     Attributes:
         tree: the YAML.
-        told: what is not carried over, by our key; nothing of it changes what is computed.
+        told: keys that are not carried over, with a remark. None of them changes the result.
     """
 
     tree: dict[str, Any]
@@ -89,10 +89,10 @@ class Written:
 
 
 def write_pynative(config: RunConfig, layers: Sequence[PlacedLayer]) -> Written:
-    """Return ``config`` in the PyNative form; ``layers`` are those of the whole model, in order.
+    """Return ``config`` in the PyNative form; ``layers`` are those of the complete model, in order.
 
     Raises:
-        UserError: something that would change what is computed has no form there; its key.
+        UserError: a key that changes the result has no form there.
     """
     model = config.model.config
     kind = config.train_dataset.data_loader.type
@@ -170,7 +170,7 @@ def _optimizer(config: RunConfig) -> dict[str, Any]:
 
 
 def _schedule(config: RunConfig) -> dict[str, Any]:
-    """Our keys have their names; what is not said is left out."""
+    """Return the schedule. The key names are the same; unset keys are omitted."""
     tree = tree_of(config)["lr_schedule"]
     return {key: value for key, value in tree.items() if value is not None and key != "total_steps"}
 
@@ -187,7 +187,7 @@ def _parallelism(config: RunConfig, layers: Sequence[PlacedLayer]) -> dict[str, 
             f"replicas of {shards} shards follow from the launch there; share among all {ours.data_parallel} replicas"
         )
         raise config.error("parallel.enable_parallel_optimizer", message)
-    methods = {theirs: method for method, theirs in METHODS.items()}
+    methods = {name: method for method, name in METHODS.items()}
     if ours.context_parallel_algo not in methods:
         message = (
             f"the PyNative trainer has no {ours.context_parallel_algo}; write colossalai_cp, which computes the same"
@@ -207,8 +207,8 @@ def _parallelism(config: RunConfig, layers: Sequence[PlacedLayer]) -> dict[str, 
         # ['0-3,8-11', '4-7,12-15']: the layers of each stage, chunk by chunk, without those that predict ahead
         stages: list[list[str]] = [[] for _ in range(config.parallel_config.pipeline_stage)]
         numbered = list(enumerate(layers))[: config.model.config.num_layers]
-        for (_, stage), held in groupby(numbered, lambda one: (one[1].chunk, one[1].stage)):
-            numbers = [number for number, _ in held]
+        for (_, stage), run in groupby(numbered, lambda one: (one[1].chunk, one[1].stage)):
+            numbers = [number for number, _ in run]
             stages[stage].append(_span(numbers[0], numbers[-1]))
         if any(len(spans) != config.model.config.pp_interleave_num for spans in stages):
             raise config.error(
@@ -219,7 +219,7 @@ def _parallelism(config: RunConfig, layers: Sequence[PlacedLayer]) -> dict[str, 
 
 
 def _recompute(layers: Sequence[PlacedLayer]) -> dict[str, Any]:
-    """The layers that are recomputed whole; those that predict ahead are none of its numbers."""
+    """Return the recomputed layers, without multi-token prediction layers."""
     numbers = [number for number, layer in enumerate(layers) if layer.recompute]
     if not numbers:
         return {"mode": "None"}
@@ -257,17 +257,17 @@ def _data(config: RunConfig) -> dict[str, Any]:
 
 
 def _weighted(path: Any) -> Any:
-    """One corpus as a blend of it alone."""
+    """Return one corpus as a blend."""
     return ["1", path] if isinstance(path, str) else path
 
 
 def _model(config: RunConfig) -> dict[str, Any]:
-    """The names of Hugging Face, and those of MindFormers for what its files do not say."""
+    """Return the model with the names of Hugging Face, and of MindFormers for other keys."""
     model = config.model.config
     content = {key: value for key, value in config_json(model, "", {}).items() if key not in UNREAD}
     tree = {key: value for key, value in content.items() if value is not None}
     tree["architectures"] = content["architectures"][0]
-    tree |= {theirs: getattr(model, ours) for theirs, ours in MODEL.items()}
+    tree |= {name: getattr(model, ours) for name, ours in MODEL.items()}
     tree |= {"use_flash_attention": model.use_flash_attention is not False, "add_bias_linear": False}
     tree |= _positions(config)
     if model.model_type == "qwen3":
@@ -310,10 +310,10 @@ def _experts(config: RunConfig) -> dict[str, Any]:
 
 
 def _differences(config: RunConfig, tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What does not come back as it was, with what is told of it.
+    """Yield keys that do not come back unchanged, with a remark.
 
     Raises:
-        UserError: it changes what is computed, or what is written cannot be read.
+        UserError: the difference changes the result, or the result cannot be read.
     """
     try:
         again = build_config(convert(Document(tree)), None)
@@ -336,15 +336,15 @@ def _differences(config: RunConfig, tree: dict[str, Any]) -> Iterator[tuple[str,
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    """Every value by its dotted key."""
+    """Return every value by its dotted key."""
     return {
         ".".join(map(str, path)): _weighted(value) if path[-1] == "data_path" else value
         for path, value in leaves(tree_of(config))
     }
 
 
-def _same_network(config: RunConfig, again: RunConfig, key: str) -> bool:
-    """Whether a key of the architecture is said otherwise and means the same."""
+def _same_network(config: RunConfig, reread: RunConfig, key: str) -> bool:
+    """Return True if a key of the architecture has another form with the same meaning."""
     name = key.removeprefix(f"{SECTION}.").partition(".")[0]
-    said_otherwise = key.startswith(SECTION) and (name == "offset" or name not in RUN_KEYS)
-    return said_otherwise and config.model.config.architecture == again.model.config.architecture
+    is_model_key = key.startswith(SECTION) and (name == "offset" or name not in RUN_KEYS)
+    return is_model_key and config.model.config.architecture == reread.model.config.architecture

@@ -20,7 +20,7 @@ from mindllm.mindformers.weight_names import LAYER, MCORE
 
 SAVED_WHOLE = "a checkpoint holds whole parameters with the optimizer's state, written by one rank"
 EXPERTS = "the keys of experts say how they are balanced; their tokens are in the metrics"
-STEPS = "MindFormers' graphs do five Newton-Schulz steps, whatever a YAML says; write 5"
+STEPS = "MindFormers' graphs always have five Newton-Schulz steps; write 5"
 
 UPDATE: Table = {
     "optimizer.type": decided("optimizer.type"),
@@ -47,9 +47,7 @@ UPDATE: Table = {
     },
     "optimizer.comm_strategy": idle("matrices are always put together whole, and every rank keeps its own part"),
     "optimizer.ns_steps": only(5, None, reason="what it does anyway", otherwise=STEPS),
-    "optimizer.ns_coefficients": refused(
-        "MindFormers' graphs have the coefficients of Jordan et al., whatever a YAML says"
-    ),
+    "optimizer.ns_coefficients": refused("MindFormers' graphs always have the coefficients of Jordan et al."),
     "optimizer.qk_clip_enabled": decided("optimizer.qk_clip_threshold, or null"),
     "optimizer.qk_clip_threshold": decided("optimizer.qk_clip_threshold"),
     "optimizer.micro_batch_num": idle("the largest logit is that of all micro-batches whatever their number"),
@@ -66,7 +64,7 @@ UPDATE: Table = {
     "lr_schedule.decay_start_steps": decided("lr_schedule.decay_ratio"),
     "lr_schedule.decay_start_ratio": decided("lr_schedule.decay_ratio"),
     "lr_schedule.decay_steps": refused("schedules decay to the end of the run here"),
-    "lr_schedule.auto_register": refused("code beside the YAML is never run"),
+    "lr_schedule.auto_register": refused("code of the user is never run"),
     "runner_wrapper.type": only(
         "MFTrainOneStepCell", reason="the only kind of step", otherwise="only MFTrainOneStepCell is a kind of step here"
     ),
@@ -114,8 +112,8 @@ UPDATE: Table = {
 }
 WATCHERS = {
     "ObsMonitor": "nothing is uploaded",
-    "SummaryMonitor": "callbacks: SummaryMonitor has keys of its own here",
-    "ProfileMonitor": "the keys profile... say what is profiled",
+    "SummaryMonitor": "callbacks: SummaryMonitor has other keys in mindllm",
+    "ProfileMonitor": "the keys profile... configure the profile",
     "ColdHotExpertMonitor": EXPERTS,
     "TopkBiasBalanceCallback": EXPERTS,
     "MoEDropRateCallback": EXPERTS,
@@ -174,7 +172,7 @@ SCALE = "runner_wrapper.scale_sense"
 
 
 def translate_update(reading: Reading) -> None:
-    """Sections ``optimizer``, ``lr_schedule``, ``runner_wrapper`` and ``callbacks``."""
+    """Translate ``optimizer``, ``lr_schedule``, ``runner_wrapper`` and ``callbacks``."""
     _optimizer(reading)
     _schedule(reading)
     translate_groups(reading, _schedule)
@@ -208,27 +206,27 @@ def _optimizer(reading: Reading) -> None:
     _betas(reading)
     _or_default(reading, "optimizer.eps", THEIR_EPS.get(kind, 1e-6), 1e-8)
     _or_default(reading, "optimizer.weight_decay", 0.0, 0.1)
-    _own_rate(reading)
+    _optimizer_rate(reading)
 
 
 def _muon(reading: Reading) -> None:
-    """Muon, whose AdamW has keys of its own."""
+    """Translate Muon, whose AdamW has separate keys."""
     reading.use("optimizer.type")
     _qk_clip(reading)
-    for theirs, ours, usual in (("adamw_betas", "betas", [0.95, 0.95]), ("adamw_eps", "eps", 1e-8)):
-        if reading.get(f"optimizer.{theirs}") is not None:
-            reading.translate(f"optimizer.{theirs}", f"optimizer.{ours}")
+    for name, ours, usual in (("adamw_betas", "betas", [0.95, 0.95]), ("adamw_eps", "eps", 1e-8)):
+        if reading.get(f"optimizer.{name}") is not None:
+            reading.translate(f"optimizer.{name}", f"optimizer.{ours}")
         else:
-            reading.left_out(f"optimizer.{theirs}", f"optimizer.{ours}", usual, "left out: the default of MindFormers")
+            reading.set_omitted(f"optimizer.{name}", f"optimizer.{ours}", usual, "left out: the default of MindFormers")
     for key in ("matched_adamw_rms", "momentum", "nesterov", "weight_decay"):
         if reading.has(f"optimizer.{key}"):
             reading.use(f"optimizer.{key}")
-    _own_rate(reading)
+    _optimizer_rate(reading)
 
 
 def _qk_clip(reading: Reading) -> None:
-    """QK-clip, which theirs does unless it is told otherwise; one key says it here, and null is none."""
-    clips, given = reading.get(CLIPS, True), reading.has(THRESHOLD)
+    """Translate QK-clip, which MindFormers enables by default; null disables it."""
+    clips, has_threshold = reading.get(CLIPS, True), reading.has(THRESHOLD)
     if clips is False or not is_latent(reading):
         reason = "off" if clips is False else NO_HEADS
         for key in (CLIPS, THRESHOLD):
@@ -236,15 +234,15 @@ def _qk_clip(reading: Reading) -> None:
                 reading.idle(key, reason)
         return
     threshold = reading.get(THRESHOLD, THEIR_THRESHOLD)
-    if given:
+    if has_threshold:
         reading.translate(THRESHOLD, THRESHOLD, threshold)
     else:
-        reading.left_out(THRESHOLD, THRESHOLD, threshold, "left out: the default of MindFormers")
+        reading.set_omitted(THRESHOLD, THRESHOLD, threshold, "left out: the default of MindFormers")
     if reading.has(CLIPS):
         reading.translate(CLIPS, THRESHOLD, threshold)
 
 
-def _own_rate(reading: Reading) -> None:
+def _optimizer_rate(reading: Reading) -> None:
     if reading.has("optimizer.learning_rate"):
         rate = reading.get("optimizer.learning_rate")
         if reading.has("lr_schedule.learning_rate") or reading.has("grouped_lr_schedule.default"):
@@ -258,28 +256,28 @@ def _betas(reading: Reading) -> None:
         reading.use("optimizer.betas")
         return
     pair = [reading.get(f"optimizer.beta{number}", usual) for number, usual in zip((1, 2), THEIR_BETAS, strict=True)]
-    given = [key for key in ("optimizer.beta1", "optimizer.beta2") if reading.has(key)]
-    for key in given:
+    keys = [key for key in ("optimizer.beta1", "optimizer.beta2") if reading.has(key)]
+    for key in keys:
         reading.translate(key, "optimizer.betas", pair)
-    if not given:
-        reading.left_out("optimizer.betas", "optimizer.betas", pair, "left out: the default of MindFormers")
+    if not keys:
+        reading.set_omitted("optimizer.betas", "optimizer.betas", pair, "left out: the default of MindFormers")
 
 
-def _or_default(reading: Reading, key: str, theirs: Any, ours: Any) -> None:
-    """Uses the key, or their default where it is left out and ours is another."""
+def _or_default(reading: Reading, key: str, default: Any, own_default: Any) -> None:
+    """Copy the key, or set MindFormers' default if it differs from that of mindllm."""
     if reading.get(key) is not None:
         reading.use(key)
-    elif theirs != ours:
-        reading.left_out(key, key, theirs, "left out: the default of MindFormers")
+    elif default != own_default:
+        reading.set_omitted(key, key, default, "left out: the default of MindFormers")
 
 
 def _schedule(reading: Reading) -> None:
     if not reading.has("lr_schedule.type"):
         return
-    theirs = reading.word("lr_schedule.type")
-    kind = SCHEDULES.get(theirs)
+    source_kind = reading.word("lr_schedule.type")
+    kind = SCHEDULES.get(source_kind)
     if kind is None:
-        reading.refuse("lr_schedule.type", f"this schedule is not here yet{nearest(theirs, SCHEDULES)}")
+        reading.refuse("lr_schedule.type", f"this schedule is not here yet{nearest(source_kind, SCHEDULES)}")
         return
     reading.translate("lr_schedule.type", "lr_schedule.type", kind)
     ratio, steps = "lr_schedule.warmup_ratio", "lr_schedule.warmup_steps"
@@ -296,26 +294,26 @@ def _schedule(reading: Reading) -> None:
     end = "lr_schedule.lr_end"
     if reading.has(end):
         if kind == "ConstantWarmUpLR":
-            reading.idle(end, "the rate stays what it is")
+            reading.idle(end, "the rate is constant")
         else:
             reading.use(end)
     elif kind in ("PolynomialWithWarmUpLR", STABLE):
-        reading.left_out(end, end, SMALL_END, "left out: the default of MindFormers")
-    _only_of(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
-    _only_of(reading, "lr_schedule.decay_ratio", kind, STABLE)
+        reading.set_omitted(end, end, SMALL_END, "left out: the default of MindFormers")
+    _key_of_schedule(reading, "lr_schedule.num_cycles", kind, "CosineWithRestartsAndWarmUpLR", usual=(0.5,))
+    _key_of_schedule(reading, "lr_schedule.decay_ratio", kind, STABLE)
     _decay_start(reading, kind)
 
 
 def _decay_start(reading: Reading, kind: str) -> None:
-    """Where their decay begins: a step, or a part of all steps, which wins. Ours has a length, as a part of all steps."""
+    """Translate the start of the decay, a step or a fraction of all steps, into its length as a fraction."""
     ratio, steps, total = (f"lr_schedule.{key}" for key in ("decay_start_ratio", "decay_start_steps", "total_steps"))
-    given = [key for key in (ratio, steps) if reading.has(key)]
+    keys = [key for key in (ratio, steps) if reading.has(key)]
     if kind != STABLE:
-        for key in given:
-            _only_of(reading, key, kind, STABLE)
+        for key in keys:
+            _key_of_schedule(reading, key, kind, STABLE)
         return
     length, part, begin = reading.number(total, -1), reading.get(ratio), reading.get(steps)
-    for key in given:
+    for key in keys:
         if reading.get(key) is None or (key == steps and part is not None):
             reading.idle(key, "empty" if reading.get(key) is None else f"{ratio} is given too, and wins")
     if part is not None:
@@ -328,7 +326,7 @@ def _decay_start(reading: Reading, kind: str) -> None:
         reading.refuse(steps, f"a decay is a part of all steps here; write {ratio}, or {total}")
 
 
-def _only_of(reading: Reading, key: str, kind: str, owner: str, usual: tuple[float, ...] = ()) -> None:
+def _key_of_schedule(reading: Reading, key: str, kind: str, owner: str, usual: tuple[float, ...] = ()) -> None:
     if not reading.has(key):
         return
     if kind == owner:
@@ -346,13 +344,13 @@ def _loss_scale(reading: Reading) -> None:
             reading.idle(SCALE, "empty") if scale is None else reading.use(SCALE)
         return
     names = ("type", "loss_scale_value", "scale_factor", "scale_window")
-    given = [name for name in names if reading.has(f"{SCALE}.{name}")]
-    for name in given:
+    written = [name for name in names if reading.has(f"{SCALE}.{name}")]
+    for name in written:
         reading.use(f"{SCALE}.{name}")
     if scale.get("scale_factor") == 1 or scale.get("type") == "FixedLossScaleUpdateCell":
         for name in ("scale_factor", "scale_window"):
             reading.ours.data["runner_wrapper"]["scale_sense"].pop(name, None)
-            if name in given:
+            if name in written:
                 reading.idle(f"{SCALE}.{name}", "the scale never changes")
         reading.translate(f"{SCALE}.type", f"{SCALE}.type", "FixedLossScaleUpdateCell")
 
@@ -381,17 +379,17 @@ def _callbacks(reading: Reading) -> None:
 
 
 def is_of_watcher(reading: Reading, path: KeyPath) -> bool:
-    """Whether ``path`` is a key of a callback that changes nothing, whatever it says."""
+    """Return True if ``path`` is a key of a callback without effect."""
     return path[0] == "callbacks" and len(path) > 1 and reading.get(f"callbacks.{path[1]}.type") in WATCHERS
 
 
 def _callback(reading: Reading, index: int, entry: dict[str, Any], name: str, keys: tuple[str, ...]) -> dict[str, Any]:
     used = {"type": name}
-    same = entry.get("type") == name
+    is_same_type = entry.get("type") == name
     reading.note(
         ("callbacks", index, "type"),
-        Outcome.USED if same else Outcome.TRANSLATED,
-        "" if same else f"callbacks: {name}",
+        Outcome.USED if is_same_type else Outcome.TRANSLATED,
+        "" if is_same_type else f"callbacks: {name}",
     )
     for key in keys:
         if entry.get(key) is not None:
@@ -416,11 +414,11 @@ FINAL_NORM = "decoder.final_layernorm"
 
 
 def translate_groups(reading: Reading, translate: Callable[[Reading], None]) -> None:
-    """Translates the section where it is written; ``translate`` translates ``lr_schedule`` of a document."""
+    """Translate ``grouped_lr_schedule``."""
     default, groups = reading.get(f"{SECTION}.default"), reading.get(f"{SECTION}.grouped")
     if isinstance(default, dict):
-        if isinstance(given := reading.get(SCHEDULE), dict):
-            for key in given:
+        if isinstance(written := reading.get(SCHEDULE), dict):
+            for key in written:
                 reading.idle(f"{SCHEDULE}.{key}", f"{SECTION}.default decides")
         reading.put(SCHEDULE, _translated(reading, (SECTION, "default"), default, translate), (SECTION, "default"))
     elif default is not None:
@@ -441,7 +439,7 @@ def translate_groups(reading: Reading, translate: Callable[[Reading], None]) -> 
 def _translated(
     reading: Reading, path: KeyPath, schedule: dict[str, Any], translate: Callable[[Reading], None]
 ) -> dict[str, Any]:
-    """A schedule as ours has it; what became of its keys is noted at ``path``."""
+    """Return a schedule in the form of mindllm; record the outcome of its keys at ``path``."""
     inner = Reading(Document({SCHEDULE: {key: value for key, value in schedule.items() if key != "params"}}))
     for key in schedule:
         rule = UPDATE.get(f"{SCHEDULE}.{key}")
@@ -455,22 +453,22 @@ def _translated(
     for (_, *below), entry in inner.entries.items():
         if below[0] in schedule:
             reading.note((*path, *below), entry.outcome, entry.becomes, entry.reason)
-    found: dict[str, Any] = inner.ours.data.get(SCHEDULE, {})
-    return found
+    result: dict[str, Any] = inner.ours.data.get(SCHEDULE, {})
+    return result
 
 
 def _weights(reading: Reading, path: KeyPath, patterns: Any) -> list[str]:
-    """Our names of the weights that their patterns match."""
+    """Return the weights of mindllm that match the patterns."""
     listed = patterns if isinstance(patterns, list) else []
-    found = []
+    weights = []
     for pattern in map(str, listed):
-        names = [ours for theirs, ours in OUTSIDE.items() if pattern in theirs or fnmatch(theirs, pattern)]
+        names = [ours for name, ours in OUTSIDE.items() if pattern in name or fnmatch(name, pattern)]
         if not names or not pattern.startswith((*BEGINNINGS, FINAL_NORM)):
             reason = (
                 f"weights of layers have other names here; write grouped_lr_schedule in a YAML of mindllm ({pattern})"
             )
             reading.note(path, Outcome.REFUSED, reason=reason)
             return []
-        found += names
-    reading.note(path, Outcome.TRANSLATED, f"params: {found}")
-    return found
+        weights += names
+    reading.note(path, Outcome.TRANSLATED, f"params: {weights}")
+    return weights

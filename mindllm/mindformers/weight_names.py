@@ -36,8 +36,8 @@ class Rows:
     stop: int
 
 
-def _in_layer(theirs: str, piece: Piece | None = None) -> Origin:
-    return Origin(f"decoder.layers.{LAYER}.{theirs}", piece)
+def _in_layer(name: str, piece: Piece | None = None) -> Origin:
+    return Origin(f"decoder.layers.{LAYER}.{name}", piece)
 
 
 _ATTENTION: Mapping[str, Piece] = {"wq": "query", "wk": "key", "wv": "value"}
@@ -65,10 +65,10 @@ MCORE_MARK = "embedding.word_embeddings.weight"
 
 
 def origins(model: ModelConfig, ours: Mapping[str, object], theirs: Mapping[str, object]) -> dict[str, Origin]:
-    """Where each of ``ours`` is in a checkpoint that has the names ``theirs``: mcore's or legacy ones.
+    """Return the tensor of each weight ``ours`` in a checkpoint with the names ``theirs``: those of mcore or legacy.
 
     Raises:
-        UserError: the model has a weight that a Llama has not.
+        UserError: the model has a weight that Llama does not have.
     """
     if MCORE_MARK not in theirs:
         return {name: Origin(name) for name in ours}
@@ -86,7 +86,7 @@ def origins(model: ModelConfig, ours: Mapping[str, object], theirs: Mapping[str,
 
 
 def rows_of(piece: Piece, model: ModelConfig) -> Rows:
-    """The rows of ``piece`` in the matrix that mcore keeps it in."""
+    """Return the rows of ``piece`` in its fused matrix of mcore."""
     if piece in ("gate", "up"):
         first = 0 if piece == "gate" else model.intermediate_size
         return Rows(1, 2 * model.intermediate_size, first, first + model.intermediate_size)

@@ -14,7 +14,7 @@ from mindspore.communication import create_group
 from mindspore.ops import Primitive
 
 from mindllm.config import RunConfig
-from mindllm.config.checks.mesh import wrong_number_of_devices
+from mindllm.config.checks.mesh import device_count_error
 from mindllm.parallel.layout import GROUP_RANKS, mesh_of, model_group_name
 from mindllm.random_keys import RANDOM_KEYS
 
@@ -71,7 +71,7 @@ def set_parallel_context(config: RunConfig, rank: int, tell_rank: bool = True) -
 
 def check_context(config: RunConfig) -> None:
     """Raise UserError for unsupported steps, and for numbers of devices that the compiler does not support."""
-    if message := wrong_number_of_devices(config):
+    if message := device_count_error(config):
         raise config.error("parallel_config.data_parallel", message)
     if config.parallel.parallel_mode == 0:
         advice = "write semi_auto_parallel: with model_parallel and pipeline_stage 1 it is data parallelism"

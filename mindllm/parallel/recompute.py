@@ -21,7 +21,7 @@ from mindspore import nn
 from mindspore.ops import Primitive
 
 from mindllm.config import RunConfig
-from mindllm.config.recompute import LEVEL_SEPARATOR, RecomputeConfig, forms_of
+from mindllm.config.recompute import LEVEL_SEPARATOR, RecomputeConfig, pattern_forms
 from mindllm.errors import nearest
 from mindllm.models.pieces import EarlierPieces
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
@@ -50,7 +50,7 @@ class Match:
 
 def match(layer: nn.Cell, pattern: str) -> list[Match]:
     """Return everything in ``layer`` that ``pattern`` names."""
-    return [item for form in forms_of(pattern) for item in _match(layer, form.split(LEVEL_SEPARATOR), "")]
+    return [item for form in pattern_forms(pattern) for item in _match(layer, form.split(LEVEL_SEPARATOR), "")]
 
 
 def match_some(layer: nn.Cell, pattern: str, operators_only: bool) -> list[Match]:

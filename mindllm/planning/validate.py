@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindllm.config import RunConfig, override_config
-from mindllm.config.reading.shorten import own_bases, write_short
+from mindllm.config.reading.shorten import source_bases, write_short
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
 from mindllm.dry_run.workspace import attention_elements_of
@@ -88,7 +88,7 @@ def write_run(path: Path, planned: RunConfig) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    write_short(planned, path, own_bases(planned))
+    write_short(planned, path, source_bases(planned))
 
 
 def check_fits(planned: RunConfig, simulations: Simulations) -> None:

@@ -13,8 +13,8 @@ from mindllm.config import RunConfig, load_config, render_config
 from mindllm.config.reading.document import Document, KeyPath, at, merge
 from mindllm.config.reading.load import BASE, plain, read_document, rename, with_comments
 from mindllm.config.reading.overrides import Overrides, override_document
-from mindllm.config.reading.shipped import shipped_or_own
-from mindllm.config.reading.yaml_tree import one_line, write_commented, write_yaml
+from mindllm.config.reading.shipped import existing_or_shipped
+from mindllm.config.reading.yaml_tree import single_line, write_commented, write_yaml
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.launch.layouts import HEAD
@@ -43,7 +43,7 @@ def override_keys(base: str, overrides: Overrides) -> Mapping[str, Any]:
 
     Other choices depend on them: the batch size decides the number of accumulation steps.
     """
-    changes = override_document(overrides, read_document(shipped_or_own(Path(base))), RunConfig)
+    changes = override_document(overrides, read_document(existing_or_shipped(Path(base))), RunConfig)
     rename(changes)
     return changes.data
 
@@ -70,7 +70,7 @@ class Recipe:
         tree = self.tree()
         config = load_config(tree, overrides)
         document = Document(tree)
-        over_base = merge(read_document(shipped_or_own(Path(self.base))), document)
+        over_base = merge(read_document(existing_or_shipped(Path(self.base))), document)
         changes = override_document(overrides, over_base, RunConfig)
         rename(changes)
         keys = merge(document, changes).data
@@ -101,7 +101,7 @@ class MadeRun:
     def yaml(self) -> str:
         """Return the YAML: the base and the differences, each choice with its reason."""
         reasons = {choice.path: choice.reason for choice in self.choices}
-        first = f"{WRITTEN_BY}{one_line(self.command)}\n# The same command overwrites it: copy it to keep changes.\n"
+        first = f"{WRITTEN_BY}{single_line(self.command)}\n# The same command overwrites it: copy it to keep changes.\n"
         return first + write_commented(self.tree, reasons)
 
     def write(self, path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindllm.architecture.layer import LayerSpec
-from mindllm.config import ModelConfig, RunConfig, keys_of_layers
+from mindllm.config import ModelConfig, RunConfig, keys_for_layers
 from mindllm.config.reading.pretrained import DIRECTORY_KEYS
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
@@ -23,7 +23,7 @@ def layer_keys(model: ModelConfig, specs: Sequence[LayerSpec]) -> dict[str, Any]
 
     The keys already include the values of a pretrained directory, which cannot initialize a run with fewer layers.
     """
-    keys = {f"model.model_config.{key}": value for key, value in keys_of_layers(model, specs).items()}
+    keys = {f"model.model_config.{key}": value for key, value in keys_for_layers(model, specs).items()}
     return {"run_mode": "train", **dict.fromkeys(DIRECTORY_KEYS, ""), **keys}
 
 

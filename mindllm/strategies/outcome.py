@@ -15,7 +15,7 @@ from mindllm.architecture.experts import DISPATCHES, PLACES
 from mindllm.architecture.layer_counts import ONE_F_ONE_B, SEARCHED
 from mindllm.config import RunConfig
 from mindllm.config.checks.mesh import COMPILED, compiles_for
-from mindllm.config.reading.shorten import own_bases, write_short
+from mindllm.config.reading.shorten import source_bases, write_short
 from mindllm.errors import CheckFailed, Problem, UserError, nearest
 from mindllm.files import atomic_open
 from mindllm.results import Result
@@ -116,7 +116,7 @@ class Strategies(Result):
 
     def write(self, path: Path | str) -> None:
         """Write the recommended run as a YAML of differences to the original run."""
-        write_short(self.config, Path(path), own_bases(self.config))
+        write_short(self.config, Path(path), source_bases(self.config))
 
     def write_page(self, path: Path | str) -> None:
         """Write a page with memory and speed of all strategies that fit."""

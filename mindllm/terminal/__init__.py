@@ -1,1 +1,1 @@
-"""What people and programs are shown: the terminal, tables, pages, JSON, and progress."""
+"""Output for people and programs: terminal, tables, pages, JSON and progress."""

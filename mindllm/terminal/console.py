@@ -1,8 +1,8 @@
-"""The terminal: the only place where rich is told to print. Text is text, never markup; control characters are shown, not obeyed.
+"""Terminal output: the only module that prints with rich. Text is never markup, and control characters are escaped.
 
-Names, paths, values and messages come from users, files and other programs. Printed as markup ``runs[lr=3e-4]`` loses its end,
-``run.yaml:100:`` becomes a picture, ``[/x]`` is an error, and an escape sequence moves the cursor. Styles are given as
-:func:`mindllm.terminal.text.styled` text instead.
+Names, paths, values and messages come from users, files and other programs. As markup, ``runs[lr=3e-4]`` would lose its end,
+``run.yaml:100:`` would become an emoji, and ``[/x]`` would be an error. Styles are applied with
+:func:`mindllm.terminal.text.styled`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from mindllm.terminal.json_text import SCHEMA, strict
 from mindllm.terminal.text import styled, visible
 
 Item = TypeVar("Item")
-SECONDS_BETWEEN_LINES = 30.0  # of progress, where standard error is no terminal
+SECONDS_BETWEEN_LINES = 30.0  # of progress, if standard error is not a terminal
 
 
 class PlainConsole(Console):
-    """A console that prints strings as they are and leaves it to the terminal to wrap lines.
+    """A console that prints strings unchanged and lets the terminal wrap lines.
 
-    ``table_width`` is what tables keep to: the width of the terminal (or ``COLUMNS``), and none where nobody looks at one.
+    ``table_width`` limits tables: the width of the terminal or ``COLUMNS``; None without a terminal.
     """
 
     def __init__(
@@ -53,28 +53,28 @@ class PlainConsole(Console):
         self.has_width = width is not None
 
     def on_broken_pipe(self) -> None:
-        """Nobody reads any more: of the output that ends a command, of errors it does not."""
+        """Stop printing when the reader has gone; for standard output, end the command."""
         self.quiet = True
         if not self.stderr:
             raise BrokenPipeError
 
     @property
     def table_width(self) -> int | None:
-        """Columns a table may take; None: as many as it likes."""
+        """Columns available to a table; None: unlimited."""
         return self.width if self.has_width or self.is_terminal or "COLUMNS" in os.environ else None
 
     def render_str(self, text: str, **options) -> Text:  # type: ignore[override]
-        """All strings that are printed, also as cells and titles, go through here."""
+        """Escape a string; rich calls this for all strings, including cells and titles."""
         options |= {"emoji": False, "markup": False, "highlight": False}
         return super().render_str(visible(text), **options)
 
     def status(self, status, **options) -> Status:  # type: ignore[override]
-        """A line that says what is being done; of a string nothing is markup."""
+        """Return a status line with the current work; a string is not markup."""
         return PlainStatus(styled(status) if isinstance(status, str) else status, console=self, **options)
 
 
 class PlainLines:
-    """Prints a line every so many seconds while something long goes on: how progress is told where there is no terminal."""
+    """Prints a line periodically during long work: progress without a terminal."""
 
     def __init__(self, console: Console, line: Callable[[float], str]) -> None:
         self.console, self.line = console, line
@@ -84,7 +84,7 @@ class PlainLines:
             threading.Thread(target=self._run, args=(SECONDS_BETWEEN_LINES,), name="progress", daemon=True).start()
 
     def stop(self) -> None:
-        """Print no more lines."""
+        """Stop printing lines."""
         self._ended.set()
 
     def _run(self, seconds: float) -> None:
@@ -93,34 +93,34 @@ class PlainLines:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
 
 class PlainStatus(Status):
-    """A line that says what is being done."""
+    """A status line with the current work."""
 
     _lines: PlainLines | None = None
 
     def start(self) -> None:
-        """Begin to say it."""
+        """Show the line."""
         if self.console.is_terminal:
             super().start()
         self._lines = self._lines or PlainLines(self.console, lambda seconds: f"{self.status}, {_after(seconds)}")
 
     def stop(self) -> None:
-        """Say it no longer."""
+        """Remove the line."""
         if self._lines:
             self._lines.stop()
         super().stop()
 
     def update(self, status=None, **options) -> None:  # type: ignore[override]
-        """Says something else; of a string nothing is markup."""
+        """Change the line; a string is not markup."""
         super().update(styled(status) if isinstance(status, str) else status, **options)
 
 
 class Description(ProgressColumn):
-    """What a task is called, as it is: no markup, and control characters shown."""
+    """The description of a task, with control characters escaped."""
 
     def __init__(self) -> None:
         super().__init__(Column(no_wrap=True))
@@ -131,19 +131,19 @@ class Description(ProgressColumn):
 
 
 class PlainProgress(Progress):
-    """Bars on a terminal; elsewhere a line now and then with what the columns beside the bar say."""
+    """Progress bars on a terminal; elsewhere periodic lines with the other columns."""
 
     _lines: PlainLines | None = None
 
     def start(self) -> None:
-        """Begin to show it."""
+        """Show the bars."""
         if self.console.is_terminal:
             super().start()
         elif not self.disable:
             self._lines = self._lines or PlainLines(self.console, self._line)
 
     def stop(self) -> None:
-        """Show it no longer; what stays on a terminal is a last line."""
+        """Stop showing the bars; without a terminal, print a last line."""
         if self.live.is_started:
             super().stop()
         elif self._lines:
@@ -152,55 +152,57 @@ class PlainProgress(Progress):
                 self.console.print(self._line(self._lines.seconds, self.tasks))
 
     def _line(self, seconds: float, tasks: Iterable[Task] | None = None) -> str:
-        wanted = [task for task in self.tasks if not task.finished] if tasks is None else tasks
-        shown = [task for task in wanted if task.visible]
-        said = "; ".join(" ".join(filter(None, (_said(column, task) for column in self.columns))) for task in shown)
-        return f"{said or 'working'}, {_after(seconds)}"
+        unfinished = [task for task in self.tasks if not task.finished] if tasks is None else tasks
+        visible_tasks = [task for task in unfinished if task.visible]
+        texts = (
+            " ".join(filter(None, (_column_text(column, task) for column in self.columns))) for task in visible_tasks
+        )
+        return f"{'; '.join(texts) or 'working'}, {_after(seconds)}"
 
 
 def _after(seconds: float) -> str:
     return f"after {timedelta(seconds=int(seconds))}"
 
 
-def _said(column: str | ProgressColumn, task: Task) -> str:
-    """What a column of a bar says in a line; the bar itself nothing, and the time is said of all."""
+def _column_text(column: str | ProgressColumn, task: Task) -> str:
+    """Return the text of a column in a line; empty for the bar and for the elapsed time, which ends the line."""
     if isinstance(column, str | TimeElapsedColumn):
         return ""
-    said = column(task)
-    if not isinstance(said, Text):
+    text = column(task)
+    if not isinstance(text, Text):
         return ""
     if isinstance(column, TimeRemainingColumn):
-        return "" if task.time_remaining is None else f"{said.plain} left"
-    return said.plain.strip()
+        return "" if task.time_remaining is None else f"{text.plain} left"
+    return text.plain.strip()
 
 
-output = PlainConsole()  # what was asked for
-error_console = PlainConsole(stderr=True)  # errors, progress, and everything about the answer
+output = PlainConsole()  # results
+error_console = PlainConsole(stderr=True)  # errors, progress and notes
 
 
 def progress(*columns: ProgressColumn, console: Console | None = None, transient: bool = True, **options) -> Progress:
-    """A bar after each task's description, which is not markup; ``columns`` come after it (default: how many of how many)."""
+    """Return progress bars with the description of each task and ``columns`` (default: bar, count and time)."""
     following = columns or (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return PlainProgress(Description(), *following, console=console or error_console, transient=transient, **options)
 
 
 def track(items: Iterable[Item], description: str, *, shown: bool = True) -> Iterable[Item]:
-    """Yields ``items`` while a bar on standard error says how far it has come; ``items`` must have a length."""
+    """Yield ``items``, which must have a length, and draw a progress bar on standard error."""
     with progress(disable=not shown) as bar:
         yield from bar.track(items, description=description)
 
 
 def print_json(tree: Any) -> None:
-    """One JSON object on one line of standard output, in ASCII: whatever is in its strings is escaped.
+    """Print one JSON object on one line of standard output, in ASCII.
 
-    A number that JSON does not know is a string, ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``. Keys that tell no version of
-    themselves, under ``schema``, are the first.
+    A number that is not finite becomes the string ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``. An object without ``schema`` has
+    version 1.
     """
     versioned = {SCHEMA: 1, **tree} if isinstance(tree, Mapping) else tree
     sys.stdout.write(json.dumps(strict(versioned), allow_nan=False) + "\n")
 
 
 def write(text: str) -> None:
-    """Write what grows to standard output, at once; a terminal is shown control characters instead of obeying them."""
+    """Write text to standard output and flush it; on a terminal, escape control characters."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Numbers on their way into JSON, which has no infinite ones and no NaN.
+"""Numbers for JSON, which has no infinity and no NaN.
 
-Answers have their names instead, in the spelling of protobuf's JSON, which ``float()`` and JavaScript's ``Number()`` read.
-Columns of metrics have null, so that they stay numeric.
+Results have names instead, in the spelling of protobuf's JSON, which ``float()`` and JavaScript's ``Number()`` parse. Metrics
+have null, so that their columns stay numeric.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SCHEMA = "schema"  # the key of what commands print for programs that tells the version of its other keys
+SCHEMA = "schema"  # key of JSON output with the version of the other keys
 
 
-def as_name(number: float) -> str:
-    """``NaN``, ``Infinity`` or ``-Infinity``."""
+def number_name(number: float) -> str:
+    """Return ``NaN``, ``Infinity`` or ``-Infinity``."""
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
-def strict(value: Any, not_finite: Callable[[float], Any] = as_name) -> Any:
-    """``value`` as every JSON parser reads it: numpy scalars as Python's, tuples as lists, and ``not_finite`` of a number that is
-    infinite or NaN in its place.
-    """
+def strict(value: Any, not_finite: Callable[[float], Any] = number_name) -> Any:
+    """Return a value that every JSON parser reads: Python numbers, lists, and ``not_finite`` of infinite numbers and NaN."""
     if isinstance(value, Mapping):
         return {key: strict(item, not_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):

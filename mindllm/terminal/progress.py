@@ -1,4 +1,4 @@
-"""How a function of the library tells what it is doing: it calls back, and never draws."""
+"""Progress of library functions: they call back, and never draw."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ SECONDS_BETWEEN_CALLS = 0.1
 
 
 class Progress(Protocol):
-    """Is called now and then with what is being done, how many are done, and of how many (None: not known)."""
+    """A callback for the current work, the finished count and the total (None: unknown)."""
 
     def __call__(self, what: str, done: int = 0, total: int | None = None) -> None: ...
 
 
 def unwatched(what: str, done: int = 0, total: int | None = None) -> None:
-    """Do nothing: nobody looks."""
+    """Do nothing."""
 
 
 def counted(items: Sequence[Item], what: str, progress: Progress) -> Iterator[Item]:
-    """Yield ``items`` and tell now and then how many are done, at the end that all are."""
-    told = -SECONDS_BETWEEN_CALLS
+    """Yield ``items`` and report the finished count periodically and at the end."""
+    last_call = -SECONDS_BETWEEN_CALLS
     for done, item in enumerate(items):
-        if (now := time.monotonic()) - told >= SECONDS_BETWEEN_CALLS:
+        if (now := time.monotonic()) - last_call >= SECONDS_BETWEEN_CALLS:
             progress(what, done, len(items))
-            told = now
+            last_call = now
         yield item
     progress(what, len(items), len(items))

@@ -1,4 +1,4 @@
-"""How commands show what the library returns: its lines and tables, one JSON object, and progress while it works."""
+"""Rendering of results: lines and tables, one JSON object, and progress."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mindllm.terminal.progress import Progress
 from mindllm.terminal.text import visible
 
 REMAINING = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-BYTES = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()  # where bytes are counted
-SHARE = BarColumn(), TimeRemainingColumn()  # where how many says nothing to people
+BYTES = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()  # for downloads
+SHARE = BarColumn(), TimeRemainingColumn()  # for work whose count is not meaningful
 
 
 def show(result: Result, as_json: bool, console: PlainConsole = output) -> None:
-    """Print a result for people, or for programs."""
+    """Print a result as text, or as JSON."""
     if as_json:
         print_json(result.to_dict())
         return
@@ -36,28 +36,28 @@ def show(result: Result, as_json: bool, console: PlainConsole = output) -> None:
 
 @contextmanager
 def drawn(*columns: ProgressColumn, transient: bool = True) -> Iterator[Progress]:
-    """Yield a callback that draws on standard error: a bar of what is counted, a line for what is not.
+    """Yield a callback that draws on standard error: a bar for counted work, a line for other work.
 
-    A ``transient`` bar goes when it is done. ``columns`` come after what is done; by default how many of how many.
+    A ``transient`` bar is removed at the end. ``columns`` follow the description (default: bar, count and time).
     """
     with progress(*columns, console=error_console, transient=transient) as bar:
         task = bar.add_task("", total=None, visible=False)
 
-        def told(what: str, done: int = 0, total: int | None = None) -> None:
+        def report(what: str, done: int = 0, total: int | None = None) -> None:
             if total is None:
                 bar.console.print(visible(what))
             else:
                 bar.update(task, description=what, completed=done, total=total, visible=True)
 
-        yield told
+        yield report
 
 
 @contextmanager
 def passing() -> Iterator[Progress]:
-    """Yield a callback as of :func:`drawn` for who logs: a bar goes as soon as all is done, so that the log has the terminal."""
+    """Yield a callback as :func:`drawn` for commands that log: a bar is removed as soon as its work is done."""
     bar = progress()
 
-    def told(what: str, done: int = 0, total: int | None = None) -> None:
+    def report(what: str, done: int = 0, total: int | None = None) -> None:
         nonlocal bar
         if total is None:
             error_console.print(visible(what))
@@ -71,6 +71,6 @@ def passing() -> Iterator[Progress]:
             bar = progress()
 
     try:
-        yield told
+        yield report
     finally:
         bar.stop()

@@ -1,4 +1,4 @@
-"""Tables for people. A figure is never cut: what does not fit a narrow terminal is stacked below, or folded if it is a text."""
+"""Tables for terminals. Figures are never truncated: in a narrow terminal, columns are stacked and texts folded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mindllm.terminal.console import PlainConsole, output
 from mindllm.terminal.text import styled
 
 GAP = 2
-NARROW = 24  # to which texts are folded before columns are stacked
+NARROW = 24  # width to which texts are folded before columns are stacked
 Cell = str | Text
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column by its heading; figures stand at the right and are never folded, texts at the left."""
+    """A column: figures are aligned right and never folded, texts are aligned left."""
 
     name: str
     is_text: bool = False
@@ -47,7 +47,7 @@ class Table:
             self.add_row(*row)
 
     def add_row(self, *cells: Cell) -> None:
-        """Adds a row with a cell for every column."""
+        """Add a row with a cell for each column."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         self.rows.append([cell if isinstance(cell, Text) else styled(cell) for cell in cells])
@@ -69,23 +69,23 @@ class Table:
         return len(self._parts(limit)) == 1
 
     def _parts(self, limit: int | None) -> list[list[int]]:
-        """Numbers of the columns of every part that is printed; the keys stand in all of them."""
+        """Return the column numbers of each printed part; all parts contain the key columns."""
         least = [self._least(place) for place in range(len(self.columns))]
         keys, parts, part = list(range(self.keys)), [], []  # type: list[int], list[list[int]], list[int]
         for place in range(self.keys, len(self.columns)):
-            if limit and part and _total(least[known] for known in (*keys, *part, place)) > limit:
+            if limit and part and _total(least[column] for column in (*keys, *part, place)) > limit:
                 parts, part = [*parts, part], []
             part.append(place)
         return [keys + part for part in [*parts, part]]
 
     def _widths(self, places: Sequence[int], limit: int | None) -> list[int]:
-        """The least widths, and what is left of ``limit``: to texts first, then to headings."""
+        """Return column widths: the minimum, plus the remaining width, for texts first and then for headings."""
         widths = {place: self._least(place) for place in places}
         wide = {place: max(self._cells(place), self.headings[place].cell_len) for place in places}
-        left = max(0, limit - _total(widths.values())) if limit else sum(wide.values())
+        remaining = max(0, limit - _total(widths.values())) if limit else sum(wide.values())
         for place in sorted(places, key=lambda place: not self.columns[place].is_text):
-            more = min(left, wide[place] - widths[place])
-            widths[place], left = widths[place] + more, left - more
+            more = min(remaining, wide[place] - widths[place])
+            widths[place], remaining = widths[place] + more, remaining - more
         return [widths[place] for place in places]
 
     def _lines(
@@ -96,14 +96,14 @@ class Table:
         widths: Sequence[int],
         folded: bool = False,
     ) -> Iterator[Text]:
-        """The lines of a row; the lines of its cells stand side by side."""
+        """Yield the lines of a row, with the lines of its cells next to each other."""
         columns: list[list[Text]] = []
         for cell, place, width in zip(cells, places, widths, strict=True):
             is_text = self.columns[place].is_text
             parts = (
                 cell.wrap(console, width, overflow="fold") if folded or is_text else cell.split("\n", allow_blank=True)
             )
-            columns.append([_padded(part, width, at_left=is_text) for part in parts])
+            columns.append([_padded(part, width, align_left=is_text) for part in parts])
         for line in zip_longest(*columns):
             row = Text()
             for part, width in zip(line, widths, strict=True):
@@ -112,18 +112,18 @@ class Table:
             yield row
 
     def _cells(self, place: int) -> int:
-        """Width of the widest cell."""
+        """Return the width of the widest cell."""
         return max((line.cell_len for row in self.rows for line in row[place].split("\n", allow_blank=True)), default=0)
 
     def _least(self, place: int) -> int:
-        """The least width a column is shown in."""
+        """Return the minimum width of a column."""
         heading = max(map(cell_len, self.headings[place].plain.split()), default=0)
         cells = self._cells(place)
         return max(heading, min(cells, NARROW) if self.columns[place].is_text else cells)
 
 
 def as_text(parts: Iterable[Cell | Table]) -> str:
-    """Return lines and tables as the terminal would show them, without printing them."""
+    """Return lines and tables as text, as the terminal shows them."""
     console = PlainConsole(file=io.StringIO(), width=output.table_width)
     for part in parts:
         console.print(part)
@@ -131,12 +131,12 @@ def as_text(parts: Iterable[Cell | Table]) -> str:
 
 
 def width_limit(console: Console, options: ConsoleOptions) -> int | None:
-    """Return the cells of a line; None where lines may have any length, as in a file."""
+    """Return the width of a line; None if it is unlimited, as in a file."""
     return console.table_width if isinstance(console, PlainConsole) else options.max_width
 
 
 def pairs(rows: Iterable[tuple[str, Cell]]) -> RichTable:
-    """Names and values, a pair to a line; a value that is longer, as a path, goes on in the next."""
+    """Return a table of names and values, one pair per line; long values such as paths are folded."""
     table = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(overflow="fold")
@@ -146,21 +146,21 @@ def pairs(rows: Iterable[tuple[str, Cell]]) -> RichTable:
 
 
 def figures(*names: str) -> list[Column]:
-    """Columns of figures."""
+    """Return columns of figures."""
     return [Column(name) for name in names]
 
 
 def texts(*names: str) -> list[Column]:
-    """Columns of texts."""
+    """Return columns of texts."""
     return [Column(name, is_text=True) for name in names]
 
 
 def _total(widths: Iterable[int]) -> int:
-    found = list(widths)
-    return sum(found) + GAP * (len(found) - 1)
+    sizes = list(widths)
+    return sum(sizes) + GAP * (len(sizes) - 1)
 
 
-def _padded(part: Text, width: int, at_left: bool) -> Text:
+def _padded(part: Text, width: int, align_left: bool) -> Text:
     part.rstrip()
     space = Text(" " * max(0, width - part.cell_len))
-    return part + space if at_left else space + part
+    return part + space if align_left else space + part

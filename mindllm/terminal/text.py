@@ -1,4 +1,4 @@
-"""Text that is shown: styles without markup, and nothing that a terminal would obey."""
+"""Text for terminals: styles without markup, and escaped control characters."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ HIDDEN = re.compile(  # C0 but tab and newline, DEL, C1; separators and override
 
 
 def visible(text: str) -> str:
-    r"""``text`` with what a terminal would obey, or cannot encode, written as an escape such as ``\x1b`` or ``\ud800``."""
+    r"""Return text with control characters and surrogates escaped, such as ``\x1b`` or ``\ud800``."""
     return HIDDEN.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def styled(*parts: str | Text | tuple[str, str]) -> Text:
-    """Joins strings, strings with a style such as ``("fits", "green")``, and texts; nothing in them is markup."""
-    whole = Text()
+    """Join strings, strings with a style such as ``("fits", "green")``, and texts; none is markup."""
+    joined = Text()
     for part in parts:
         if isinstance(part, Text):
-            whole.append_text(part)
+            joined.append_text(part)
         else:
             text, style = (part, "") if isinstance(part, str) else part
-            whole.append(visible(text), style)
-    return whole
+            joined.append(visible(text), style)
+    return joined

@@ -82,7 +82,7 @@ def workload_of(config: RunConfig, on_cpu: bool = False) -> Workload:
     )  # auto: every other device has the kernel
     numerics = Numerics(
         model.compute_dtype, size_of(model.param_init_type), fused, softmax=model.softmax_compute_type,
-        whole_masks=config.has_masks_of_rows,
+        whole_masks=config.has_row_masks,
         wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32", causal_blocks=on_cpu,
         plain_softmax=True, dropout="kept" if on_cpu else "drawn",
     )  # fmt: skip

@@ -31,7 +31,7 @@ def test_groups_that_are_divided_are_accepted():
             "feed_forward.w2 in codes has 3 groups of 32 columns, which model_parallel 2 does not divide",
         ),
         ({"group_size": 0}, "attention.wo in codes has 1 groups of 64 columns"),
-        ({"act_order": True}, "attention.wo in codes has columns in an order of their own (desc_act)"),
+        ({"act_order": True}, "attention.wo in codes has reordered columns (desc_act)"),
     ],
 )
 def test_columns_that_devices_cannot_divide_are_refused_by_name(changes, words):

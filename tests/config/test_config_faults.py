@@ -38,7 +38,7 @@ FILE_FAULTS = [
         "train_dataset_task: {type: x}",
         "train_dataset_task",
         {"type": "x"},
-        ["remove it: train_dataset says everything"],
+        ["remove it: train_dataset applies"],
     ),
     ("context: {enable_graph_kernel: maybe}", "context.enable_graph_kernel", "maybe", ["true or false or 'auto'"]),
     ("context: {max_device_memory: 58}", "context.max_device_memory", 58, ["a size such as 58GB"]),
@@ -182,7 +182,7 @@ def test_a_duplicate_key_names_both_lines(write):
     with pytest.raises(UserError) as caught:
         load_config(write("seed: 1\nseed: 2\n"))
     assert (caught.value.line, caught.value.key) == (2, "seed")
-    assert "already on line 1" in caught.value.first.message
+    assert "also on line 1" in caught.value.first.message
 
 
 def test_both_names_of_one_key(refused):
@@ -201,11 +201,11 @@ def test_both_names_of_one_key(refused):
         ("seed\uff1a 1\n\nrun_mode: train", "; line 1: the colon is a full-width one; write ': '"),
         (
             "runner_config:\n  batch_size:2  # a row\n  epochs: 1",
-            "; line 2: no space behind the colon; write batch_size: 2",
+            "; line 2: space missing after the colon; write batch_size: 2",
         ),
         (
             "runner_config:\n  epochs:2",
-            "must be a section of keys (value epochs:2); no space behind the colon; write epochs: 2",
+            "must be a section of keys (value epochs:2); space missing after the colon; write epochs: 2",
         ),
         ("runner_config:\n  epochs: 1\n   batch_size: 2", "not valid YAML"),
         ("runner_config:\n    epochs: 1\n  batch_size: 2", "; keys of one section begin in the same column"),
@@ -214,14 +214,14 @@ def test_both_names_of_one_key(refused):
         ("3", "must be a mapping of keys to values, not int"),
         ("seed: !!python/object/apply:os.getcwd []", "not valid YAML"),
         ("seed: !!python/name:os.getcwd ''", "not valid YAML"),
-        ("seed: &a [*a]", "an alias stands inside of the value it names"),
+        ("seed: &a [*a]", "an alias is inside the value it refers to"),
         ("? [1, 2]\n: 3", "a key must be a word"),
         ("output_dir: !!timestamp 99999-99-99", "the tag !!timestamp is not allowed"),
         ("output_dir: !!binary aGFsbG8=", "the tag !!binary is not allowed"),
-        ("seed: !!int ''", "'' is no integer a machine computes with"),
-        ("seed: 0x" + "f" * 900, "is no integer a machine computes with"),
-        ("seed: 1" + ":1" * 40_000, "is no integer a machine computes with"),
-        ("a: &a {<<: *a}", "an alias stands inside of the value it names"),
+        ("seed: !!int ''", "'' is not a valid integer a machine computes with"),
+        ("seed: 0x" + "f" * 900, "is not a valid integer a machine computes with"),
+        ("seed: 1" + ":1" * 40_000, "is not a valid integer a machine computes with"),
+        ("a: &a {<<: *a}", "an alias is inside the value it refers to"),
         ("a: {<<: 1}", "a merge key (<<) takes a mapping"),
         ("a: [" + "1," * 50_000 + "1]", "the file has more than 50,000 keys and values"),
         (

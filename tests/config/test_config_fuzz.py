@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from mindllm.config import load_config, override_config, render_config
 from mindllm.config.reading.schema import walk
-from mindllm.config.reading.yaml_tree import as_options, inline_yaml, read_value, read_yaml, write_commented, write_yaml
+from mindllm.config.reading.yaml_tree import (
+    command_line_options,
+    inline_yaml,
+    read_value,
+    read_yaml,
+    write_commented,
+    write_yaml,
+)
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 
@@ -148,7 +155,7 @@ def test_a_value_on_one_line_is_an_option_that_reads_back(value):
     assert "\n" not in text
     assert read_value(text, "--a") == value
     assert read_yaml(f"key: {text}", "x.yaml").data == {"key": value}
-    assert shlex.split(as_options({"a.b": value, "c": 1})) == [f"--a.b={text}", "--c=1"]
+    assert shlex.split(command_line_options({"a.b": value, "c": 1})) == [f"--a.b={text}", "--c=1"]
 
 
 def assert_reads_back(small_run, overrides) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 from small_models import SIZES
 
-from mindllm.config import ModelConfig, keys_of_layers, load_config
+from mindllm.config import ModelConfig, keys_for_layers, load_config
 from mindllm.errors import UserError
 from mindllm.families import family_of
 
@@ -33,9 +33,9 @@ def test_layers_that_are_alike_are_of_one_kind():
 def test_a_model_can_be_cut_to_any_of_its_layers():
     whole = model(sliding_window=8, sliding_window_pattern=2)
     kept = [whole.architecture.layers[number] for number in (1, 0, 1)]
-    cut = whole.model_copy(update={**keys_of_layers(whole, kept)})
+    cut = whole.model_copy(update={**keys_for_layers(whole, kept)})
     assert list(cut.architecture.layers) == kept
-    assert keys_of_layers(model(), model().architecture.layers[:2]) == {"num_layers": 2}
+    assert keys_for_layers(model(), model().architecture.layers[:2]) == {"num_layers": 2}
 
 
 def test_a_window_bounds_what_attention_costs():

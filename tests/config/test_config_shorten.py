@@ -10,7 +10,7 @@ import pytest
 from mindllm.config import load_config, override_config, render_config
 from mindllm.config.reading import shorten
 from mindllm.config.reading.shipped import shipped_configs
-from mindllm.config.reading.shorten import own_bases, write_short
+from mindllm.config.reading.shorten import source_bases, write_short
 from mindllm.errors import UserError
 
 LLAMA = shipped_configs() / "llama2" / "pretrain_llama2_7b.yaml"
@@ -23,7 +23,7 @@ CHANGES = {
 
 def test_a_run_over_what_is_shipped_is_a_few_lines_and_may_be_moved(tmp_path):
     config = override_config(load_config(LLAMA), CHANGES)
-    text = write_short(config, tmp_path / "new.yaml", own_bases(config))
+    text = write_short(config, tmp_path / "new.yaml", source_bases(config))
     assert text.splitlines()[0] == "base: configs/llama2/pretrain_llama2_7b.yaml"
     assert len(text.splitlines()) <= 8
     (tmp_path / "elsewhere").mkdir()
@@ -53,7 +53,7 @@ def project(tmp_path):
 )
 def test_a_run_over_a_file_of_the_user_moves_with_its_project(project, tmp_path, name, base):
     directory, config = project
-    text = write_short(config, directory / name, own_bases(config))
+    text = write_short(config, directory / name, source_bases(config))
     assert text.splitlines()[0] == f"base: {base}"
     assert "offset: [1, -1, 0, 0]" in text
     assert "seed" not in text
@@ -65,19 +65,19 @@ def test_a_base_behind_a_symbolic_link_is_found_by_both_names(project, tmp_path)
     directory, config = project
     (tmp_path / "far" / "away" / "deep").mkdir(parents=True)
     (directory / "link").symlink_to(tmp_path / "far" / "away" / "deep")
-    text = write_short(config, directory / "link" / "new.yaml", own_bases(config))
+    text = write_short(config, directory / "link" / "new.yaml", source_bases(config))
     line = f"base: {directory.resolve()}/runs/own.yaml  # absolute: no relative path lasts from here"
     assert text.splitlines()[0] == line
     assert load_config(directory / "link" / "new.yaml") == load_config(tmp_path / "far/away/deep/new.yaml") == config
     (tmp_path / "other").symlink_to(directory)  # the link is around both
-    text = write_short(config, tmp_path / "other" / "new.yaml", own_bases(config))
+    text = write_short(config, tmp_path / "other" / "new.yaml", source_bases(config))
     assert text.splitlines()[0] == "base: runs/own.yaml"
 
 
 def test_a_base_with_nothing_but_the_root_in_common_is_absolute(project, monkeypatch):
     directory, config = project
     monkeypatch.setattr(os.path, "commonpath", lambda paths: "/")
-    text = write_short(config, directory / "new.yaml", own_bases(config))
+    text = write_short(config, directory / "new.yaml", source_bases(config))
     assert text.startswith(f"base: {directory.resolve()}/runs/own.yaml  # absolute")
     assert load_config(directory / "new.yaml") == config
 
@@ -87,7 +87,7 @@ def test_a_file_whose_unknown_keys_were_ignored_is_no_base(project):
     newer = directory / "newer.yaml"
     newer.write_text("base: runs/own.yaml\nfuture: 1\n", encoding="utf-8")
     config = override_config(load_config(newer, ["--ignore-unknown-keys"]), CHANGES)
-    text = write_short(config, directory / "new.yaml", own_bases(config))
+    text = write_short(config, directory / "new.yaml", source_bases(config))
     assert text.splitlines()[0] == "base: configs/llama2/pretrain_llama2_7b.yaml"
     assert load_config(directory / "new.yaml") == config
 
@@ -111,7 +111,7 @@ def test_a_run_written_over_the_file_it_was_read_from_is_not_based_on_itself(tmp
     own = tmp_path / "own.yaml"
     own.write_text("base: configs/llama2/pretrain_llama2_7b.yaml\nseed: 3\n", encoding="utf-8")
     config = override_config(load_config(own), CHANGES)
-    text = write_short(config, own, own_bases(config))
+    text = write_short(config, own, source_bases(config))
     assert text.splitlines()[0] == "base: configs/llama2/pretrain_llama2_7b.yaml"
     assert "seed: 3" in text
     assert load_config(own) == config
@@ -123,7 +123,8 @@ def test_a_run_written_over_what_its_file_is_based_on_takes_what_that_is_based_o
     own.write_text("base: below.yaml\nrunner_config: {batch_size: 2}\n", encoding="utf-8")
     config = override_config(load_config(own), CHANGES)
     assert (
-        write_short(config, below, own_bases(config)).splitlines()[0] == "base: configs/llama2/pretrain_llama2_7b.yaml"
+        write_short(config, below, source_bases(config)).splitlines()[0]
+        == "base: configs/llama2/pretrain_llama2_7b.yaml"
     )
     assert load_config(below) == config
 
@@ -132,7 +133,7 @@ def test_a_file_without_a_base_is_written_over_whole(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(render_config(load_config(LLAMA)), encoding="utf-8")
     config = override_config(load_config(own), CHANGES)
-    assert "base:" not in write_short(config, own, own_bases(config))
+    assert "base:" not in write_short(config, own, source_bases(config))
     assert load_config(own) == config
 
 
@@ -142,6 +143,6 @@ def test_what_would_not_load_again_leaves_the_file_as_it_was(tmp_path, monkeypat
     config = override_config(load_config(own), CHANGES)
     monkeypatch.setattr(shorten, "short_yaml", lambda *given: "base: configs/llama2/pretrain_llama2_7b.yaml\n")
     with pytest.raises(RuntimeError, match="would not have been"):
-        write_short(config, own, own_bases(config))
+        write_short(config, own, source_bases(config))
     assert own.read_text(encoding="utf-8") == "base: configs/llama2/pretrain_llama2_7b.yaml\n"
     assert list(tmp_path.iterdir()) == [own]

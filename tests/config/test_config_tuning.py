@@ -9,7 +9,7 @@ import pytest
 
 from mindllm.architecture.optimizer_state import further_state, state_shapes
 from mindllm.architecture.tuners import is_trained
-from mindllm.config import ModelConfig, keys_of_layers, load_config, render_config
+from mindllm.config import ModelConfig, keys_for_layers, load_config, render_config
 from mindllm.config import model as architecture
 from mindllm.errors import UserError
 from mindllm.families import with_file_names
@@ -130,7 +130,7 @@ def test_new_layers_stand_behind_the_groups_they_are_copied_from():
 def test_new_layers_stay_trained_when_a_model_is_cut_to_a_few():
     model = load(QWEN, pet_type="llamapro", num_new_blocks=4)
     few = model.architecture.specifications()
-    smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_of_layers(model, few)})
+    smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_for_layers(model, few)})
     assert smaller.architecture.layers == few
     assert {name.split(".")[2] for name in smaller.architecture.trained_shapes()} == {"1"}
 
@@ -140,7 +140,7 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
     architecture = model.architecture
     assert len(architecture.specifications()) == 2
     few = architecture.specifications()
-    smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_of_layers(model, few)})
+    smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_for_layers(model, few)})
     assert smaller.architecture.layers == few
     assert not is_trained(smaller.architecture.pet, "model.layers.0.attention.wq.weight")
     assert is_trained(smaller.architecture.pet, "model.layers.1.attention.wq.weight")
@@ -156,7 +156,7 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
             "target_modules",
             "matches no projection (value wq,wv); write a list, [wq, wv]",
         ),
-        ({"target_modules": "'.*('"}, "target_modules", "no regular expression"),
+        ({"target_modules": "'.*('"}, "target_modules", "invalid regular expression"),
         ({"target_modules": r"'.*layers\.1\..*wq'"}, "target_modules", "in all layers or in none"),
         ({"lora_rank": 5000}, "lora_rank", "above the width of attention.wq, 4096"),
         ({"modules_to_save": "[norm]"}, "modules_to_save", "did you mean 'norm_out'"),
@@ -169,7 +169,7 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
         ({"num_new_blocks": 2}, "num_new_blocks", "is a key of pet_type llamapro (pet_type here: lora)"),
         ({"pet_type": "adalora", "adalora_target_r": 16}, "adalora_target_r", "above the rank at the start, 12"),
         ({"pet_type": "adalora", "adalora_init_r": 5000}, "adalora_init_r", "above the width of attention.wq, 4096"),
-        ({"pet_type": "adalora", "target_modules": "[nothing]"}, "target_modules", "is no projection of the model"),
+        ({"pet_type": "adalora", "target_modules": "[nothing]"}, "target_modules", "is not a projection of the model"),
         ({"pet_type": "galore", "galore_rank": 5000}, "galore_rank", "above the width of attention.wq, 4096"),
         ({"pet_type": "lisa", "lisa_activated_layers": 40}, "lisa_activated_layers", "above the 32 layers"),
         (

@@ -6,7 +6,7 @@ import pytest
 from small_models import SIZES
 
 from mindllm.architecture.experts import ExpertsSpec
-from mindllm.config import ModelConfig, keys_of_layers, load_config
+from mindllm.config import ModelConfig, keys_for_layers, load_config
 from mindllm.errors import UserError
 
 MIXTRAL = Path(__file__).parents[2] / "configs/mixtral/pretrain_mixtral_8x7b.yaml"
@@ -40,7 +40,7 @@ def test_dense_and_expert_layers_are_kinds_of_their_own_and_a_model_can_be_cut_t
     whole = model(first_k_dense_replace=1)
     assert [kind.name for kind in whole.architecture.specifications()] == ["global", "global experts"]
     kept = [whole.architecture.layers[number] for number in (2, 0)]
-    assert list(whole.model_copy(update=keys_of_layers(whole, kept)).architecture.layers) == kept
+    assert list(whole.model_copy(update=keys_for_layers(whole, kept)).architecture.layers) == kept
 
 
 def test_what_a_token_does_not_meet_is_not_computed():
@@ -73,8 +73,11 @@ def test_the_capacity_of_an_expert(factor, capacity):
         ("model.model_config.moe_layer_freq=[1,0]", "must hold 32 entries, one for each layer (num_layers), not 2"),
         ("model.model_config.first_k_dense_replace=32", "no layer has experts (value 32); write expert_num: 1"),
         ("model.model_config.mlp_has_bias=true", "experts are gated and have no bias (value True)"),
-        ("model.model_config.use_shared_expert_gating=true", "there is no shared expert (value True)"),
-        ("model.model_config.topk_bias_update_rate=0.1", "there is no bias (value 0.1)"),
+        (
+            "model.model_config.use_shared_expert_gating=true",
+            "requires moe_shared_expert_intermediate_size (value True)",
+        ),
+        ("model.model_config.topk_bias_update_rate=0.1", "requires balance_via_topk_bias: true (value 0.1)"),
         ("parallel_config.expert_parallel=3", "must divide expert_num 8 (value 3)"),
         ("parallel_config.expert_model_parallel=2", "must divide model_parallel 1 (value 2)"),
         ("model.model_config.expert_num=1", "the model has no experts (value 8); write 1"),
@@ -127,7 +130,7 @@ ELSEWHERE = "sends tokens to experts with hidden_act silu only, not gelu_tanh (v
         ),
         (
             GROUPED | AHEAD_IN_CHUNKS,
-            "is not compiled by MindSpore 2.10 beside layers that predict ahead, several chunks and recomputed layers",
+            "fails to compile in MindSpore 2.10 with multi-token prediction, several chunks and recomputation",
         ),
     ],
 )
@@ -163,7 +166,7 @@ def test_the_last_stage_has_a_layer_with_experts_where_any_has():
     dense_last = f"--model.model_config.moe_layer_freq={[1] * 20 + [0] * 8}"
     with pytest.raises(UserError) as error:
         load_config(QWEN2, [dense_last])
-    assert "model.model_config.offset: the last stage has 7 layers and none with experts" in str(error.value)
+    assert "model.model_config.offset: the last stage has 7 layers without experts" in str(error.value)
     load_config(QWEN2, [dense_last, "--model.model_config.offset=[0,0,-2,2]"])
 
 

@@ -23,7 +23,7 @@ MIXTRAL = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2}
     ("asked", "words"),
     [
         ({"schedule": "1f1b"}, "1f1b orders whole sequences"),
-        ({"pp": 1, "micro": 1, "schedule": "1f1b"}, "there is no pipeline that pieces could fill"),
+        ({"pp": 1, "micro": 1, "schedule": "1f1b"}, "requires pipeline_stage above 1"),
         ({"pieces": 3}, "must divide the tokens of seq_length 32"),
         (
             {"pieces": 8, "tp": 8, "use_seq_parallel": True, "model": {"num_heads": 8, "n_kv_heads": 8}},
@@ -37,7 +37,7 @@ MIXTRAL = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2}
         ({"model": MIXTRAL}, "experts do not take pieces"),
         ({"model": {"sliding_window": 8}}, "windows of attention are not moved"),
         ({"model": {"attention_dropout": 0.1}}, "drawn for whole sequences"),
-        ({"model": {"loss_chunks": 2}}, "the loss of a piece is computed at once"),
+        ({"model": {"loss_chunks": 2}}, "the loss of a piece cannot be computed in chunks"),
     ],
 )
 def test_what_pieces_cannot_be_is_named_with_its_key(asked, words):

@@ -9,7 +9,7 @@ from test_messages import CALLS
 
 from mindllm.data import load_tokenizer
 from mindllm.data.chat import template as template_process
-from mindllm.data.chat.conversations import HANDLERS, conversation_of
+from mindllm.data.chat.conversations import HANDLERS, read_conversation
 from mindllm.data.chat.instruction import encode_chat
 from mindllm.data.chat.pairs import answer_in, pair_of
 from mindllm.data.chat.template import ChatTemplate, chat_template_of
@@ -168,7 +168,7 @@ def test_rows(tmp_path, seed):
     rendered = 0
     for _ in range(250):
         row = odd_row(draw)
-        conversation = refused_or(conversation_of, row, draw.choice(["auto"] * 30 + [*HANDLERS]), "row")
+        conversation = refused_or(read_conversation, row, draw.choice(["auto"] * 30 + [*HANDLERS]), "row")
         refused_or(pair_of, row, "row")
         refused_or(answer_in, row, "row")
         if conversation and (chat := refused_or(template.render, conversation, "row")):
@@ -181,7 +181,7 @@ def test_rows(tmp_path, seed):
 def test_templates(monkeypatch):
     draw = random.Random(7)
     monkeypatch.setattr(template_process, "SECONDS", 0.2)
-    rows = [refused_or(conversation_of, odd_row(draw), "auto", "row") for _ in range(200)]
+    rows = [refused_or(read_conversation, odd_row(draw), "auto", "row") for _ in range(200)]
     conversations = [row for row in rows if row]
     rendered = 0
     for _ in range(60):

@@ -158,7 +158,7 @@ def test_bytes_that_are_no_utf8_are_replaced_and_told(tmp_path, tokenizer_path):
         (["TREE", "--output-prefix", "c"], "--tokenizer is missing"),
         (["--tokenizer", "TOKENIZER", "--output-prefix", "c"], "input is missing"),
         (["TREE", "--include", "*.rs", "--tokenizer", "TOKENIZER", "--output-prefix", "c"], "'*.rs' matches no file"),
-        (["TREE/empty.py", "--tokenizer", "TOKENIZER", "--output-prefix", "c"], "there is no text"),
+        (["TREE/empty.py", "--tokenizer", "TOKENIZER", "--output-prefix", "c"], "files are empty"),
         (["TREE", "--tokenizer", "new.txt", "--train-tokenizer", "280", "--output-prefix", "c"], "trained as .json"),
         (["TREE", "--tokenizer", "new.model", "--train-tokenizer", "9", "--output-prefix", "c"], "ask for at least"),
         (["TREE", "--tokenizer", "new.model", "--train-tokenizer", "9999", "--output-prefix", "c"], "a value <="),

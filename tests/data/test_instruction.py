@@ -9,7 +9,7 @@ from chats import CHATML, CHATML_MARKED, FORGETFUL, INST, chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindllm.data.chat.conversations import Conversation, conversation_of
+from mindllm.data.chat.conversations import Conversation, read_conversation
 from mindllm.data.chat.instruction import InstructionRows, encode_chat, trained_tokens
 from mindllm.data.chat.template import ChatTemplate
 from mindllm.errors import UserError
@@ -243,17 +243,17 @@ FORMS = {
 def test_forms_of_rows(form):
     record, expected = FORMS[form]
     handler = form if form.endswith("Handler") else "auto"
-    found = conversation_of(record, handler, "row 0")
+    found = read_conversation(record, handler, "row 0")
     assert [(message["role"], message["content"]) for message in found.messages] == expected
 
 
 def test_calls_of_tools_reach_the_template():
     record, _ = FORMS["sharegpt with calls"]
     tool = {"name": "f", "description": "d", "parameters": {}}
-    found = conversation_of({**record, "tools": json.dumps([tool])}, "auto", "row 0")
+    found = read_conversation({**record, "tools": json.dumps([tool])}, "auto", "row 0")
     assert found.messages[1]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
     assert found.tools == [tool]
-    assert conversation_of(record, "auto", "row 0").tools is None
+    assert read_conversation(record, "auto", "row 0").tools is None
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_calls_of_tools_reach_the_template():
         ({"conversations": [{"from": "function_call", "value": "f()"}]}, "auto", "not a row for handler sharegpt"),
         ({"instruction": "q"}, "alpaca", "has no key 'output'"),
         ({"conversations": [{"from": "humn", "value": "q"}]}, "auto", "unknown speaker 'humn'; did you mean 'human'"),
-        ({"messages": [{"role": "user", "content": "q"}]}, "auto", "the assistant says nothing"),
+        ({"messages": [{"role": "user", "content": "q"}]}, "auto", "the assistant has no text to learn from"),
         ({"messages": [{"role": "asistant", "content": "q"}]}, "auto", "did you mean 'assistant'"),
         ({"messages": [{"role": "assistant", "content": None}]}, "auto", "is not text but None"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "auto", "only text can be learnt"),
@@ -278,7 +278,7 @@ def test_calls_of_tools_reach_the_template():
 )
 def test_bad_rows_are_named(record, handler, says):
     with pytest.raises(UserError, match=says) as caught:
-        conversation_of(record, handler, "row 7")
+        read_conversation(record, handler, "row 7")
     assert str(caught.value).startswith("row 7: ")
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from chats import CHATML, CHATML_MARKED, chat_tokenizer, template_of
 
-from mindllm.data.chat.conversations import Conversation, conversation_of, is_learned, read_message, read_tools
+from mindllm.data.chat.conversations import Conversation, is_learned, read_conversation, read_message, read_tools
 from mindllm.data.chat.instruction import InstructionRows
 from mindllm.data.chat.pairs import AnswerRows, PairRows, answer_in, pair_of
 from mindllm.data.chat.template import ChatTemplate
@@ -57,7 +57,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_keeps_calls_and_thoughts(form):
-    row = conversation_of({**FORMS[form], "tools": TOOLS}, "auto", "row")
+    row = read_conversation({**FORMS[form], "tools": TOOLS}, "auto", "row")
     text = ChatTemplate(CALLS, "t", {}, []).render(row, "row")
     assert row.tools == TOOLS
     assert [text.text[begin:end] for begin, end in text.spans] == [
@@ -129,7 +129,7 @@ def test_calls_have_the_form_that_the_template_expects(template, learned, argume
         "content": None,
         "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": arguments}}],
     }
-    row = conversation_of({"messages": [ASKED, message]}, "auto", "row")
+    row = read_conversation({"messages": [ASKED, message]}, "auto", "row")
     chat = ChatTemplate(template, "t", {}, []).render(row, "row")
     assert [chat.text[begin:end] for begin, end in chat.spans] == [learned]
 
@@ -207,10 +207,10 @@ def test_weights_that_cannot_be_learned_so():
     with pytest.raises(
         UserError, match=r"row: .*weight of the assistant is 0\.5; write 1 to learn the turn, 0 to only read it"
     ):
-        conversation_of(half, "auto", "row")
+        read_conversation(half, "auto", "row")
     none = {"messages": [ASKED, {"role": "assistant", "content": "3", "weight": 0}]}
     with pytest.raises(UserError, match="row: weight or loss of every turn of the assistant is 0; remove the row"):
-        conversation_of(none, "auto", "row")
+        read_conversation(none, "auto", "row")
 
 
 def test_a_turn_that_is_not_learned_may_be_written_differently():
@@ -365,7 +365,7 @@ def test_parquet_has_no_null_entries(tmp_path):
     first, second = read_records(tmp_path / "rows.parquet")
     assert second["text"] is None, "a column that is null is a key that is null"
     assert second["messages"][1]["tool_calls"] == [{"function": {"name": "add", "arguments": {"a": 1}}}]
-    chat = ChatTemplate(CALLS, "t", {}, []).render(conversation_of(first, "auto", "row"), "row")
+    chat = ChatTemplate(CALLS, "t", {}, []).render(read_conversation(first, "auto", "row"), "row")
     assert "null" not in chat.text
     assert '"arguments": {"city": "Oslo"}' in chat.text
 

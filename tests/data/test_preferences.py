@@ -56,7 +56,7 @@ def test_earlier_turns_are_said_before_both_answers(form):
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
         ({"chosen": "b", "rejected": "c"}, "chosen begins with an answer; give the question in prompt"),
         ({"prompt": "a", "chosen": 1, "rejected": "c"}, "not a row for pairs of answers"),
-        ({"prompt": "a", "chosen": [ASKED], "rejected": "c"}, "chosen has no answer of its own"),
+        ({"prompt": "a", "chosen": [ASKED], "rejected": "c"}, "chosen has no separate answer"),
         ({"messages": [ASKED], "rejected_response": "c"}, "messages end with the user"),
         ({"prompt": [{"from": "cat", "value": "?"}], "chosen": "a", "rejected": "b"}, "unknown speaker 'cat'"),
     ],

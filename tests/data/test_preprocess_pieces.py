@@ -92,7 +92,7 @@ def test_a_long_record_is_cut_where_its_text_would_be_as_a_file(tmp_path, tokeni
 
 
 def test_what_cannot_be_cut_and_is_too_long_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces_module, "WHOLE_BYTES", 2 << 20)
+    monkeypatch.setattr(pieces_module, "UNSPLIT_BYTES", 2 << 20)
     long = "x " * (1 << 20) + "x"
     (tmp_path / "a.txt").write_text(long, encoding="utf-8")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(long.encode()))

@@ -196,7 +196,11 @@ def test_a_file_that_is_one_object_has_its_records_under_a_key(tmp_path, content
         ("a.jsonl", b'{"text": "caf\xe9"}\n', r"a\.jsonl:1: not a line of JSON"),
         ("a.json", b"[1, 2]", "record 1: a record is a JSON object, not 1"),
         ("a.json", b"[{}, ", "not JSON"),
-        ("a.json", b'{"train": [{}], "test": [{}]}', "holds records under train, test; write each list as a file"),
+        (
+            "a.json",
+            b'{"train": [{}], "test": [{}]}',
+            "holds records under train, test; write each list to a separate file",
+        ),
         ("a.csv", b"text,b\nx\n", r"a\.csv:2: the header names 2 columns"),
         ("a.jsonl.gz", gzip.compress(jsonl())[:-20], r"a\.jsonl\.gz: damaged"),
         ("a.jsonl.xz", b"nothing", r"a\.jsonl\.xz: damaged"),
@@ -204,7 +208,7 @@ def test_a_file_that_is_one_object_has_its_records_under_a_key(tmp_path, content
         ("a.jsonl.zst", b"nothing", r"a\.jsonl\.zst: damaged"),
         ("a.parquet", b"nothing", r"a\.parquet: damaged"),
         ("a.txt.gz", b"nothing", r"a\.txt\.gz: damaged"),
-        ("a.jsonl", b'{"text": ""}\n', "there is no text"),
+        ("a.jsonl", b'{"text": ""}\n', "files are empty"),
     ],
 )
 def test_bad_files_are_named_and_leave_nothing(tokenizer, tmp_path, name, content, says):

@@ -191,8 +191,8 @@ def test_losses_that_do_not_count_are_of_the_label_they_stand_at(mind_record):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"labels": [11, 12, 99, 14, 15, 16, 17, 18]}, "label 2 is 99, and the token behind input 2 is 13"),
-        ({"labels": range(10, 18)}, "label 0 is 10, and the token behind input 0 is 11"),
+        ({"labels": [11, 12, 99, 14, 15, 16, 17, 18]}, "label 2 is 99, and the token after input 2 is 13"),
+        ({"labels": range(10, 18)}, "label 0 is 10, and the token after input 0 is 11"),
         ({"loss_mask": [0.5] * 8}, "loss_mask holds weights"),
         ({"position_ids": [0, 1, 2, 0, 1, 2, 3, 4]}, "position_ids are not 0, 1, 2"),
         ({"labels": range(9)}, "row 0 has 9 values in labels, not seq_length = 8"),

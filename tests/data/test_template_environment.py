@@ -6,7 +6,7 @@ import pytest
 from chats import chat_tokenizer
 
 from mindllm.data.chat import template as templates
-from mindllm.data.chat.conversations import Conversation, conversation_of
+from mindllm.data.chat.conversations import Conversation, read_conversation
 from mindllm.data.chat.template import TRAINING_DATE, ChatTemplate, chat_template_of
 from mindllm.errors import UserError
 
@@ -131,7 +131,7 @@ def test_texts_are_those_of_transformers(both, name):
     for messages in CONVERSATIONS.values():
         for tools in (None, [TOOL]):
             row = Conversation(
-                conversation_of({"messages": messages}, "auto", "row").messages, tools, {"style": "long"}
+                read_conversation({"messages": messages}, "auto", "row").messages, tools, {"style": "long"}
             )
             for prompt in (False, True):
                 expected = applied(theirs, messages, tools, add_generation_prompt=prompt, style="long")
@@ -160,12 +160,12 @@ def test_rows_with_calls_are_learned_whole(both, name):
 def test_variables_of_the_run_and_of_the_row(tmp_path):
     tokenizer = chat_tokenizer(tmp_path, TEMPLATES["variables"])
     template = chat_template_of(tokenizer, chat_template_kwargs={"enable_thinking": False, "style": "run"})
-    row = conversation_of({"messages": [ASKED, ANSWER], "chat_template_kwargs": {"style": "row"}}, "auto", "row")
+    row = read_conversation({"messages": [ASKED, ANSWER], "chat_template_kwargs": {"style": "row"}}, "auto", "row")
     assert template.render(row, "row").text.startswith("/nothink\nrow<|im_start|>user")
     with pytest.raises(UserError, match=r"chat_template_kwargs\.messages: is a variable of the row itself"):
         chat_template_of(tokenizer, chat_template_kwargs={"messages": []})
     with pytest.raises(UserError, match=r"row: chat_template_kwargs: not an object"):
-        conversation_of({"messages": [ASKED, ANSWER], "chat_template_kwargs": [1]}, "auto", "row")
+        read_conversation({"messages": [ASKED, ANSWER], "chat_template_kwargs": [1]}, "auto", "row")
 
 
 def test_rows_have_one_date_and_prompts_today(caplog):

@@ -18,7 +18,7 @@ from mindllm.data.chat.instruction import encode_chat, end_ids
 from mindllm.data.chat.template import chat_template_of
 from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.special_tokens import CL100K, KNOWN, QWEN
-from mindllm.data.tokenizers.vocabularies import _characters
+from mindllm.data.tokenizers.vocabularies import byte_characters
 from mindllm.errors import UserError
 from mindllm.generate.prompts import encode_prompt
 
@@ -62,7 +62,7 @@ def say(directory, **files):
 
 
 def tiktoken_ranks(byte_level):
-    bytes_of = {character: byte for byte, character in _characters().items()}
+    bytes_of = {character: byte for byte, character in byte_characters().items()}
     ordered = sorted(byte_level[0], key=lambda token: (len(token) > 1, byte_level[0][token]))
     return {bytes(bytes_of[character] for character in token): rank for rank, token in enumerate(ordered)}
 

@@ -98,7 +98,7 @@ def test_what_is_refused_is_told_and_nothing_is_written(theirs, tmp_path, capsys
 def test_a_yaml_of_ours_is_no_input(tmp_path):
     path = tmp_path / "ours.yaml"
     path.write_text("seed: 1\nzeal: 2\n")
-    with pytest.raises(UserError, match="no YAML of MindFormers: it has hardly a key"):
+    with pytest.raises(UserError, match="is not a YAML of MindFormers: it has too few keys"):
         main([str(path)])
     for text in ("seed: 1\n", "base: configs/base/pretrain.yaml\nseed: 1\n"):
         path.write_text(text)

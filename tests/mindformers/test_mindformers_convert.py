@@ -441,7 +441,7 @@ def test_networks_of_the_new_kind_split_their_table(load, account):
     [
         ({}, Outcome.USED, ""),
         ({f"{MODEL}.fine_grain_interleave": 4}, Outcome.TRANSLATED, "MindSpore orders 2 parts"),
-        ({f"{MODEL}.fine_grain_interleave": 1}, Outcome.WITHOUT_EFFECT, "at once"),
+        ({f"{MODEL}.fine_grain_interleave": 1}, Outcome.WITHOUT_EFFECT, "not split"),
         ({"parallel_config.model_parallel": 1}, Outcome.WITHOUT_EFFECT, "without model_parallel"),
         ({"micro_batch_interleave_num": 2}, Outcome.WITHOUT_EFFECT, "whole copies"),
         (

@@ -86,7 +86,7 @@ def test_keys_of_experts_count_where_the_directory_has_experts(theirs):
     assert config.parallel_config.expert_tensor_parallel == 1  # an expert of mcore networks is whole on its device
     dense = theirs("/path/to/Qwen3-8B", {f"{MODEL}.moe_aux_loss_coeff": 0.002})
     reasons = {entry.key: entry.reason for entry in convert(read_file(dense)).entries}
-    assert reasons[f"{MODEL}.moe_aux_loss_coeff"] == "there are no experts"
+    assert reasons[f"{MODEL}.moe_aux_loss_coeff"] == "the model has no experts"
 
 
 def test_layers_that_predict_ahead_are_not_dropped_in_silence(theirs):

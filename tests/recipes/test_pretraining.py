@@ -140,7 +140,7 @@ def test_a_text_file_is_a_document_and_held_out_is_none(directory, tmp_path):
     [
         ('{"text": "a"}\n{"txt": "b"}\n', "record 2: has no key 'text'"),
         ('{"text": "a"}\n{bad\n', ":2: not a line of JSON"),
-        ("", "there is no text"),
+        ("", "files are empty"),
     ],
 )
 def test_bad_text_is_named_by_its_line(content, said, directory, tmp_path):

@@ -143,7 +143,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path):
     [
         ({"optimizer.type": "AdamW", "optimizer.momentum": 0.9}, "is a key of type Muon"),
         ({"optimizer.ns_steps": 1, "optimizer.ns_coefficients": [[1, 2, 3], [2, 3, 4]]}, "2 entries for 1 steps"),
-        ({"model.model_config.pet_config": {"pet_type": "lisa"}}, "pet_type lisa has an update of its own"),
+        ({"model.model_config.pet_config": {"pet_type": "lisa"}}, "pet_type lisa has its own update"),
     ],
 )
 def test_what_muon_cannot_do_is_refused(changes, words):

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 from mindllm.config import RunConfig
 from mindllm.config.reading.load import SYNONYMS
 from mindllm.config.reading.problems import shown
-from mindllm.config.reading.schema import fields_of, kind_of, sections_in
+from mindllm.config.reading.schema import section_fields, section_type, sections_in
 from mindllm.config.recompute import COUNTS_FORM, SELECTION_FORM, LayerCounts, LayerSelection
 from mindllm.config.section import Section
 from mindllm.mindformers.reader import KEYS
@@ -44,13 +44,13 @@ def render_page() -> str:
 def _section(path: tuple[str, ...], section: type[Section], title: str) -> list[str]:
     """The table of a section, then those of the sections inside it."""
     rows, inner = [], []
-    for name, info in sorted(fields_of(section).items(), key=lambda item: item[0] != "type"):
+    for name, info in sorted(section_fields(section).items(), key=lambda item: item[0] != "type"):
         rows.append(_row(name, info))
         alternatives = sections_in(info.annotation)
         for alternative in alternatives:
             heading = f"`{'.'.join((*path, name))}`"
             if len(alternatives) > 1:
-                heading += f" with `type: {kind_of(alternative)}`"
+                heading += f" with `type: {section_type(alternative)}`"
             inner += _section((*path, name), alternative, heading)
     return [f"## {title}", "", TABLE_HEAD, *rows, "", *inner]
 

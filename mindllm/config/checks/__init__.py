@@ -1,4 +1,4 @@
-"""Cross checks of a configuration: what its sections ask of each other. A finding is where a mistake stands, and what it is."""
+"""Cross checks between sections of a configuration. A finding is the path of the key at fault and a message."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from mindllm.files import unexpanded
 
 GENERATION: KeyPath = ("generation",)
 SECTION = "swap_config"
-FILES_OF = {
+DATA_FILES = {
     "BlendedMegatronDatasetDataLoader": "the prefix of indexed files (prefix.bin, prefix.idx)",
     "MindDataset": "the path of a MindRecord file",
     "CommonDataLoader": "the path of a file of conversations",
@@ -55,7 +55,7 @@ FILES_OF = {
 
 
 def check_generation(config: RunConfig) -> Iterator[Finding]:
-    """Beam search, sampling, and how many continuations either gives."""
+    """Check beam search, sampling and the number of continuations."""
     options = config.generation
     beams, count = options.num_beams, options.num_return_sequences
     if beams > 1 and options.do_sample:
@@ -77,7 +77,7 @@ def check_generation(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_swap(config: RunConfig) -> Iterator[Finding]:
-    """What is moved, and that it can be."""
+    """Check the layers of ``swap_config``, and that MindSpore can move their results."""
     swap = config.swap_config
     if not swap.swap:
         for key in ("layer_swap", "op_swap"):
@@ -134,7 +134,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_run_mode(config: RunConfig) -> Iterator[Finding]:
-    """Which checkpoint the run starts from."""
+    """Check the checkpoint that the run starts from."""
     mode, resumes = config.run_mode, config.resume_training is not False
     if mode == "finetune" and not config.load_checkpoint and not resumes:
         yield ("load_checkpoint",), "run_mode finetune starts from a checkpoint; write its directory here"
@@ -144,7 +144,7 @@ def check_run_mode(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_data(config: RunConfig) -> Iterator[Finding]:
-    """The text that the mode reads."""
+    """Check the data of the run mode."""
     data, kind = config.train_dataset.data_loader.config, config.train_dataset.data_loader.type
     loader: KeyPath = ("train_dataset", "data_loader", "config")
     if config.run_mode in ("predict", "chat") or (config.run_mode == "eval" and config.eval_tasks):
@@ -153,11 +153,11 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
             yield ("processor", "tokenizer", "vocab_file"), f"{needing} needs the path of a tokenizer"
         return
     if not all(data.data_paths) or not data.data_paths:
-        yield (*loader, "data_path"), f"run_mode {config.run_mode} needs {FILES_OF[kind]}"
+        yield (*loader, "data_path"), f"run_mode {config.run_mode} needs {DATA_FILES[kind]}"
     if kind in ("CommonDataLoader", "PreferenceDataLoader") and not config.processor.tokenizer.vocab_file:
         yield (
             ("processor", "tokenizer", "vocab_file"),
-            f"conversations need a tokenizer; write its path{_not_there(config)}",
+            f"conversations need a tokenizer; write its path{_missing_directory_hint(config)}",
         )
     weights = dict(zip(("train", "valid", "test"), data.split_weights, strict=True))
     if config.run_mode != "eval" and weights["train"] == 0:
@@ -167,21 +167,21 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
         yield (*loader, "split"), f"leaves nothing in the {part} part, which is evaluated (value {data.split})"
 
 
-def _not_there(config: RunConfig) -> str:
-    """What was to bring the tokenizer and does not exist."""
+def _missing_directory_hint(config: RunConfig) -> str:
+    """Return a hint about a missing directory that would supply the tokenizer; empty if there is none."""
     named = {"load_checkpoint": config.load_checkpoint, "pretrained_model_dir": config.pretrained_model_dir}
     missing = next((key for key, path in named.items() if path and not Path(path).exists()), "")
     return f"; {missing}, which may bring one, does not exist{unexpanded(named[missing])}" if missing else ""
 
 
 def check_output(config: RunConfig) -> Iterator[Finding]:
-    """A directory that would be called ``~``."""
+    """Check that the output directory is not called ``~``."""
     if advice := unexpanded(config.output_dir):
         yield ("output_dir",), f"would be made by this very name (value {config.output_dir}){advice}"
 
 
 def check_profile(config: RunConfig) -> Iterator[Finding]:
-    """The window of the profiler."""
+    """Check the window and the ranks of the profiler."""
     if config.profile and config.profile_stop_step < config.profile_start_step:
         message = f"before profile_start_step {config.profile_start_step} (value {config.profile_stop_step})"
         yield ("profile_stop_step",), message
@@ -192,12 +192,12 @@ def check_profile(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_callbacks(config: RunConfig) -> Iterator[Finding]:
-    """Every callback once."""
-    seen: set[str] = set()
+    """Check that every callback is listed once."""
+    types: set[str] = set()
     for index, callback in enumerate(config.callbacks):
-        if callback.type in seen:
+        if callback.type in types:
             yield ("callbacks", index), f"{callback.type} stands in the list twice; remove one"
-        seen.add(callback.type)
+        types.add(callback.type)
 
 
 def check_tokens(config: RunConfig) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ LONGEST_COMPOSED = 2**15  # tokens: 4 GiB in fp32 for the mask, and for the scor
 
 
 def check_heads(config: RunConfig) -> Iterator[Finding]:
-    """Widths of heads and of the feed-forward."""
+    """Check the widths of heads and of the feed-forward."""
     model = config.model.config
     if model.kv_lora_rank is None and "head_dim" not in model.model_fields_set and model.hidden_size % model.num_heads:
         message = (
@@ -36,7 +36,7 @@ def check_heads(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_layers(config: RunConfig) -> Iterator[Finding]:
-    """What tells layers apart, and attention that has no fused kernel."""
+    """Check the keys of single layers, and attention without a fused kernel."""
     model = config.model.config
     types = model.layer_types
     if types is not None and len(types) not in (model.num_layers, model.placed_layers):
@@ -64,7 +64,7 @@ def check_layers(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_sequence(config: RunConfig) -> Iterator[Finding]:
-    """The sequence length against the longest context and the slices of the loss."""
+    """Check the sequence length against the maximum context and the chunks of the loss."""
     model = config.model.config
     if model.seq_length > model.max_position_embedding:
         message = f"above max_position_embedding {model.max_position_embedding} (value {model.seq_length})"
@@ -79,7 +79,7 @@ def check_sequence(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_experts(config: RunConfig) -> Iterator[Finding]:
-    """Everything about experts; for a dense model, that nothing asks for them."""
+    """Check the keys of experts; for a dense model, that experts are not configured."""
     model, sizes = config.model.config, config.parallel_config
     if model.expert_num == 1:
         if sizes.expert_parallel > 1:
@@ -103,7 +103,7 @@ def _layers(config: RunConfig) -> Iterator[Finding]:
         yield (*MODEL, "moe_layer_freq"), message
     elif (
         isinstance(listed, int) and model.kv_lora_rank is None and not any(expert_layers(model))
-    ):  # a list says it: small runs of dense layers have one; so does the family with latent attention, which names experts
+    ):  # reduced runs with dense layers only have a list; DeepSeek models have experts by their family
         first = model.first_k_dense_replace
         yield (*MODEL, "first_k_dense_replace"), f"no layer has experts (value {first}); write expert_num: 1"
     biased = next((key for key in ("mlp_has_bias", "mlp_proj_has_bias") if getattr(model, key)), None)
@@ -111,7 +111,7 @@ def _layers(config: RunConfig) -> Iterator[Finding]:
         key = biased or "gated_linear_unit"
         yield (*MODEL, key), f"experts are gated and have no bias (value {getattr(model, key)})"
     if model.use_shared_expert_gating and model.moe_shared_expert_intermediate_size is None:
-        message = "there is no shared expert (value True); write moe_shared_expert_intermediate_size, too"
+        message = "requires moe_shared_expert_intermediate_size (value True)"
         yield (*MODEL, "use_shared_expert_gating"), message
 
 
@@ -143,15 +143,15 @@ def _balance(config: RunConfig) -> Iterator[Finding]:
         yield (*MODEL, "aux_loss_factors"), message
     if len({*types}) != len(types):
         yield (*MODEL, "aux_loss_types"), f"names a loss twice (value {', '.join(types)})"
-    of_groups = [kind for kind in types if kind in ("device", "communication")]
-    if of_groups and model.n_group == 1:
-        message = f"is about groups of experts (value {of_groups[0]}); write n_group, too"
+    group_losses = [kind for kind in types if kind in ("device", "communication")]
+    if group_losses and model.n_group == 1:
+        message = f"is about groups of experts (value {group_losses[0]}); write n_group, too"
         yield (*MODEL, "aux_loss_types"), message
     for factor in factors:
         if factor < 0:
             yield (*MODEL, "aux_loss_factors"), f"must not be negative (value {factor})"
     if model.topk_bias_update_rate and not model.balance_via_topk_bias:
-        message = f"there is no bias (value {model.topk_bias_update_rate}); write balance_via_topk_bias: true, too"
+        message = f"requires balance_via_topk_bias: true (value {model.topk_bias_update_rate})"
         yield (*MODEL, "topk_bias_update_rate"), message
 
 
@@ -166,7 +166,7 @@ def _devices(config: RunConfig) -> Iterator[Finding]:
         yield (*MESH, "expert_model_parallel"), message
         return
     devices = sizes.stage_device_num
-    # Places are those of whole sequences, of which a group of experts takes some; sorted tokens are of no sequence.
+    # capacity is per sequence, so an expert group spans the ranks of a sequence; sorted tokens have no such limit
     spanned = sizes.size(TENSOR) * (1 if model.moe_grouped_gemm else sizes.size(CONTEXT))
     if devices % (groups * tensor) or groups * tensor % spanned:
         possible = [
@@ -187,7 +187,7 @@ def _devices(config: RunConfig) -> Iterator[Finding]:
 
 
 def _grouped(config: RunConfig) -> Iterator[Finding]:
-    """What experts without places cannot do."""
+    """Check the limits of grouped expert GEMMs."""
     model, sizes = config.model.config, config.parallel_config
     if model.capacity_factor is not None:
         message = f"products of sorted tokens have no capacity (value {model.capacity_factor}); write null"
@@ -197,10 +197,10 @@ def _grouped(config: RunConfig) -> Iterator[Finding]:
             f"experts of moe_grouped_gemm are whole on their devices (value {sizes.expert_tensor_parallel}); write 1"
         )
         yield (*MESH, "expert_model_parallel"), message
-    # what MindSpore's compiler cannot do where each part of a batch is compiled for itself
+    # limits of MindSpore's compiler with gradient accumulation
     parts, sizes = config.runner_config.gradient_accumulation_steps, config.parallel_config
-    alone = sizes.expert_parallel == sizes.stage_device_num > 1
-    if parts > 1 and alone and config.parallel.enable_parallel_optimizer:
+    unreplicated = sizes.expert_parallel == sizes.stage_device_num > 1
+    if parts > 1 and unreplicated and config.parallel.enable_parallel_optimizer:
         message = (
             "gradients of sorted experts without replicas get no shape from MindSpore 2.10 where a parallel optimizer takes a "
             f"batch in parts (value {parts}); write 1, parallel.enable_parallel_optimizer: false, or a smaller expert_parallel"
@@ -209,8 +209,9 @@ def _grouped(config: RunConfig) -> Iterator[Finding]:
 
 
 def _sent(config: RunConfig) -> Iterator[Finding]:
-    """What tokens that are sent in lengths need: an order, Ascend's operators, and the one activation whose gradient asks for no
-    shape.
+    """Check the requirements of token dispatch by AlltoAllV.
+
+    It needs sorted tokens, operators of Ascend, and SiLU, the only activation whose gradient works with dynamic shapes.
     """
     model, key = config.model.config, (*MODEL, "moe_token_dispatcher_type")
     if not model.moe_grouped_gemm:
@@ -227,14 +228,14 @@ def _sent(config: RunConfig) -> Iterator[Finding]:
         yield key, message
     if model.num_nextn_predict_layers and model.pp_interleave_num > 1 and config.recompute_config.recompute:
         message = (
-            "is not compiled by MindSpore 2.10 beside layers that predict ahead, several chunks and recomputed layers (value "
+            "fails to compile in MindSpore 2.10 with multi-token prediction, several chunks and recomputation (value "
             "alltoall: Illegal AnfNode for evaluating); write allgather, whose results are the same"
         )
         yield key, message
 
 
-OF_LATENT = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-OF_ORDINARY = (
+LATENT_KEYS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+ORDINARY_KEYS = (
     *("sliding_window", "layer_types", "attn_logit_softcapping", "query_pre_attn_scalar"),
     *("qkv_has_bias", "attn_proj_has_bias", "qk_layernorm"),
 )
@@ -244,15 +245,15 @@ SPLIT_BY_COLUMNS = ("attention.wo", "feed_forward.w2")
 
 
 def check_latent_attention(config: RunConfig) -> Iterator[Finding]:
-    """Where ``kv_lora_rank`` is set, widths that fit; where it is not, no other key of latent attention."""
+    """Check the widths of latent attention; without ``kv_lora_rank``, that its other keys are not set."""
     model = config.model.config
     if model.kv_lora_rank is None:
-        for key in OF_LATENT:
+        for key in LATENT_KEYS:
             if getattr(model, key) != type(model).model_fields[key].default:
                 message = f"is a key of latent attention (value {getattr(model, key)}); write kv_lora_rank, too"
                 yield (*MODEL, key), message
         return
-    for key in OF_ORDINARY:
+    for key in ORDINARY_KEYS:
         if getattr(model, key):
             yield (*MODEL, key), f"latent attention has none (value {getattr(model, key)}); remove it, or kv_lora_rank"
     if model.position_embedding_type != "rope" or model.partial_rotary_factor != 1:
@@ -277,7 +278,7 @@ def check_latent_attention(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_prediction(config: RunConfig) -> Iterator[Finding]:
-    """Sequences that are long enough, and embeddings that can be looked up once more as they are."""
+    """Check multi-token prediction: sequence length, embeddings and tuning."""
     model = config.model.config
     depths, pet = model.num_nextn_predict_layers, model.pet_config
     if not depths:
@@ -304,7 +305,7 @@ def check_prediction(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_codes(config: RunConfig) -> Iterator[Finding]:
-    """Each kind of projection that tensor-parallel devices cannot divide."""
+    """Check that tensor parallelism can divide quantized projections."""
     parts = config.parallel_config.model_parallel
     if parts == 1 or config.model.config.quantization_config is None:
         return
@@ -322,7 +323,7 @@ def _problem(spec: CodeSpec, parts: int) -> str:
     if spec.module not in SPLIT_BY_COLUMNS:
         return "is not split over devices yet"
     if spec.ordered:
-        return f"has columns in an order of their own (desc_act), which model_parallel {parts} does not divide"
+        return f"has reordered columns (desc_act), which model_parallel {parts} does not divide"
     if groups % parts:
         return f"has {groups} groups of {spec.group} columns, which model_parallel {parts} does not divide"
     return ""

@@ -1,4 +1,4 @@
-"""Cross checks of what is distributed: the mesh, divisibility, the pipeline, ``offset``, and recompute lists."""
+"""Cross checks of the device mesh: divisibility, pipeline, ``offset`` and recompute lists."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mindllm.config.run import RunConfig
 
 
 def check_mesh(config: RunConfig) -> Iterator[Finding]:
-    """Devices and the kind of parallelism."""
+    """Check the number of devices and the parallel mode."""
     mesh, parallel = config.parallel_config, config.parallel
     if not config.use_parallel and mesh.device_num > 1:
-        asked = f"parallel_config asks for {mesh.device_num} devices ({mesh.sizes_text(of='size')})"
-        yield ("use_parallel",), f"{asked}, but this is false; write use_parallel: true, or sizes of 1"
+        devices = f"parallel_config asks for {mesh.device_num} devices ({mesh.sizes_text(of='size')})"
+        yield ("use_parallel",), f"{devices}, but this is false; write use_parallel: true, or sizes of 1"
     if parallel.parallel_mode == 0 and mesh.device_num > mesh.data_parallel:
         message = f"data_parallel mode shards no operator (value {parallel.parallel_mode}); write semi_auto_parallel"
         yield ("parallel", "parallel_mode"), message
@@ -37,7 +37,7 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
 
 
 def _check_copies(config: RunConfig) -> Iterator[Finding]:
-    """Copies that exchange while others compute: something must be exchanged, and each needs a part of the batch."""
+    """Check that interleaved copies divide the batch and have communication to overlap."""
     copies, batch = config.micro_batch_interleave_num, config.runner_config.batch_size
     key: KeyPath = ("micro_batch_interleave_num",)
     if copies == 1:
@@ -51,26 +51,26 @@ def _check_copies(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_devices(config: RunConfig) -> Iterator[Finding]:
-    """Numbers of devices that MindSpore's compiler takes. Replicas on CPUs are not compiled for each other: any number goes."""
+    """Check that MindSpore compiles for the number of devices. CPU replicas are compiled separately: any number works."""
     mesh = config.parallel_config
     replicas = config.context.device_target == "CPU" and mesh.device_num == mesh.data_parallel
-    if not replicas and (message := wrong_number_of_devices(config)):
+    if not replicas and (message := device_count_error(config)):
         yield (*MESH, "data_parallel"), message
 
 
-def wrong_number_of_devices(config: RunConfig) -> str:
-    """Why MindSpore refuses the number of devices ("parallel init failed"), and what goes; empty where it does not.
+def device_count_error(config: RunConfig) -> str:
+    """Return why MindSpore rejects the number of devices ("parallel init failed"), with valid numbers; empty if it does not.
 
-    Its rule (``ParallelInit``), for all devices and for those of a stage: divisible by 8, or 1, 2 or 4.
+    Its rule (``ParallelInit``) for all devices and for those of a stage: divisible by 8, or 1, 2 or 4.
     """
     mesh = config.parallel_config
     stages = mesh.pipeline_stage
-    others = mesh.stage_device_num // mesh.data_parallel
-    if compiles_for(mesh.data_parallel * others, stages):
+    inner_devices = mesh.stage_device_num // mesh.data_parallel
+    if compiles_for(mesh.data_parallel * inner_devices, stages):
         return ""
-    possible = [size for size in range(1, 2 * mesh.data_parallel + 8) if compiles_for(size * others, stages)]
+    possible = [size for size in range(1, 2 * mesh.data_parallel + 8) if compiles_for(size * inner_devices, stages)]
     near = sorted(sorted(possible, key=lambda size: abs(size - mesh.data_parallel))[:3])
-    in_stages = f", {mesh.data_parallel * others} in each of {stages} stages" if stages > 1 else ""
+    in_stages = f", {mesh.data_parallel * inner_devices} in each of {stages} stages" if stages > 1 else ""
     return (
         f"makes {mesh.device_num} devices{in_stages}, and {COMPILED}, of all and of "
         f"a stage (value {mesh.data_parallel}); write {' or '.join(map(str, near))}"
@@ -80,13 +80,13 @@ def wrong_number_of_devices(config: RunConfig) -> str:
 COMPILED = "MindSpore compiles for 1, 2, 4 or a multiple of 8"
 
 
-def compiles_for(of_stage: int, stages: int) -> bool:
-    """Whether MindSpore compiles for so many stages of so many devices each."""
-    return all(devices in (1, 2, 4) or devices % 8 == 0 for devices in (of_stage, of_stage * stages))
+def compiles_for(stage_devices: int, stages: int) -> bool:
+    """Return True if MindSpore compiles for this number of stages and devices per stage."""
+    return all(devices in (1, 2, 4) or devices % 8 == 0 for devices in (stage_devices, stage_devices * stages))
 
 
 def check_sharding(config: RunConfig) -> Iterator[Finding]:
-    """What tensor parallelism divides."""
+    """Check that tensor parallelism divides the sizes of the model."""
     ranks = config.parallel_config.model_parallel
     if ranks == 1:
         return
@@ -101,7 +101,7 @@ def check_sharding(config: RunConfig) -> Iterator[Finding]:
     keys = ["num_heads", "n_kv_heads", "intermediate_size", "hidden_size"]
     if not (
         model.tie_word_embeddings and config.parallel_config.vocab_emb_dp
-    ):  # then the one table is whole everywhere
+    ):  # a tied table without vocabulary sharding is replicated
         keys.append("vocab_size")
     if config.parallel_config.use_seq_parallel:
         keys.append("seq_length")
@@ -114,7 +114,7 @@ def check_sharding(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_spikes(config: RunConfig) -> Iterator[Finding]:
-    """What the guard against spikes can watch: every rank must know it before it updates its weights."""
+    """Check that every rank knows the figures of the spike guard before the update."""
     guard, stages = config.runner_wrapper.skip_spikes, config.parallel_config.pipeline_stage
     if guard is not None and "loss" in guard.watch and stages > 1:
         message = f"the loss is known on one of {stages} stages alone (value [{', '.join(guard.watch)}]); write [norm]"
@@ -122,16 +122,14 @@ def check_spikes(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_pipeline(config: RunConfig) -> Iterator[Finding]:
-    """Micro batches, stages and chunks."""
+    """Check micro batches, stages and chunks."""
     mesh, model = config.parallel_config, config.model.config
     interleaves = config.parallel.pipeline_config.pipeline_interleave
     stages, chunks = mesh.pipeline_stage, model.pp_interleave_num
     if stages == 1 and mesh.micro_batch_num > 1:
-        message = (
-            f"there is no pipeline (value {mesh.micro_batch_num}); write runner_config.gradient_accumulation_steps"
-        )
-        yield (*MESH, "micro_batch_num"), message
-    pieces = mesh.seq_split_num if chunks == 1 else 1  # they fill the stages, too
+        message = f"requires pipeline_stage above 1 (value {mesh.micro_batch_num})"
+        yield (*MESH, "micro_batch_num"), f"{message}; write runner_config.gradient_accumulation_steps"
+    pieces = mesh.seq_split_num if chunks == 1 else 1  # pieces fill the stages as well
     if mesh.micro_batch_num * pieces < stages:
         least = f"{-(-stages // pieces)} for {pieces} pieces of each (seq_split_num): " if pieces > 1 else ""
         message = f"must be at least {least}pipeline_stage {stages} (value {mesh.micro_batch_num})"
@@ -160,7 +158,7 @@ def check_pipeline(config: RunConfig) -> Iterator[Finding]:
 
 
 def _check_v_shape(config: RunConfig) -> Iterator[Finding]:
-    """What MindSpore's zero_bubble_v asks for: a pipeline, two chunks per stage, twice as many micro batches as stages."""
+    """Check the requirements of zero_bubble_v: a pipeline, two chunks per stage, two micro batches per stage."""
     mesh, chunks = config.parallel_config, config.model.config.pp_interleave_num
     scheduler, stages = ("parallel", "pipeline_config", "pipeline_scheduler"), mesh.pipeline_stage
     if stages == 1:
@@ -184,37 +182,38 @@ def _check_v_shape(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_offset(config: RunConfig) -> Iterator[Finding]:
-    """The layers of every chunk and stage."""
+    """Check that every chunk and stage has layers."""
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     places = stages * model.pp_interleave_num
     if model.layer_count < places:
-        wanted = f"pipeline_stage {stages} x pp_interleave_num {model.pp_interleave_num} needs at least {places} layers"
-        yield (*MODEL, "num_layers"), f"{wanted} (value {model.layer_count})"
+        message = (
+            f"pipeline_stage {stages} x pp_interleave_num {model.pp_interleave_num} needs at least {places} layers"
+        )
+        yield (*MODEL, "num_layers"), f"{message} (value {model.layer_count})"
         return
     try:
         last = _layers(config)[-1][config.last_stage]
         if last < model.num_nextn_predict_layers:
-            ahead = f"the last stage, which has {last} layers"
-            message = f"must all be on {ahead} (value {model.num_nextn_predict_layers}); write another offset"
-            yield (*MODEL, "num_nextn_predict_layers"), message
+            message = f"must all be on the last stage, which has {last} layers (value {model.num_nextn_predict_layers})"
+            yield (*MODEL, "num_nextn_predict_layers"), f"{message}; write another offset"
     except ValueError as error:
         yield (*MODEL, "offset"), f"{error} (value {_listed(model.offset)})"
         return
     adding = [layer.adds_to_loss for layer in model.architecture.layers]
     if stages > 1 and any(adding) and not any(adding[-last:]):
         message = (
-            f"the last stage has {last} layers and none with experts, to which others send what they add to the loss "
+            f"the last stage has {last} layers without experts, but auxiliary losses are added on a stage with experts "
             f"(value {_listed(model.offset)}); write an offset that gives it one"
         )
         yield (*MODEL, "offset"), message
 
 
 def check_recompute(config: RunConfig) -> Iterator[Finding]:
-    """Lengths of the lists, and counts against the layers that are there."""
+    """Check the lengths of recompute lists, and their counts against the number of layers."""
     try:
         layers = _layers(config)
     except ValueError:
-        return  # reported as the mistake it is, by check_offset
+        return  # check_offset reports it
     for key in type(config.recompute_config).model_fields:
         value = getattr(config.recompute_config, key)
         for path, counts in _counts_in(("recompute_config", key), value):
@@ -229,7 +228,7 @@ def _layers(config: RunConfig) -> StageLayers:
 
 
 def _counts_in(path: KeyPath, value: LayerSelection) -> Iterator[tuple[KeyPath, LayerCounts]]:
-    """The lists of counts inside a value: itself, or one for each pattern."""
+    """Yield the lists of counts in a value: the value itself, or one for each pattern."""
     if isinstance(value, dict):
         for pattern, counts in value.items():
             yield (*path, pattern), counts
@@ -238,7 +237,7 @@ def _counts_in(path: KeyPath, value: LayerSelection) -> Iterator[tuple[KeyPath, 
 
 
 def _wrong_counts(counts: LayerCounts, layers: StageLayers) -> str:
-    """Says what is wrong with a list of counts for ``layers[chunk][stage]``, or nothing."""
+    """Return what the error in a list of counts for ``layers[chunk][stage]``; empty if it is valid."""
     if isinstance(counts, bool):
         return ""
     rows = [row for row in counts if isinstance(row, tuple)]

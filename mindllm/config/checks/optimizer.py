@@ -28,7 +28,7 @@ TRAINING = ("train", "finetune")
 
 
 def check_schedule(config: RunConfig) -> Iterator[Finding]:
-    """Rates and lengths of the learning rate schedules: that of the run, and those of groups."""
+    """Check rates and lengths of the learning rate schedules, of the run and of groups."""
     schedule = config.lr_schedule
     if (schedule is None or schedule.learning_rate is None) and config.run_mode in TRAINING:
         missing = ("lr_schedule", "learning_rate") if schedule else ("lr_schedule",)
@@ -38,7 +38,7 @@ def check_schedule(config: RunConfig) -> Iterator[Finding]:
     for number, group in enumerate(config.grouped_lr_schedule.grouped):
         path = (*GROUPS, number)
         if group.learning_rate is None:
-            yield (*path, "learning_rate"), "this key is required: a group has a rate of its own"
+            yield (*path, "learning_rate"), "this key is required for each group"
         yield from _schedule(path, group, config)
 
 
@@ -63,7 +63,7 @@ def _schedule(path: KeyPath, schedule: Schedule, config: RunConfig) -> Iterator[
 
 
 def check_optimizer(config: RunConfig) -> Iterator[Finding]:
-    """What Muon does not update, its keys where it is not the optimizer, what has moments of 8 bits or half precision."""
+    """Check keys of other optimizers, quantized moments and half precision."""
     optimizer, model = config.optimizer, config.model.config
     yield from _half_parameters(config)
     if optimizer.master_weights:
@@ -72,8 +72,7 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
         message = f"gradients are float32 anyway (param_init_type {model.param_init_type}); write false"
         yield ("optimizer", "accumulate_in_float32"), message
     if optimizer.state_bits == CODE_BITS:
-        yield from _moments_of_8_bits(config)
-        yield from _blocks_over_devices(config)
+        yield from _quantized_moments(config)
     elif optimizer.state_block_size != OptimizerConfig.model_fields["state_block_size"].default:
         yield ("optimizer", "state_block_size"), "is a key of state_bits: 8 (value of that: 32); leave it out"
     if optimizer.type != MUON:
@@ -85,14 +84,14 @@ def check_optimizer(config: RunConfig) -> Iterator[Finding]:
         message = f"has {len(optimizer.ns_coefficients)} entries for {optimizer.ns_steps} steps"
         yield ("optimizer", "ns_coefficients"), f"{message}; write a larger ns_steps"
     if model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
-        message = f"pet_type {model.pet_config.pet_type} has an update of its own, or adapters (value Muon)"
+        message = f"pet_type {model.pet_config.pet_type} has its own update or adapters (value Muon)"
         yield ("optimizer", "type"), f"{message}; write AdamW, or pet_type: full"
     if optimizer.qk_clip_threshold is not None:
         yield from _qk_clip(config)
 
 
 def _half_parameters(config: RunConfig) -> Iterator[Finding]:
-    """Updates that are written for parameters in float32."""
+    """Check that the update supports parameters in half precision."""
     model, key = config.model.config, (*MODEL, "param_init_type")
     pet = model.pet_config
     if not model.has_half_parameters or config.run_mode not in ("train", "finetune"):
@@ -105,7 +104,7 @@ def _half_parameters(config: RunConfig) -> Iterator[Finding]:
 
 
 def _master_weights(config: RunConfig) -> Iterator[Finding]:
-    """Parameters without a rounded copy, and updates that keep none."""
+    """Check that master weights have parameters to copy and an update that keeps them."""
     key, optimizer, model = ("optimizer", "master_weights"), config.optimizer, config.model.config
     if not model.has_half_parameters:
         yield key, f"copies parameters in half precision (param_init_type {model.param_init_type}); write false"
@@ -116,7 +115,7 @@ def _master_weights(config: RunConfig) -> Iterator[Finding]:
 
 
 def _qk_clip(config: RunConfig) -> Iterator[Finding]:
-    """Attention whose logits cannot be scaled back by weights that are trained."""
+    """Check that QK-clip can scale the attention logits by trained weights."""
     key, architecture = ("optimizer", "qk_clip_threshold"), config.model.config.architecture
     value = f"value {config.optimizer.qk_clip_threshold:g}"
     reasons = dict.fromkeys(why_not_linear(spec.attention) for spec in architecture.specifications())
@@ -127,33 +126,27 @@ def _qk_clip(config: RunConfig) -> Iterator[Finding]:
         yield key, f"{frozen} is frozen, and is not scaled ({value}); train it, or leave the threshold out"
 
 
-def _moments_of_8_bits(config: RunConfig) -> Iterator[Finding]:
+def _quantized_moments(config: RunConfig) -> Iterator[Finding]:
     key, model, optimizer = ("optimizer", "state_bits"), config.model.config, config.optimizer
     if optimizer.type == MUON:
         yield key, f"is a key of type {ADAMW} (type here: {MUON}); write 32"
     if model.expert_num > 1:
         yield key, "weights of routed experts, of three dimensions, have moments of 32 bits (value 8); write 32"
     if model.pet_config is not None and model.pet_config.pet_type != FULL_TUNING:
-        message = f"pet_type {model.pet_config.pet_type} trains small weights, or has an update of its own (value 8)"
+        message = f"pet_type {model.pet_config.pet_type} trains small weights or has its own update (value 8)"
         yield key, f"{message}; write 32, or pet_type: full"
-
-
-def _blocks_over_devices(config: RunConfig) -> Iterator[Finding]:
-    ranks, block = config.parallel_config.model_parallel, config.optimizer.block
-    shapes = config.model.config.architecture.trained_shapes()
+    # ranks must hold complete blocks of each row
+    ranks, block = config.parallel_config.model_parallel, optimizer.block
+    shapes = model.architecture.trained_shapes()
     if name := weight_of_cut_blocks(shapes, ranks, block):
         columns = shapes[name][-1] // ranks
+        fitting = math.gcd(columns, OptimizerConfig.model_fields["state_block_size"].default)  # a power of two
         message = f"leaves {columns} columns of {name} on a rank, not whole blocks of {block} (value {ranks})"
-        yield ("parallel_config", "model_parallel"), f"{message}; write optimizer.state_block_size: {_block(columns)}"
-
-
-def _block(columns: int) -> int:
-    """The largest power of two that divides them, up to the default."""
-    return math.gcd(columns, OptimizerConfig.model_fields["state_block_size"].default)
+        yield ("parallel_config", "model_parallel"), f"{message}; write optimizer.state_block_size: {fitting}"
 
 
 def check_weight_groups(config: RunConfig) -> Iterator[Finding]:
-    """Patterns of weights that match none."""
+    """Check that every pattern of weight groups matches a weight."""
     names = list(config.model.config.architecture.trained_shapes())
     for number, group in enumerate(config.optimizer.weight_decay_groups):
         yield from _unmatched(("optimizer", "weight_decay_groups", number, "params"), group.params, names)
@@ -165,10 +158,10 @@ def check_weight_groups(config: RunConfig) -> Iterator[Finding]:
 
 
 def _unmatched(path: KeyPath, patterns: tuple[str, ...], names: list[str]) -> Iterator[Finding]:
-    """A layer may have any number: smaller models of a run have fewer layers."""
+    """Yield patterns without a match. Layer numbers are ignored because reduced runs have fewer layers."""
     for pattern in patterns:
-        of_layers = re.sub(r"\blayers\.\d+", "layers.*", pattern)
-        if not any(matches(name, (of_layers,)) for name in names):
+        any_layer = re.sub(r"\blayers\.\d+", "layers.*", pattern)
+        if not any(matches(name, (any_layer,)) for name in names):
             yield (
                 path,
                 f"matches no weight that is trained (value '{pattern}'); they are called {names[0]} or {names[-1]}",
@@ -176,7 +169,7 @@ def _unmatched(path: KeyPath, patterns: tuple[str, ...], names: list[str]) -> It
 
 
 def check_loss_scale(config: RunConfig) -> Iterator[Finding]:
-    """A dynamic loss scale that never falls would skip every step after the first overflow."""
+    """Check that a dynamic loss scale can decrease; otherwise every step after the first overflow is skipped."""
     scale = config.runner_wrapper.scale_sense
     if isinstance(scale, DynamicLossScale) and scale.scale_factor == 1.0:
         instead = "write at least 2, or type: FixedLossScaleUpdateCell"

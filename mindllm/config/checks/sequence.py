@@ -40,7 +40,7 @@ def check_context_parallel(config: RunConfig) -> Iterator[Finding]:
     yield from _balanced(config)
     size, key = sizes.context_parallel, (*MESH, "context_parallel")
     if config.is_preference_tuning:
-        yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
+        yield key, f"the preference loss is a sum over complete sequences (value {size}); write 1"
     if (model.seq_length // size) % model.loss_chunks:
         message = (
             f"must divide the {model.seq_length // size} tokens of each rank of a sequence (value {model.loss_chunks})"
@@ -49,7 +49,7 @@ def check_context_parallel(config: RunConfig) -> Iterator[Finding]:
 
 
 def _heads(config: RunConfig) -> Iterator[Finding]:
-    """Every rank of an exchange for heads gets some of them, and no table that goes by heads."""
+    """Check that the exchange for heads divides heads, and that no table is per head."""
     model, sizes = config.model.config, config.parallel_config
     if not sizes.exchanges_heads:
         return
@@ -69,7 +69,7 @@ def _heads(config: RunConfig) -> Iterator[Finding]:
 
 
 def _ring(config: RunConfig) -> Iterator[Finding]:
-    """Keys that come round are attended to by the fused kernel, under no mask but the causal one."""
+    """Check that the fused kernel can compute ring attention: it supports the causal mask only."""
     sizes = config.parallel_config
     if not sizes.passes_keys:
         return
@@ -85,9 +85,9 @@ def _not_in_a_ring(config: RunConfig) -> Iterator[str]:
     if not fused or model.use_flash_attention is False:
         yield "composed attention has no statistics that blocks of keys are merged by"
     if config.train_dataset.document_columns:
-        yield "a query may see none of a block where documents are kept apart, and what the kernel says then is not known"
+        yield "with masks of documents a query may have no key in a block, for which the kernel has no defined result"
     if any(kind.attention.window is not None and kind.attention.window < model.seq_length for kind in kinds):
-        yield "a query may see none of a block under a window, and what the kernel says then is not known"
+        yield "with a window a query may have no key in a block, for which the kernel has no defined result"
     if optimizer.qk_clip_threshold is not None or LOGIT in config.monitor_config.watched():
         yield "the largest logits of a ring are not kept (qk_clip_threshold, monitor_config.max_attention_logit_format)"
     if config.swap_config.swap:
@@ -97,7 +97,7 @@ def _not_in_a_ring(config: RunConfig) -> Iterator[str]:
 
 
 def _balanced(config: RunConfig) -> Iterator[Finding]:
-    """Pieces of both halves are for a causal triangle that is not computed whole."""
+    """Check that balanced pieces save work, which they do only for a causal triangle that is not computed in full."""
     model, sizes = config.model.config, config.parallel_config
     if not sizes.context_parallel_balanced:
         return
@@ -121,12 +121,12 @@ def _balanced(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-MOST = 2  # the compiler's passes leave more than two parts as they are, in an order of chance
+MOST = 2  # the compiler does not order more than two parts
 KEY: KeyPath = ("model", "model_config", "fine_grain_interleave")
 
 
 def check_interleaved_rows(config: RunConfig) -> Iterator[Finding]:
-    """Something must be exchanged, parts must be equal, and rows must not depend on each other outside attention."""
+    """Check that interleaved rows have communication to overlap, equal parts, and no dependency outside attention."""
     parts = config.model.config.fine_grain_interleave
     if parts == 1:
         return
@@ -142,26 +142,26 @@ def check_interleaved_rows(config: RunConfig) -> Iterator[Finding]:
     rows = config.runner_config.batch_size * config.model.config.seq_length
     if rows % (parts * ranks):
         of = f" for each of {ranks} ranks that split them (use_seq_parallel)" if ranks > 1 else ""
-        message = f"{rows} tokens of a micro-batch (batch_size x seq_length) do not make so many equal parts{of}"
+        message = f"{rows} tokens of a micro-batch (batch_size x seq_length) cannot be split into equal parts{of}"
         yield KEY, f"{message} (value {parts}); write 1, or another seq_length"
 
 
 def can_be_cut(architecture: Architecture) -> bool:
-    """Whether all layers of an architecture can take their tokens in parts."""
-    return not any(_whole_layers(architecture))
+    """Return True if all layers of an architecture can process their tokens in parts."""
+    return not any(_layers_without_parts(architecture))
 
 
 def _not_cut(config: RunConfig) -> Iterator[str]:
-    yield from _whole_layers(config.model.config.architecture)
+    yield from _layers_without_parts(config.model.config.architecture)
     if config.parallel_config.shares_sequences:
         yield f"parts of sequences that ranks share ({CONTEXT.key}) are not taken in parts again"
     if config.micro_batch_interleave_num > 1:
-        yield "micro_batch_interleave_num makes whole copies, whose exchanges hide behind each other already"
+        yield "micro_batch_interleave_num already overlaps the communication of copies"
     if config.is_preference_tuning:
-        yield "pairs of answers are learnt beside a reference, whose layers are not cut"
+        yield "the reference of preference tuning is not split into parts"
 
 
-def _whole_layers(architecture: Architecture) -> Iterator[str]:
+def _layers_without_parts(architecture: Architecture) -> Iterator[str]:
     kinds = architecture.specifications()
     if any(not isinstance(kind.feed_forward, FeedForwardSpec) for kind in kinds):
         yield "tokens of experts compete within their sequence: they are not taken in parts"
@@ -177,19 +177,19 @@ PIECES_KEY: KeyPath = (*MESH, "seq_split_num")
 
 
 def check_pieces(config: RunConfig) -> Iterator[Finding]:
-    """A pipeline and a schedule that has pieces, equal pieces, and a model and run whose pieces are proved."""
+    """Check the schedule of sequence pieces, their sizes, and that the features of the run are proved with pieces."""
     sizes, scheduler = config.parallel_config, config.parallel.pipeline_config.pipeline_scheduler
     pieces, stages = sizes.seq_split_num, sizes.pipeline_stage
     if pieces == 1:
         return
     if stages == 1:
-        yield PIECES_KEY, f"there is no pipeline that pieces could fill (value {pieces}); write 1"
+        yield PIECES_KEY, f"requires pipeline_stage above 1 (value {pieces}); write 1"
         return
     if scheduler not in IN_PIECES:
         message = f"{scheduler} orders whole sequences (value {pieces}); write 1, or pipeline_scheduler {SEQPIPE}"
         yield PIECES_KEY, message
         return
-    # pieces are equal, also on tensor-parallel ranks, and fill the stages as the schedule has it
+    # pieces must be equal, also on tensor-parallel ranks, and fill the stages of the schedule
     sizes, model = config.parallel_config, config.model.config
     scheduler, stages = config.parallel.pipeline_config.pipeline_scheduler, sizes.pipeline_stage
     ranks = sizes.model_parallel if sizes.use_seq_parallel else 1
@@ -207,7 +207,7 @@ def check_pieces(config: RunConfig) -> Iterator[Finding]:
 
 
 def _not_proved(config: RunConfig) -> Iterator[str]:
-    """What nobody has shown to compute the same in pieces."""
+    """Yield features that are not proved to compute the same with sequence pieces."""
     if config.parallel_config.shares_sequences:
         yield f"pieces of sequences that ranks share ({CONTEXT.key}) are not cut again"
     if config.uses_position_ids:
@@ -226,7 +226,7 @@ def _not_proved(config: RunConfig) -> Iterator[str]:
         yield "the largest attention logit is not watched in pieces"
     model, architecture = config.model.config, config.model.config.architecture
     if model.loss_chunks > 1:
-        yield "the loss of a piece is computed at once (model.model_config.loss_chunks)"
+        yield "the loss of a piece cannot be computed in chunks (model.model_config.loss_chunks)"
     if model.fine_grain_interleave > 1:
         yield "layers of pieces do not take their rows in parts (model.model_config.fine_grain_interleave)"
     if model.num_nextn_predict_layers:
@@ -236,11 +236,11 @@ def _not_proved(config: RunConfig) -> Iterator[str]:
         yield "dropout and noise are drawn for whole sequences"
     if embedding.learned_positions is not None:
         yield "learned positions are looked up for whole sequences"
-    reasons = (reason for spec in architecture.specifications() for reason in _not_proved_of_layer(spec))
+    reasons = (reason for spec in architecture.specifications() for reason in _layer_not_proved(spec))
     yield from dict.fromkeys(reasons)
 
 
-def _not_proved_of_layer(spec: LayerSpec) -> Iterator[str]:
+def _layer_not_proved(spec: LayerSpec) -> Iterator[str]:
     attention = spec.attention
     if not isinstance(spec.feed_forward, FeedForwardSpec):
         yield "tokens of experts compete, and are balanced, within their sequence: experts do not take pieces"
@@ -248,6 +248,6 @@ def _not_proved_of_layer(spec: LayerSpec) -> Iterator[str]:
         yield "latent attention keeps no earlier pieces yet"
         return
     if not isinstance(attention.position, RotarySpec):
-        yield "pieces have rotary positions alone"
+        yield "pieces support rotary positions only"
     if attention.window is not None:
         yield "windows of attention are not moved with pieces"

@@ -32,7 +32,7 @@ Layers = tuple[LayerSpec, ...]
 
 
 def check_tuning(config: RunConfig) -> Iterator[Finding]:
-    """Everything about the section, and adapters that are given to no model."""
+    """Check the section ``pet_config``, and adapters without a model."""
     if config.adapter_id and not config.load_adapter:
         yield (
             ("adapter_id",),
@@ -49,22 +49,23 @@ def check_tuning(config: RunConfig) -> Iterator[Finding]:
 
 
 def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
-    """What is not here yet, alone or on several devices."""
+    """Check for combinations that are not supported yet."""
     model = config.model.config
     if pet.tuner.own_format and config.export_hf.directory:
         message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
         yield ("export_hf", "directory"), message
-    if not pet.tuner.trains_experts:
-        yield from _no_experts(config, pet)
+    if model.expert_num > 1 and not pet.tuner.trains_experts:
+        message = f"experts are not trained with pet_type {pet.pet_type} yet (value {pet.pet_type})"
+        yield (*SECTION, "pet_type"), f"{message}; write pet_type: full, or lora"
     if pet.pet_type == ADALORA:
-        yield from _no_budget(config, pet)
+        yield from _rank_schedule(config, pet)
     if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):
         message = f"changes biases of routers, which are frozen (value {model.topk_bias_update_rate}); write 0"
         yield (*MODEL, "topk_bias_update_rate"), message
 
 
-def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
-    """The budget of ranks falls until the end, which has to be known."""
+def _rank_schedule(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
+    """Check that the end of the rank schedule is known."""
     steps = config.runner_config.train_steps
     if steps is None:
         yield (
@@ -76,19 +77,12 @@ def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
         yield ("runner_config", "train_steps"), f"{message} (value {steps}); write more"
 
 
-def _no_experts(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
-    """Experts are one weight of three dimensions, which is neither projected nor drawn."""
-    if config.model.config.expert_num > 1:
-        message = f"experts are not trained with pet_type {pet.pet_type} yet (value {pet.pet_type})"
-        yield (*SECTION, "pet_type"), f"{message}; write pet_type: full, or lora"
-
-
 def mistakes(
     pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files, weights: Iterable[str]
 ) -> Iterator[tuple[str, str]]:
-    """Keys of the section that cannot be meant, each with why. ``weights``: all weights of the model."""
+    """Yield invalid keys of the section with the reason. ``weights`` are all weights of the model."""
     weights = list(weights)
-    # keys that say something, and would change nothing
+    # keys that have no effect with this tuner
     for key, info in type(pet).model_fields.items():
         kinds = tuners_with(key)
         if pet.tuner.name in kinds or getattr(pet, key) == info.default:
@@ -100,14 +94,14 @@ def mistakes(
             yield key, message
         else:
             yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
-    if own := MISTAKES.get(pet.tuner.name):
-        yield from own(pet, layers, weights)
+    if check := MISTAKES.get(pet.tuner.name):
+        yield from check(pet, layers, weights)
     if pet.tuner.low_rank:
         yield from _wrong_targets(pet, layers, files)
         for module in pet.modules_to_save:
             if not any(is_part(module, name) for name in weights):
                 levels = {level for name in weights for level in name.split(".")[:-1] if not level.isdigit()}
-                yield "modules_to_save", f"{module} is no part of the model{nearest(module, levels)}"
+                yield "modules_to_save", f"{module} is not part of the model{nearest(module, levels)}"
 
 
 def _llamapro(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
@@ -147,17 +141,17 @@ def _full(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[
 
 
 def _bottlenecks(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
-    wanted, key, width = pet.target_modules, "target_modules", layers[0].attention.hidden_size
-    if isinstance(wanted, str) and wanted != ALL:
+    modules, key, width = pet.target_modules, "target_modules", layers[0].attention.hidden_size
+    if isinstance(modules, str) and modules != ALL:
         yield (
             key,
-            f"bottlenecks stand behind whole parts of a layer (value {wanted}); write ALL, or a list of {', '.join(PARTS)}",
+            f"bottlenecks follow complete parts of a layer (value {modules}); write ALL, or a list of {', '.join(PARTS)}",
         )
-    elif wanted != ALL and (not wanted or {*wanted} - {*PARTS}):
-        wrong = next((name for name in wanted if name not in PARTS), "")
+    elif modules != ALL and (not modules or {*modules} - {*PARTS}):
+        wrong = next((name for name in modules if name not in PARTS), "")
         yield (
             key,
-            f"bottlenecks stand behind {' and '.join(PARTS)}, not behind {wrong or 'nothing'}{nearest(wrong, PARTS)}",
+            f"bottlenecks follow {' and '.join(PARTS)}, not {wrong or 'nothing'}{nearest(wrong, PARTS)}",
         )
     if pet.adapter_length > width:
         yield (
@@ -167,25 +161,28 @@ def _bottlenecks(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator
 
 
 def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) -> Iterator[tuple[str, str]]:
-    key, wanted = "target_modules", pet.target_modules
+    key, selection = "target_modules", pet.target_modules
     modules = {module: shape for layer in layers for module, shape in layer.adaptable().items()}
-    known = [*modules, *files]
-    if not isinstance(wanted, str):
-        for name in wanted:
+    candidates = [*modules, *files]
+    if not isinstance(selection, str):
+        for name in selection:
             if not any(names(name, module, files) for module in modules):
-                yield key, f"{name} is no projection of the model{nearest(name, [one.split('.')[-1] for one in known])}"
+                yield (
+                    key,
+                    f"{name} is not a projection of the model{nearest(name, [path.split('.')[-1] for path in candidates])}",
+                )
                 return
     matched: dict[str, set[bool]] = {}
     for number, layer in enumerate(layers):
         for module in layer.adaptable():
             matched.setdefault(module, set()).add(targets(pet, module, files, number))
-    if not any(True in found for found in matched.values()):
-        names_in = wanted.split(",") if isinstance(wanted, str) else []
+    if not any(True in values for values in matched.values()):
+        names_in = selection.split(",") if isinstance(selection, str) else []
         listed = f"write a list, [{', '.join(map(str.strip, names_in))}]; " if len(names_in) > 1 else ""
-        yield key, f"matches no projection (value {wanted}); {listed}projections: {few(list(modules))}"
-    for module, found in matched.items():
-        if len(found) > 1:
-            yield key, f"must name {module} in all layers or in none (value {wanted})"
+        yield key, f"matches no projection (value {selection}); {listed}projections: {few(list(modules))}"
+    for module, values in matched.items():
+        if len(values) > 1:
+            yield key, f"must name {module} in all layers or in none (value {selection})"
             return
     widths = {module: min(shape) for module, shape in modules.items() if True in matched[module]}
     narrowest = min(widths, key=lambda module: widths[module], default="")
@@ -211,7 +208,7 @@ LOADER: KeyPath = ("train_dataset", "data_loader", "type")
 
 
 def check_preference(config: RunConfig) -> Iterator[Finding]:
-    """Everything about the section, and what pairs are learnt with."""
+    """Check the section ``preference``, and its data and model."""
     section = config.preference
     if section.label_smoothing and section.loss_type != "sigmoid":
         message = f"is of loss_type sigmoid, not {section.loss_type} (value {section.label_smoothing}); write 0"
@@ -240,11 +237,11 @@ def check_preference(config: RunConfig) -> Iterator[Finding]:
         if any(layer.adds_to_loss for layer in config.model.config.base.architecture.specifications()):
             yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"
     elif config.run_mode == "eval" and not config.eval_tasks:
-        yield LOADER, "pairs are evaluated beside their reference, while a run trains; write do_eval: true and train on"
+        yield LOADER, "preference pairs are evaluated during training only; write do_eval: true and run_mode finetune"
 
 
 def _reference(config: RunConfig) -> Iterator[Finding]:
-    """The reference is the model without its adapters, so all that is trained must be adapters."""
+    """Check that only adapters are trained: the reference is the model without them."""
     model = config.model.config
     pet = model.pet_config
     if pet is None or not pet.tuner.learns_pairs:

@@ -1,4 +1,4 @@
-"""A YAML file as plain data that remembers where every value was written; mistakes in it; merging two of them."""
+"""A YAML file as plain data with the place of every value; problems; merging of two documents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def child(data: Any, key: str | int) -> Any:
-    """The value under ``key`` of a mapping or a list, or ``None``."""
+    """Return the value under ``key`` of a mapping or a list, or ``None``."""
     if isinstance(data, dict):
         return data.get(key)
     if isinstance(data, list | tuple) and isinstance(key, int) and key < len(data):
@@ -75,7 +75,7 @@ def remove(data: Any, path: KeyPath) -> Any:
 
 
 def without_related(problems: Iterable[Problem], others: Iterable[Problem]) -> list[Problem]:
-    """Return the ``problems`` of keys that none of the ``others`` is about, nor about a section around or inside of them."""
+    """Return the ``problems`` whose key is not the key of any of ``others``, nor around or inside of it."""
     paths = {other.path for other in others}
     around = {path[:length] for path in paths for length in range(1, len(path))}
     return [
@@ -87,7 +87,7 @@ def without_related(problems: Iterable[Problem], others: Iterable[Problem]) -> l
 
 
 def closest_origin(origins: Mapping[KeyPath, Origin], path: KeyPath, source: Path | None = None) -> Origin | None:
-    """Returns the origin of ``path``, or of the nearest section around it, or of the file."""
+    """Return the origin of ``path``, else of the nearest section around it, else of the file."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]
@@ -95,9 +95,9 @@ def closest_origin(origins: Mapping[KeyPath, Origin], path: KeyPath, source: Pat
 
 
 def merge(base: Document, change: Document) -> Document:
-    """Returns ``base`` with the values of ``change``: mappings merge key by key, everything else is replaced.
+    """Return ``base`` with the values of ``change``: mappings merge by key, other values are replaced.
 
-    A section whose ``type`` changes starts afresh: the keys of the former type would be errors under the new one.
+    A section whose ``type`` changes is replaced, because the keys of the former type would be errors under the new one.
     """
     merged = Document({}, {}, base.problems + change.problems)
     origins = dict(base.origins)

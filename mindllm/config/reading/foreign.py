@@ -51,7 +51,7 @@ class ForeignReader(Protocol):
     def convert(self, document: Document, overrides: Overrides) -> ForeignRun:
         """Translate a YAML into a run of mindllm."""
 
-    def instead_of(self, path: KeyPath) -> str:
+    def replacement(self, path: KeyPath) -> str:
         """Return what to write in a YAML of mindllm instead of a key of this program; empty for other keys."""
 
     def section_keys(self, path: KeyPath) -> dict[str, str]:
@@ -80,4 +80,4 @@ def reader_for(document: Document) -> ForeignReader | None:
 
 def foreign_advice(path: KeyPath) -> str:
     """Return what to write instead of a key of another program; empty for keys that no program has."""
-    return next(filter(None, (reader.instead_of(path) for reader in registered_readers())), "")
+    return next(filter(None, (reader.replacement(path) for reader in registered_readers())), "")

@@ -1,4 +1,4 @@
-"""Reads a run's YAML: base files, the file itself, overrides, schema, cross checks. And writes it back, resolved.
+"""Loading a run's YAML: base files, the file, overrides, schema, cross checks; and writing it back, resolved.
 
 Keys of Hugging Face's ``config.json`` are accepted as synonyms.
 """
@@ -34,9 +34,9 @@ from mindllm.config.reading.document import (
 )
 from mindllm.config.reading.foreign import ForeignRun, reader_for
 from mindllm.config.reading.overrides import Overrides, ignores_unknown, override_document
-from mindllm.config.reading.pretrained import fill_from_pretrained, without_what_follows
-from mindllm.config.reading.problems import meant_path, none_texts, schema_problems, unknown_paths
-from mindllm.config.reading.shipped import NAME, shipped_as, shipped_configs, shipped_or_own
+from mindllm.config.reading.pretrained import drop_missing_model_keys, fill_from_pretrained
+from mindllm.config.reading.problems import intended_path, null_texts, schema_problems, unknown_paths
+from mindllm.config.reading.shipped import NAME, existing_or_shipped, shipped_configs, shipped_file
 from mindllm.config.reading.yaml_tree import read_yaml, unusable_value, write_commented, write_yaml
 from mindllm.config.run import Provenance, RunConfig
 from mindllm.errors import MOST_SHOWN, UserError, nearest
@@ -95,15 +95,15 @@ def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:
     """Read a run over its ``base``, changed by ``overrides``; a ``UserError`` names every mistake.
 
     Args:
-        source: a YAML, ours or of MindFormers; a Hugging Face directory, whose model the run trains further with the keys of
-            ``configs/base``; or a dictionary as a YAML has it, whose ``base`` is relative to the working directory. A path below
-            ``configs/`` that is not there is looked for among those that come with mindllm.
+        source: a YAML of mindllm or MindFormers; a Hugging Face directory, whose model the run fine-tunes with the keys of
+            ``configs/base``; or a dictionary with the content of a YAML, whose ``base`` is relative to the working directory. A
+            path below ``configs/`` that does not exist is looked up in the configurations of mindllm.
         overrides: options as on a command line (``--a.b.c=value``, ``--a.b.c value``, ``--flag``) or a mapping of dotted keys
-            to values. ``--ignore-unknown-keys`` (``ignore_unknown_keys``) logs unknown keys of the YAML and goes on without them.
+            to values. ``--ignore-unknown-keys`` (``ignore_unknown_keys``) logs and ignores unknown keys of the YAML.
     """
     if isinstance(source, Mapping):
         return _load(_from_mapping(source), overrides, None)
-    path = shipped_or_own(Path(source))
+    path = existing_or_shipped(Path(source))
     if is_hugging_face(path):
         return _load(_over_directory(path), overrides, None)
     document = read_file(path)
@@ -132,7 +132,7 @@ def _load(document: Document, overrides: Overrides, source: Path | None) -> RunC
 
 
 def _from_mapping(values: Mapping[str, Any]) -> Document:
-    """Return a copy of a dictionary as a document, its ``base`` as a path that is there."""
+    """Return a copy of a dictionary as a document, with an absolute path as its ``base``."""
     if is_deeper(values):
         raise UserError(f"{IN_MEMORY}: {TOO_DEEP}")
     try:
@@ -140,7 +140,7 @@ def _from_mapping(values: Mapping[str, Any]) -> Document:
     except TypeError as error:
         raise UserError(f"{IN_MEMORY}: {error}; give texts, numbers, lists and dictionaries") from None
     if isinstance(base := tree.get(BASE), str | os.PathLike):
-        tree[BASE] = str(Path.cwd() / shipped_or_own(Path(base)))
+        tree[BASE] = str(Path.cwd() / existing_or_shipped(Path(base)))
     if problem := unusable_value(tree):
         raise UserError(f"{IN_MEMORY}: {problem}")
     if unnamed := [key for key in _keys(tree) if not isinstance(key, str)]:
@@ -165,7 +165,7 @@ def _origins(tree: Any, path: KeyPath, origin: Origin) -> Iterator[tuple[KeyPath
 
 
 def _over_directory(directory: Path) -> Document:
-    """Return the run that trains the model of a Hugging Face directory further."""
+    """Return the run that fine-tunes the model of a Hugging Face directory."""
     values = {
         BASE: str(shipped_configs() / HUGGING_FACE_BASE),
         "run_mode": "finetune",
@@ -181,8 +181,8 @@ def build_config(conversion: ForeignRun, source: Path | None) -> RunConfig:
     try:
         config = _build(document, conversion.overrides, source)
     except UserError as error:
-        # what is missing here may be what was refused there
-        written = [one for one in error.problems if one.option or one.path in document.origins]
+        # a key may be missing because the conversion refused it
+        written = [problem for problem in error.problems if problem.option or problem.path in document.origins]
         _refuse([*refused, *without_related(written, refused)])
         raise
     _refuse(refused)
@@ -193,12 +193,12 @@ def build_config(conversion: ForeignRun, source: Path | None) -> RunConfig:
 
 
 def read_file(path: Path) -> Document:
-    """Reads one YAML as it is, without its base; raises UserError for a file that is none."""
+    """Read one YAML without its base; raise ``UserError`` for an invalid file."""
     return read_yaml(_text(path), str(path))
 
 
 def override_config(config: RunConfig, overrides: Overrides) -> RunConfig:
-    """Returns ``config`` with some keys changed; what follows from them (default widths, ...) is worked out again."""
+    """Return ``config`` with some keys changed. Derived defaults (widths, ...) are computed again."""
     document = Document(plain(config.given()), dict(config._provenance.origins))
     changed = _build(document, overrides, config.source)
     changed._provenance = replace(changed._provenance, ignored=config.has_ignored_keys)
@@ -206,12 +206,12 @@ def override_config(config: RunConfig, overrides: Overrides) -> RunConfig:
 
 
 def with_model(config: RunConfig, model: ModelConfig) -> RunConfig:
-    """Returns ``config`` with this model: another tuning; or another network, which no directory it names has then."""
+    """Return ``config`` with this model: other tuning, or another network, for which directories of weights are cleared."""
     before, after = config.model.config.model_dump(), model.model_dump()
     changed = {key: value for key, value in after.items() if value != before[key]}
     nowhere = dict.fromkeys(("load_checkpoint", "load_adapter", "adapter_id", "pretrained_model_dir"), "")
-    of_model = {f"model.model_config.{key}": value for key, value in changed.items()}
-    return override_config(config, of_model if {*changed} <= {"pet_config"} else {**nowhere, **of_model})
+    model_keys = {f"model.model_config.{key}": value for key, value in changed.items()}
+    return override_config(config, model_keys if {*changed} <= {"pet_config"} else {**nowhere, **model_keys})
 
 
 def with_comments(config: RunConfig, comments: Mapping[KeyPath, str]) -> RunConfig:
@@ -244,14 +244,14 @@ def _build(document: Document, overrides: Overrides, source: Path | None, ignore
     changes = override_document(overrides, document, RunConfig)
     rename(changes)
     document = merge(document, changes)
-    document.problems.extend(none_texts(document, RunConfig))
+    document.problems.extend(null_texts(document, RunConfig))
     fill_from_pretrained(document)
     try:
         config, ignored = _validate(document, changes if ignore_unknown else None)
     except ValidationError as error:
         wrong = schema_problems(error, document, RunConfig, source)
-        problems = [*document.problems, *without_what_follows(document.problems, wrong)]
-        _refuse([*problems, *_further_problems(document, problems, source)], document.data)
+        problems = [*document.problems, *drop_missing_model_keys(document.problems, wrong)]
+        _refuse([*problems, *_hidden_problems(document, problems, source)], document.data)
         raise  # never: a validation error has problems
     config._provenance = Provenance(source, document.origins, ignored=ignored)
     _refuse([*document.problems, *_cross_problems(config)])
@@ -259,7 +259,7 @@ def _build(document: Document, overrides: Overrides, source: Path | None, ignore
 
 
 def _validate(document: Document, changes: Document | None) -> tuple[RunConfig, bool]:
-    """Return the run, and whether unknown keys were ignored: with ``changes`` all that these do not add."""
+    """Return the run, and whether unknown keys were ignored: those that ``changes`` did not add, if it is given."""
     ignored = False
     while True:
         try:
@@ -278,24 +278,24 @@ def _validate(document: Document, changes: Document | None) -> tuple[RunConfig, 
 def _cross_problems(config: RunConfig) -> list[Problem]:
     """Return the mistakes of keys that do not fit together."""
     if beyond := [config.problem(path, message) for path, message in check_limits(config)]:
-        return beyond  # before anything is made of so many layers
+        return beyond  # before building that many layers
     with_file_names(config.model.config)
     return [config.problem(path, message) for path, message in check_run(config)]
 
 
-def _further_problems(document: Document, problems: Sequence[Problem], source: Path | None) -> list[Problem]:
-    """Return mistakes of other keys: those found once the values that are wrong by themselves are replaced or left out."""
+def _hidden_problems(document: Document, problems: Sequence[Problem], source: Path | None) -> list[Problem]:
+    """Return mistakes of other keys, found by replacing or removing the invalid values."""
     try:
         data = copy.deepcopy(document.data)
     except TypeError:  # an object of a program that is not a value of YAML, which is refused already
         return []
     for number, problem in enumerate(problems):
         path = _outside_lists(problem.path)
-        meant = meant_path(path, data, RunConfig) if number < MOST_SHOWN and at(data, path) is not None else None
+        intended = intended_path(path, data, RunConfig) if number < MOST_SHOWN and at(data, path) is not None else None
         value = remove(data, path)
-        section = at(data, meant[:-1]) if meant else None
-        if meant and path == problem.path and isinstance(section, dict):
-            section.setdefault(meant[-1], value)
+        section = at(data, intended[:-1]) if intended else None
+        if intended and path == problem.path and isinstance(section, dict):
+            section.setdefault(intended[-1], value)
     try:
         config = RunConfig.model_validate(data)
     except ValidationError:
@@ -305,27 +305,27 @@ def _further_problems(document: Document, problems: Sequence[Problem], source: P
 
 
 def _outside_lists(path: KeyPath) -> KeyPath:
-    """Return ``path``, or that of the list around it: an entry that is removed would renumber the others."""
+    """Return ``path``, or the path of the list around it: removing an entry would renumber the others."""
     number = next((place for place, key in enumerate(path) if isinstance(key, int)), len(path))
     return path[:number]
 
 
 def _refuse(problems: Iterable[Problem], data: Mapping[str, Any] | None = None) -> None:
     """Raise all problems as one error; those that have no value yet get the one that ``data`` has there."""
-    found = {str(problem): problem for problem in problems}
-    if not found:
+    by_text = {str(problem): problem for problem in problems}
+    if not by_text:
         return
-    lines = list(found)
+    lines = list(by_text)
     more = [f"and {len(lines) - MOST_SHOWN:,} more mistakes"] if len(lines) > MOST_SHOWN else []
     valued = [
         replace(problem, value=at(data, problem.path)) if problem.value is None else problem
-        for problem in found.values()
+        for problem in by_text.values()
     ]
     raise UserError("\n".join([*lines[:MOST_SHOWN], *more]), valued)
 
 
 def read_document(path: Path) -> Document:
-    """Reads one YAML over its base, as a tree that nothing has checked yet."""
+    """Read one YAML over its base as an unchecked tree."""
     return _with_base(read_file(path), path, ())
 
 
@@ -345,29 +345,29 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...], ignore
     if len(readers) >= MOST_BASES:
         raise UserError.of(wrong(f"this is base number {len(readers) + 1}; at most {MOST_BASES} are read"))
     try:
-        found = read_file(base_path)
+        base_document = read_file(base_path)
     except UserError as error:
         raise UserError.of(wrong(str(error))) from None
-    return merge(_with_type(_with_base(found, base_path, (*readers, path), ignore_unknown)), document)
+    return merge(_with_type(_with_base(base_document, base_path, (*readers, path), ignore_unknown)), document)
 
 
 def _base_path(path: Path, base: str) -> Path:
-    """Where the base that ``path`` names is: relative to it, or shipped."""
-    found = Path(os.path.normpath(path.parent / base))
-    return found if found.exists() else shipped_as(Path(base)) or found
+    """Return the file that the ``base`` of ``path`` names: relative to it, or shipped."""
+    file = Path(os.path.normpath(path.parent / base))
+    return file if file.exists() else shipped_file(Path(base)) or file
 
 
-def bases_of(path: Path) -> list[Path]:
-    """The base of a YAML that can be read, the base of that, and so on."""
+def base_files(path: Path) -> list[Path]:
+    """Return the base of a YAML, the base of that, and so on."""
     document = read_file(path)
     if BASE not in document.data:
         return []
     base = _base_path(path, document.data[BASE])
-    return [base, *bases_of(base)]
+    return [base, *base_files(base)]
 
 
 def _with_type(base: Document) -> Document:
-    """``base`` with the type its data loader has by default, so that another type over it starts the section afresh."""
+    """Return ``base`` with the default type of its data loader, so that a YAML with another type replaces the section."""
     loader = child(base.data.get("train_dataset"), "data_loader")
     if isinstance(loader, dict):
         loader.setdefault("type", IndexedDataLoader.model_fields["type"].default)
@@ -385,13 +385,13 @@ def _text(path: Path) -> str:
 
 
 def _within(directory: Path) -> str:
-    """Which YAMLs a directory holds, which may have been meant: what a run wrote of itself, else those of its name."""
-    if (own := directory / RESOLVED).is_file():
-        return f"; of a run name its YAML: {own}"
+    """Return a hint about the YAMLs in a directory: the resolved YAML of a run, else all by name."""
+    if (resolved := directory / RESOLVED).is_file():
+        return f"; of a run name its YAML: {resolved}"
     names = sorted(file.name for file in directory.glob("*.y*ml") if file.is_file())
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    there = f"one of {', '.join(names[:MOST_NAMED])}{more}" if len(names) > 1 else "".join(names)
-    return f"; name a YAML in it: {there}" if names else ", and holds neither a YAML nor a model (config.json)"
+    listing = f"one of {', '.join(names[:MOST_NAMED])}{more}" if len(names) > 1 else "".join(names)
+    return f"; name a YAML in it: {listing}" if names else ", and holds neither a YAML nor a model (config.json)"
 
 
 def _at(path: Path, message: str) -> Problem:
@@ -399,16 +399,16 @@ def _at(path: Path, message: str) -> Problem:
 
 
 def _similar(path: Path) -> str:
-    """What a file that is not there may have been meant to be: a neighbour, or the name of a model that is shipped."""
-    of_model = [file for file in shipped_configs().rglob("*.yaml") if file.stem.partition("_")[2] == path.name]
-    if of_model:
-        return f"; did you mean {NAME}/{max(of_model).relative_to(shipped_configs()).as_posix()}?"
+    """Return a hint about a missing file: a similar name in its directory, or a shipped model of that name."""
+    files = [file for file in shipped_configs().rglob("*.yaml") if file.stem.partition("_")[2] == path.name]
+    if files:
+        return f"; did you mean {NAME}/{max(files).relative_to(shipped_configs()).as_posix()}?"
     hint = nearest(path.name, (file.name for file in path.parent.glob("*.yaml"))) if path.parent.is_dir() else ""
     return hint if "did you mean" in hint else ""
 
 
 def plain(value: Any) -> Any:
-    """Tuples as lists, for YAML."""
+    """Return ``value`` with tuples as lists, for YAML."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
 """Command line options that change keys of the YAML: ``--a.b.c=value``, ``--a.b.c value``, ``--flag`` for true.
 
-Every command that takes a YAML and such options reads them here, and with them the same :data:`~mindllm.shorthands.SHORTHANDS`.
+Every command with such options reads them here, with the same :data:`~mindllm.shorthands.SHORTHANDS`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mindllm.shorthands import IGNORE_UNKNOWN_KEYS, SHORTHANDS
 
 
 def override_document(overrides: Overrides, base: Document, root: type[Section]) -> Document:
-    """Returns the overrides as a document to merge into ``base``; entries of lists go by their index or ``type``."""
+    """Return the overrides as a document to merge into ``base``. Entries of lists are selected by index or ``type``."""
     document = Document()
     for key, value, option in _pairs(overrides):
         origin = Origin(option=option)
         name, inside, _ = key.partition(".")
         if inside and name not in base.data and (entries := default_list(root, name)):
-            base.data[name] = entries  # what the option changes is an entry of the default
+            base.data[name] = entries  # the option changes an entry of the default list
         if key.count(".") > DEEPEST:
             document.problems.append(Problem(origin, (key,), f"no key has more than {DEEPEST} levels"))
             continue
@@ -62,7 +62,7 @@ def _is_ignore_unknown(word: Any) -> bool:
 
 
 def split_overrides(overrides: Overrides, belongs: Callable[[str], bool]) -> tuple[Overrides, Overrides]:
-    """The overrides whose dotted key ``belongs``, and the others."""
+    """Return the overrides whose dotted key ``belongs``, and the other ones."""
     if isinstance(overrides, Mapping):
         chosen = {key: value for key, value in overrides.items() if belongs(key)}
         return chosen, {key: value for key, value in overrides.items() if key not in chosen}
@@ -73,7 +73,7 @@ def split_overrides(overrides: Overrides, belongs: Callable[[str], bool]) -> tup
 
 
 def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:
-    """Key, value (text as written; ``True`` for a bare flag), and how the option reads in an error."""
+    """Return key, value (text as written; ``True`` for a bare flag) and the option as errors quote it."""
     if isinstance(overrides, Mapping):
         if is_deeper(overrides):
             raise UserError(f"overrides: {TOO_DEEP}")
@@ -103,7 +103,7 @@ def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:
 
 
 def _resolve(key: str, data: Any, origin: Origin) -> tuple[KeyPath, Problem | None]:
-    """The path of a dotted key; in a list, a number or the ``type`` of an entry becomes its index."""
+    """Return the path of a dotted key. In a list, an index or the ``type`` of an entry selects the entry."""
     path: KeyPath = ()
     for part in key.split("."):
         step: str | int = part
@@ -123,7 +123,7 @@ def _resolve(key: str, data: Any, origin: Origin) -> tuple[KeyPath, Problem | No
 
 
 def _parse(text: str, path: KeyPath, base: Document, root: type[Section], option: str) -> Any:
-    """Reads ``text`` as YAML, but leaves it alone where the key takes text: a prompt or a path needs no quotes."""
+    """Parse ``text`` as YAML, unless the key takes text: a prompt or a path needs no quotes."""
     kinds = {kind for info in fields_at(root, path, base.data) for kind in scalar_types(info.annotation)}
     if str not in kinds:
         return read_value(text, option)
@@ -138,27 +138,27 @@ def _parse(text: str, path: KeyPath, base: Document, root: type[Section], option
 
 
 def _place(document: Document, path: KeyPath, value: Any, origin: Origin, base: Document) -> None:
-    """Writes ``value`` at ``path``; a list that is entered is first copied from ``base``, with its origins."""
+    """Write ``value`` at ``path``. A list on the way is first copied from ``base`` with its origins."""
     node: Any = document.data
     existing: Any = base.data
     for depth, key in enumerate(path[:-1]):
-        here = path[: depth + 1]
+        inner_path = path[: depth + 1]
         existing = child(existing, key)
         inner = child(node, key)
         if not isinstance(inner, dict | list):
             inner = copy.deepcopy(existing) if isinstance(existing, list) else {}
             node[key] = inner
         if isinstance(existing, list):
-            document.origins.update({known: o for known, o in base.origins.items() if known[: depth + 1] == here})
-        elif here not in base.origins:
-            document.origins.setdefault(here, origin)
+            document.origins.update({other: o for other, o in base.origins.items() if other[: depth + 1] == inner_path})
+        elif inner_path not in base.origins:
+            document.origins.setdefault(inner_path, origin)
         node = inner
     node[path[-1]] = value
     document.origins.update(dict.fromkeys(_inside(value, path), origin))
 
 
 def _inside(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    """``path`` and those of the keys of a section that is given as a whole."""
+    """Yield ``path`` and the paths of all keys in a section."""
     yield path
     for key, entry in value.items() if isinstance(value, dict) else ():
         yield from _inside(entry, (*path, key))

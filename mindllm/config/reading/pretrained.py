@@ -1,4 +1,4 @@
-"""What a run takes from a Hugging Face directory: the keys of the architecture and the tokenizer that its YAML leaves out."""
+"""Keys from a Hugging Face directory: the architecture and the tokenizer that the YAML of a run omits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mindllm.gguf import gguf_files
 STATE = "state.json"  # of a checkpoint
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
 MODEL: KeyPath = ("model", "model_config")
-TEXT_MODES = ("predict", "chat")  # of which generation_config.json gives the keys of section generation
+TEXT_MODES = ("predict", "chat")  # generation_config.json supplies their section generation
 VOCABULARY: KeyPath = ("processor", "tokenizer", "vocab_file")
 PREFERENCES = {
     "seq_length",
@@ -37,25 +37,25 @@ PREFERENCES = {
     "eos_token_id",
     "num_nextn_predict_layers",
     *TRAINING_KEYS,
-}  # what a run may choose; the rest is the weights' own
+}  # keys that a run may choose; others are fixed by the weights
 
 
 def fill_from_pretrained(document: Document) -> None:
-    """Writes into ``document`` what the Hugging Face directories it names decide and it does not say itself.
+    """Add keys from the Hugging Face directories in ``document``, if the YAML omits them.
 
-    A directory that is not there is no problem where nothing has to come from it: a resolved YAML can be loaded anywhere.
+    A missing directory is accepted if no key has to come from it, so that a resolved YAML can be loaded anywhere.
     """
     for key in DIRECTORY_KEYS:
         named = document.data.get(key)
         if not isinstance(named, str) or not named:
             continue
-        if reason := _why_no_path(named):
+        if reason := _path_error(named):
             document.problems.append(
                 Problem(document.origins.get((key,)), (key,), f"{reason} (value {shortened(named)})")
             )
-            document.data[key] = ""  # nothing else is said of it
+            document.data[key] = ""  # no other check reports it
             continue
-        directory = Path(_base_of_adapter(named) or named)
+        directory = Path(_adapter_base(named) or named)
         if is_hugging_face(directory):
             origin = Origin(file=str(described_by(directory)))
             for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
@@ -67,40 +67,43 @@ def fill_from_pretrained(document: Document) -> None:
             tokenizer = tokenizer_in(directory)
             if tokenizer is not None:
                 _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
-        elif problem := _why_nothing_is_filled(document, key, Path(named)):
+        elif problem := _directory_error(document, key, Path(named)):
             document.problems.append(Problem(document.origins.get((key,)), (key,), f"{problem} (value {named})"))
 
 
-def _why_no_path(name: str) -> str:
-    """Return why the system has no file of this name, whatever is on the disk; empty where it may have one."""
+def _path_error(name: str) -> str:
+    """Return why the system cannot have a file of this name; empty if it can."""
     try:
         Path(name).stat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return ""
     except (OSError, ValueError) as error:
-        return f"is no path: {error.strerror if isinstance(error, OSError) else error}"
+        return f"invalid path: {error.strerror if isinstance(error, OSError) else error}"
     return ""
 
 
-def without_what_follows(found: Sequence[Problem], further: Sequence[Problem]) -> list[Problem]:
-    """Return further mistakes without keys of the network that are missing because the directory is, which is told."""
-    missing = any(len(problem.path) == 1 and problem.path[0] in DIRECTORY_KEYS for problem in found)
+def drop_missing_model_keys(problems: Sequence[Problem], later: Sequence[Problem]) -> list[Problem]:
+    """Return ``later`` without missing model keys, if ``problems`` report the directory that would supply them."""
+    if not any(len(problem.path) == 1 and problem.path[0] in DIRECTORY_KEYS for problem in problems):
+        return list(later)
     return [
-        one for one in further if not (missing and one.path[:2] == MODEL[: len(one.path)] and one.message == REQUIRED)
+        problem
+        for problem in later
+        if not (problem.path[:2] == MODEL[: len(problem.path)] and problem.message == REQUIRED)
     ]
 
 
-def _base_of_adapter(checkpoint: str) -> str:
-    """The directory of the weights that a checkpoint with adapters was trained beside; empty for any other."""
+def _adapter_base(checkpoint: str) -> str:
+    """Return the directory of the base weights of a checkpoint with adapters; empty for other checkpoints."""
     state = Path(checkpoint) / STATE
     base = read_json(state).get("base") if state.is_file() else None
     return str(base.get("path") or "") if isinstance(base, dict) else ""
 
 
-def _why_nothing_is_filled(document: Document, key: str, directory: Path) -> str:
-    """The mistake, or nothing: ``load_checkpoint`` may be a checkpoint of ours, and either may be made later."""
-    if several := gguf_files(directory):
-        return f"holds {len(several)} GGUF files; name one of them, such as {several[0].name}"
+def _directory_error(document: Document, key: str, directory: Path) -> str:
+    """Return the problem with a path that is not a Hugging Face directory; empty for a checkpoint, or a path created later."""
+    if files := gguf_files(directory):
+        return f"holds {len(files)} GGUF files; name one of them, such as {files[0].name}"
     if directory.exists():
         return f"not a Hugging Face directory, it has no {CONFIG}" if key == "pretrained_model_dir" else ""
     if "hidden_size" in _section(document, MODEL):
@@ -109,22 +112,22 @@ def _why_nothing_is_filled(document: Document, key: str, directory: Path) -> str
 
 
 def check_pretrained(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
-    """The architecture the YAML gives against that of the directories."""
+    """Check the architecture of the YAML against that of the directories."""
     for directory in (config.pretrained_model_dir, config.load_checkpoint):
         if not directory or not is_hugging_face(directory):
             continue
-        theirs, ours, family = read_model_config(directory), config.model.config, family_in(directory)
-        for key in sorted(theirs.model_fields_set - PREFERENCES):
-            wanted, value = getattr(theirs, key), getattr(ours, key)
-            if wanted != value:
-                said = f"{family.their_name(key)} of {described_by(directory)}, which is {_shown(wanted)}"
-                yield (*MODEL, key), f"contradicts {said} (value {_shown(value)}); remove the key"
+        expected, ours, family = read_model_config(directory), config.model.config, family_in(directory)
+        for key in sorted(expected.model_fields_set - PREFERENCES):
+            file_value, value = getattr(expected, key), getattr(ours, key)
+            if file_value != value:
+                source = f"{family.their_name(key)} of {described_by(directory)}, which is {_shown(file_value)}"
+                yield (*MODEL, key), f"contradicts {source} (value {_shown(value)}); remove the key"
 
 
 def check_family(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
-    """An architecture that no family has: what its parts together would compute is nobody's model."""
+    """Check that a family has this architecture."""
     if any(check_pretrained(config)):
-        return  # reported as what it is
+        return  # check_pretrained reports it
     try:
         family_of(config.model.config)
     except UserError as error:
@@ -132,7 +135,7 @@ def check_family(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _section(document: Document, path: KeyPath) -> dict[str, Any]:
-    """The section at ``path``; an empty one where there is none, or where it is no section."""
+    """Return the section at ``path``, or an empty one."""
     values: Any = document.data
     for key in path:
         values = values.get(key) if isinstance(values, dict) else None
@@ -146,7 +149,7 @@ def _set_if_absent(document: Document, path: KeyPath, value: Any, origin: Origin
             values[key] = {}
         values = values[key]
         if not isinstance(values, dict):
-            return  # the schema says what is wrong with it
+            return  # the schema reports it
     if values.get(path[-1]) in (None, ""):
         values[path[-1]] = value
         document.origins[path] = origin

@@ -18,11 +18,11 @@ from mindllm.config.reading.document import Document, KeyPath, Problem, child, c
 from mindllm.config.reading.foreign import foreign_advice
 from mindllm.config.reading.schema import (
     fields_at,
-    fields_of,
-    kind_of,
+    key_paths,
     kinds_with,
-    places_of,
     scalar_types,
+    section_fields,
+    section_type,
     sections_at,
 )
 from mindllm.config.reading.yaml_tree import LONGEST_VALUE, inline_yaml, line_advice, without_quotes
@@ -67,10 +67,10 @@ FORMS = {
     DEVICE_MEMORY_PATTERN: "a size such as 58GB",
     SPLIT_PATTERN: "one to three weights such as 949,50,1",
 }
-READ_AS = {"int_type": int, "float_type": float, "bool_type": bool}
+PARSED_TYPES = {"int_type": int, "float_type": float, "bool_type": bool}
 REQUIRED = "this key is required"
 NONE = "None"
-OF_ANY_TEXT = (("input_data",), ("generation", "stop_strings"))  # keys under which a person may well mean that word
+FREE_TEXT_KEYS = (("input_data",), ("generation", "stop_strings"))  # keys under which a person may well mean that word
 FOLLOWS_FROM_ANOTHER = "default_factory_not_called"
 
 
@@ -82,7 +82,7 @@ def schema_problems(
     for detail in error.errors(include_url=False):
         if detail["type"] != FOLLOWS_FROM_ANOTHER:
             grouped.setdefault(_key_path(detail, document.data), []).append(detail)
-    # an alternative of this value's type was entered: what is wrong inside of it says more
+    # errors inside a matching alternative are more specific than errors about the alternatives
     entered = {path[:length] for path in grouped for length in range(len(path))}
     problems: list[Problem] = []
     for path, details in grouped.items():
@@ -105,13 +105,13 @@ def shown(value: Any) -> str:
 
 
 def _key_path(detail: Any, data: Any) -> KeyPath:
-    """Pydantic's location without the names of union members, which are not keys of the file."""
+    """Return pydantic's location without names of union members, which are not keys of the file."""
     path: KeyPath = ()
     location = detail["loc"]
     for position, key in enumerate(location):
-        missing_here = detail["type"] == "missing" and position == len(location) - 1
+        is_missing = detail["type"] == "missing" and position == len(location) - 1
         present = key in data if isinstance(data, dict) else isinstance(data, list) and isinstance(key, int)
-        if present or missing_here:
+        if present or is_missing:
             path = (*path, key)
             data = child(data, key)
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(data, dict):
@@ -129,15 +129,15 @@ def _message(path: KeyPath, details: list[Any], data: Any, root: type[Section]) 
     if kinds & {"union_tag_invalid", "union_tag_not_found"}:
         return _wrong_type(path, details[0], root)
     if all(kind in EXPECTED for kind in kinds):
-        wanted = dict.fromkeys(_form_of_text(detail, path, data, root) or _expected(detail) for detail in details)
-        advice = _nearest_literal(details, value) or _unquoted(kinds, value) or _as_section(kinds, value)
-        advice = advice or _absent(path, value, data, root)
-        return f"must be {' or '.join(wanted)} (value {shown(value)}){advice}"
+        forms = dict.fromkeys(_text_form(detail, path, data, root) or _expected(detail) for detail in details)
+        advice = _nearest_literal(details, value) or _quotes_hint(kinds, value) or _section_hint(kinds, value)
+        advice = advice or _null_hint(path, value, data, root)
+        return f"must be {' or '.join(forms)} (value {shown(value)}){advice}"
     return plain_message(details[0])
 
 
 def plain_message(detail: Any) -> str:
-    """One of pydantic's errors as a sentence about the value, without the name of the key."""
+    """Return an error of pydantic as a message about the value, without the name of the key."""
     value = detail["input"]
     if detail["type"] == "missing":
         return REQUIRED
@@ -154,39 +154,37 @@ def _expected(detail: Any) -> str:
     if pattern := context.get("pattern"):
         context["form"] = FORMS.get(pattern, f"text of the form {pattern}")
     if detail["type"] == "literal_error":
-        context["expected"] = _few_words(str(context["expected"]), detail["input"])
+        # return pydantic's list of words, or for a long list the words nearest to value
+        expected = str(context["expected"])
+        value = detail["input"]
+        words = re.findall(r"'[^']*'|[^\s,']+(?=,|$| or )", expected)
+        context["expected"] = expected if len(words) <= MOST_SUGGESTIONS else f"one of {few(words, repr(str(value)))}"
     return EXPECTED[detail["type"]].format(**context)
 
 
-def _few_words(expected: str, value: Any) -> str:
-    """Return pydantic's list of words as it is, or where it is long the words nearest to ``value``."""
-    words = re.findall(r"'[^']*'|[^\s,']+(?=,|$| or )", expected)
-    return expected if len(words) <= MOST_SUGGESTIONS else f"one of {few(words, repr(str(value)))}"
-
-
-def _form_of_text(detail: Any, path: KeyPath, data: Any, root: type[Section]) -> str:
-    """What a text under this key looks like, for what is none; empty where any text will do."""
+def _text_form(detail: Any, path: KeyPath, data: Any, root: type[Section]) -> str:
+    """Return the required form of a text under this key, for a value that is not text; empty if any text is valid."""
     if detail["type"] != "string_type":
         return ""
     patterns = [getattr(part, "pattern", None) for info in fields_at(root, path, data) for part in info.metadata]
     return next((FORMS[pattern] for pattern in patterns if pattern in FORMS), "")
 
 
-def _unquoted(kinds: set[str], value: Any) -> str:
-    """The same value without quotes, where those are the mistake."""
+def _quotes_hint(kinds: set[str], value: Any) -> str:
+    """Return the hint to remove quotes, if they are the mistake."""
     plain = without_quotes(value) if isinstance(value, str) else value
-    fits = type(plain) in {READ_AS[kind] for kind in kinds if kind in READ_AS} and plain is not value
+    fits = type(plain) in {PARSED_TYPES[kind] for kind in kinds if kind in PARSED_TYPES} and plain is not value
     return f"; write {value} without quotes" if fits else ""
 
 
-def _as_section(kinds: set[str], value: Any) -> str:
-    """What a key is missing that YAML has read as a text."""
+def _section_hint(kinds: set[str], value: Any) -> str:
+    """Return the hint for a section that YAML read as text because of its syntax."""
     advice = line_advice(value) if kinds & {"model_type", "dict_type"} and isinstance(value, str) else ""
     return f"; {advice}" if advice else ""
 
 
-def _absent(path: KeyPath, value: Any, data: Any, root: type[Section]) -> str:
-    """What to write where nothing was meant: ``null`` under a key of texts, or ``None``, which YAML reads as a text."""
+def _null_hint(path: KeyPath, value: Any, data: Any, root: type[Section]) -> str:
+    """Return the hint how to write an empty value instead of ``null`` or the text ``None``."""
     if value is not None and value != NONE:
         return ""
     infos = fields_at(root, path, data)
@@ -200,15 +198,15 @@ def _takes_any_text(info: FieldInfo) -> bool:
     return str in scalar_types(info.annotation) and not bounded
 
 
-def none_texts(document: Document, root: type[Section]) -> Iterator[Problem]:
-    """Yield a problem for every ``None`` that Python's users mean as nothing, under keys that would take it for a text."""
+def null_texts(document: Document, root: type[Section]) -> Iterator[Problem]:
+    """Yield a problem for every text ``None``, which is not null in YAML, under keys that accept text."""
     for path, value in _values(document.data, ()):
         if (
             value == NONE
-            and path not in OF_ANY_TEXT
+            and path not in FREE_TEXT_KEYS
             and any(map(_takes_any_text, fields_at(root, path, document.data)))
         ):
-            message = f"is a text in YAML, not nothing (value {value}){_absent(path, value, document.data, root)}"
+            message = f"is a text in YAML, not nothing (value {value}){_null_hint(path, value, document.data, root)}"
             yield Problem(closest_origin(document.origins, path), path, message, value)
 
 
@@ -229,7 +227,7 @@ def _nearest_literal(details: Iterable[Any], value: Any) -> str:
 
 def _wrong_type(path: KeyPath, detail: Any, root: type[Section]) -> str:
     around = path[:-1] if path and path[-1] == "type" else path
-    kinds = [kind_of(section) for section in sections_at(root, around)]
+    kinds = [section_type(section) for section in sections_at(root, around)]
     if detail["type"] == "union_tag_not_found":
         if not isinstance(detail["input"], dict):
             return f"must be a section with a type (value {shown(detail['input'])}); valid types: {few(kinds)}"
@@ -254,8 +252,8 @@ def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> st
     return f"unknown key (value {shown(value)}){nearest(key, _siblings(path, data, root))}"
 
 
-def meant_path(path: KeyPath, data: Any, root: type[Section]) -> KeyPath | None:
-    """Return the path of the key that an unknown one was meant to be; None where there is none, or there are several."""
+def intended_path(path: KeyPath, data: Any, root: type[Section]) -> KeyPath | None:
+    """Return the path of the key that an unknown key probably means; None if there is none or several."""
     key = str(path[-1]) if path else ""
     if not key or fields_at(root, path, data):
         return None
@@ -273,8 +271,8 @@ def unknown_paths(error: ValidationError, data: Any, others: Container[KeyPath])
 
 
 def _places(root: type[Section], key: str) -> list[str]:
-    return [] if key == "type" else places_of(root, key)
+    return [] if key == "type" else key_paths(root, key)
 
 
 def _siblings(path: KeyPath, data: Any, root: type[Section]) -> list[str]:
-    return [name for section in sections_at(root, path[:-1], data) for name in fields_of(section)]
+    return [name for section in sections_at(root, path[:-1], data) for name in section_fields(section)]

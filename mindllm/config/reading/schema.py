@@ -1,4 +1,4 @@
-"""Walks the schema: which sections and keys stand at a path. Used for suggestions, overrides and the reference page."""
+"""Schema lookups: the sections and keys at a path. Used for suggestions, overrides and the reference page."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Fields = dict[str, FieldInfo]
 
 
 @cache
-def fields_of(section: type[Section]) -> Fields:
+def section_fields(section: type[Section]) -> Fields:
     """Return the fields of a section by their YAML names."""
     return {info.alias or name: info for name, info in section.model_fields.items()}
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """The sections that a value of this type may be, in order."""
+    """Return the sections that a value of this type may be, in order."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     if get_origin(annotation) is Annotated:
@@ -34,7 +34,7 @@ def sections_in(annotation: Any) -> list[type[Section]]:
 
 
 def scalar_types(annotation: Any) -> set[Any]:
-    """The plain types (``str``, ``int``, ``NoneType``, ...) that a value of this type may have."""
+    """Return the plain types (``str``, ``int``, ``NoneType``, ...) of a value of this type."""
     if get_origin(annotation) is Annotated:
         return scalar_types(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -42,45 +42,46 @@ def scalar_types(annotation: Any) -> set[Any]:
     return {annotation} if isinstance(annotation, type) else set()
 
 
-def kind_of(section: type[Section]) -> str:
-    """The value of ``type`` that selects this section among its alternatives."""
+def section_type(section: type[Section]) -> str:
+    """Return the value of ``type`` that selects this section among its alternatives."""
     info = section.model_fields.get("type")
     literals = typing.get_args(info.annotation) if info else ()
     return str(literals[0]) if literals else section.__name__
 
 
 def sections_at(root: type[Section], path: KeyPath, data: Any = None) -> list[type[Section]]:
-    """The sections that may stand at ``path``; where ``data`` says a ``type``, only that one."""
+    """Return the sections that may be at ``path``. If ``data`` has a ``type``, only the section with this type."""
     sections = [root]
     for key in path:
         if not isinstance(key, int):
-            infos = [fields_of(section)[key] for section in sections if key in fields_of(section)]
+            infos = [section_fields(section)[key] for section in sections if key in section_fields(section)]
             sections = [section for info in infos for section in sections_in(info.annotation)]
         data = child(data, key)
         if isinstance(data, dict) and "type" in data:
-            sections = [section for section in sections if kind_of(section) == data["type"]] or sections
+            sections = [section for section in sections if section_type(section) == data["type"]] or sections
     return sections
 
 
 def kinds_with(root: type[Section], path: KeyPath, key: str) -> list[str]:
-    """The values of ``type``, of the sections at ``path`` or of those around them, under which ``key`` is a key there."""
-    found: dict[str, None] = {}
+    """Return the values of ``type`` for which ``key`` is valid at ``path``, for this section or the section around it."""
+    kinds: dict[str, None] = {}
     for section in sections_at(root, path):
-        if key not in fields_of(section):
+        if key not in section_fields(section):
             continue
-        around = [] if "type" in fields_of(section) else sections_at(root, path[:-1])
+        around = [] if "type" in section_fields(section) else sections_at(root, path[:-1])
         holders = [
             holder
             for holder in around
-            if "type" in fields_of(holder) and section in sections_in(fields_of(holder)[str(path[-1])].annotation)
+            if "type" in section_fields(holder)
+            and section in sections_in(section_fields(holder)[str(path[-1])].annotation)
         ]
-        found |= dict.fromkeys(map(kind_of, holders or [section]))
-    return list(found)
+        kinds |= dict.fromkeys(map(section_type, holders or [section]))
+    return list(kinds)
 
 
 def default_list(root: type[Section], key: str) -> list[dict[str, Any]] | None:
-    """The entries, as YAML has them, of a list of sections that has a default; None for other keys."""
-    info = fields_of(root).get(key)
+    """Return the entries of a list of sections with a default, as YAML has them; None for other keys."""
+    info = section_fields(root).get(key)
     entries = info.default if info is not None else None
     if not isinstance(entries, tuple) or not all(isinstance(entry, Section) for entry in entries):
         return None
@@ -88,9 +89,9 @@ def default_list(root: type[Section], key: str) -> list[dict[str, Any]] | None:
 
 
 def fields_at(root: type[Section], path: KeyPath, data: Any = None) -> list[FieldInfo]:
-    """The fields that may stand at ``path``: several only where the section has alternatives."""
-    found = [fields_of(section) for section in sections_at(root, path[:-1], data)]
-    return [fields[str(path[-1])] for fields in found if str(path[-1]) in fields]
+    """Return the fields that may be at ``path``: several if the section has alternatives."""
+    sections = [section_fields(section) for section in sections_at(root, path[:-1], data)]
+    return [fields[str(path[-1])] for fields in sections if str(path[-1]) in fields]
 
 
 def has_key(root: type[Section], path: KeyPath) -> bool:
@@ -105,8 +106,8 @@ def has_key(root: type[Section], path: KeyPath) -> bool:
     return bool(fields)
 
 
-def places_of(root: type[Section], key: str) -> list[str]:
-    """Return the dotted paths of all keys called ``key``. Keys inside lists count only where there are no others."""
+def key_paths(root: type[Section], key: str) -> list[str]:
+    """Return the dotted paths of all keys called ``key``. Keys inside lists count only if there are no others."""
     return _places(root).get(key, [])
 
 
@@ -124,8 +125,8 @@ def _places(root: type[Section]) -> dict[str, list[str]]:
 
 
 def walk(root: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo, type[Section]]]:
-    """Every key below ``root``: its path, its field, and the section it stands in."""
-    for name, info in fields_of(root).items():
+    """Yield every key below ``root``: its path, its field and its section."""
+    for name, info in section_fields(root).items():
         yield (*path, name), info, root
         for section in sections_in(info.annotation):
             yield from walk(section, (*path, name))

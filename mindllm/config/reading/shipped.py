@@ -27,18 +27,20 @@ NAME = "configs"
 
 
 def shipped_configs() -> Path:
-    """The directory they are in."""
+    """Return the directory of the shipped configurations."""
     installed = PACKAGE / NAME
     return installed if installed.is_dir() else PACKAGE.parent / NAME
 
 
-def shipped_or_own(path: Path) -> Path:
-    """``path``; or, where there is no such file and it begins with ``configs/``, the one that came with mindllm."""
-    return path if path.exists() else shipped_as(path) or path
+def existing_or_shipped(path: Path) -> Path:
+    """Return ``path`` if it exists or is not below ``configs/``; else the shipped file of that name."""
+    return path if path.exists() else shipped_file(path) or path
 
 
-def shipped_as(path: Path) -> Path | None:
-    """Return what came with mindllm under a relative path that begins with ``configs/``, whatever is in the working directory."""
+def shipped_file(path: Path) -> Path | None:
+    """Return the shipped file for a relative path below ``configs/``, regardless of the working directory; None if there is
+    none.
+    """
     shipped = shipped_configs().joinpath(*path.parts[1:])
     return shipped if path.parts[:1] == (NAME,) and shipped.exists() else None
 
@@ -83,14 +85,14 @@ class ShippedModel:
     runs: tuple[ShippedRun, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 def shipped_models() -> list[ShippedModel]:
     """Return the models by family, small ones first."""
     root, proofs = shipped_configs(), _rows_of_docs()
-    found: dict[tuple[str, str], list[tuple[ShippedRun, ModelConfig]]] = {}
+    entries_by_model: dict[tuple[str, str], list[tuple[ShippedRun, ModelConfig]]] = {}
     for path in sorted(root.rglob("*.yaml")):
         family = path.parent.relative_to(root).as_posix()
         if family == "base":
@@ -101,8 +103,8 @@ def shipped_models() -> list[ShippedModel]:
         docs = None if proofs is None else tuple(page for page, files in proofs.items() if file in files)
         devices = ParallelConfig.model_validate(values.get("parallel_config", {})).device_num
         run = ShippedRun(file, values["run_mode"], devices, model.seq_length, docs)
-        found.setdefault((family, VARIANT.sub("", path.stem.partition("_")[2])), []).append((run, model))
-    models = [_of(name, family, entries) for (family, name), entries in found.items()]
+        entries_by_model.setdefault((family, VARIANT.sub("", path.stem.partition("_")[2])), []).append((run, model))
+    models = [_of(name, family, entries) for (family, name), entries in entries_by_model.items()]
     return sorted(models, key=lambda model: (model.family, model.parameters, model.name))
 
 
@@ -115,7 +117,7 @@ def _of(name: str, family: str, entries: list[tuple[ShippedRun, ModelConfig]]) -
 
 @lru_cache(maxsize=256)
 def _read(path: Path) -> dict[str, Any]:
-    """The tree of a file over its base."""
+    """Return the tree of a file merged over its base."""
     values = yaml.load(read_bytes(path, LARGEST_YAML), FastLoader)
     base = values.pop("base", None)
     return values if base is None else _over(_read(Path(os.path.normpath(path.parent / base))), values)
@@ -143,5 +145,5 @@ def _rows_of_docs() -> dict[str, set[str]] | None:
 
 def _first_cells(page: Path) -> Iterator[str]:
     for line in read_text(page).splitlines():
-        if found := re.match(r"\| `(configs/[^`]+\.yaml)`", line):
-            yield found[1]
+        if match := re.match(r"\| `(configs/[^`]+\.yaml)`", line):
+            yield match[1]

@@ -1,4 +1,4 @@
-"""Writes a configuration as a short YAML: what differs from a base, without what is the schema's default anyway."""
+"""Writing a configuration as a short YAML: differences from a base, without the defaults of the schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config.reading.document import KeyPath
-from mindllm.config.reading.load import BASE, bases_of, load_config, plain, read_document
+from mindllm.config.reading.load import BASE, base_files, load_config, plain, read_document
 from mindllm.config.reading.schema import fields_at
 from mindllm.config.reading.shipped import NAME, shipped_configs
 from mindllm.config.reading.yaml_tree import write_yaml
@@ -16,7 +16,7 @@ from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 from mindllm.files import atomic_path
 
-SAME_NETWORK = ("hidden_size", "num_layers", "num_heads", "vocab_size", "intermediate_size")
+NETWORK_KEYS = ("hidden_size", "num_layers", "num_heads", "vocab_size", "intermediate_size")
 
 
 def short_yaml(config: RunConfig, bases: Iterable[Path], comment: str = "", directory: Path | None = None) -> str:
@@ -57,23 +57,23 @@ def relative_name(base: Path, directory: Path) -> str:
     Empty where there is none: only the root is around both, they are on different file systems, or a symbolic link leads to
     another place through one name of the directory than through the other.
     """
-    real, given = directory.resolve(), directory.absolute()
+    real, absolute = directory.resolve(), directory.absolute()
     around = os.path.commonpath([real, base])
     if around == os.path.sep or real.stat().st_dev != base.stat().st_dev:
         return ""
-    for start in (real, given):
+    for start in (real, absolute):
         name = os.path.relpath(base, start)
         # names are joined as texts when the file is read
-        places = [Path(os.path.normpath(place / name)) for place in (real, given)]
+        places = [Path(os.path.normpath(place / name)) for place in (real, absolute)]
         if all(place.exists() and place.samefile(base) for place in places):
             return name
     return ""
 
 
-def own_bases(config: RunConfig) -> list[Path]:
-    """Return the bases that a changed run is written over: the file it was read from, or else what is shipped.
+def source_bases(config: RunConfig) -> list[Path]:
+    """Return the base for a changed run: the file it was read from, else the shipped configurations.
 
-    A file of which unknown keys were ignored is no base: loading it again takes the option that ignored them.
+    A file with ignored unknown keys cannot be a base, because loading it requires the option that ignores them.
     """
     if config.source and config.source.is_file() and not config.has_ignored_keys:
         return [config.source]
@@ -88,10 +88,10 @@ def write_short(config: RunConfig, path: Path, bases: Iterable[Path], comment: s
     Raises:
         UserError: the file cannot be written.
     """
-    kept = dict.fromkeys(one for base in bases for one in _kept_base(base, path))
+    sources = dict.fromkeys(remaining for base in bases for remaining in _remaining_base(base, path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = short_yaml(config, kept, comment, path.parent)
+        text = short_yaml(config, sources, comment, path.parent)
         with atomic_path(path) as written:
             written.write_text(text, encoding="utf-8")
             if load_config(written) != config:
@@ -101,64 +101,67 @@ def write_short(config: RunConfig, path: Path, bases: Iterable[Path], comment: s
     return text
 
 
-def _kept_base(base: Path, path: Path) -> list[Path]:
-    """``base``, or where writing ``path`` would change it what is left of it, if anything."""
+def _remaining_base(base: Path, path: Path) -> list[Path]:
+    """Return ``base``, or if writing ``path`` would overwrite it, the base of the file at ``path``."""
     if not path.exists():
         return [base]
-    chain = [base, *bases_of(base)]
-    places = [number for number, one in enumerate(chain) if os.path.realpath(one) == os.path.realpath(path)]
+    chain = [base, *base_files(base)]
+    places = [number for number, file in enumerate(chain) if os.path.realpath(file) == os.path.realpath(path)]
     return chain[places[-1] + 1 :][:1] if places else [base]
 
 
 def over_base(config: RunConfig, base: Path | None, resolved: bool = False) -> Any:
-    """Return what a YAML over ``base`` says to be ``config``, as a tree; None for a base with another network.
+    """Return the keys of a YAML over ``base`` that gives ``config``, as a tree; None for a base with another network.
 
-    ``resolved``: with the values that the schema makes of those of the base, ``1`` of ``semi_auto_parallel``.
+    Args:
+        config: the configuration to write.
+        base: YAML to write the differences from.
+        resolved: compare with values in the form of the schema, such as 1 for ``semi_auto_parallel``.
     """
-    given = _without_defaults(plain(config.given()), ())
+    tree = _without_defaults(plain(config.given()), ())
     if base is None:
-        return given
+        return tree
     document = read_document(base)
     network = document.data.get("model", {}).get("model_config", {})
-    if any(key in network and network[key] != getattr(config.model.config, key, None) for key in SAME_NETWORK):
+    if any(key in network and network[key] != getattr(config.model.config, key, None) for key in NETWORK_KEYS):
         return None
     former = _resolved(document.data, base) if resolved else document.data
-    return _difference(given, former, plain(config.model_dump(by_alias=True)))
+    return _difference(tree, former, plain(config.model_dump(by_alias=True)))
 
 
 def _resolved(data: Any, base: Path) -> Any:
-    """``data`` with the values that the schema makes of them, where the base is a run by itself."""
+    """Return ``data`` with values in the form of the schema, if the base is a complete run."""
     try:
         values = plain(load_config(base).model_dump(by_alias=True))
     except UserError:
         return data
-    return _values_of(data, values)
+    return _with_values(data, values)
 
 
-def _values_of(data: Any, values: Any) -> Any:
+def _with_values(data: Any, values: Any) -> Any:
     if not isinstance(data, dict) or not isinstance(values, dict):
         return data if isinstance(values, dict | list) else values
-    return {key: _values_of(value, values[key]) if key in values else value for key, value in data.items()}
+    return {key: _with_values(value, values[key]) if key in values else value for key, value in data.items()}
 
 
-def _without_defaults(given: dict[str, Any], path: KeyPath) -> dict[str, Any]:
-    """``given`` without keys that have the schema's default; the type of a section stays, it chooses the section."""
-    kept: dict[str, Any] = {}
-    for key, value in given.items():
-        here = (*path, key)
+def _without_defaults(tree: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+    """Return ``tree`` without keys that have the default. ``type`` stays because it selects the section."""
+    result: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner_path = (*path, key)
         if isinstance(value, dict):
-            inner = _without_defaults(value, here)
+            inner = _without_defaults(value, inner_path)
             if inner:
-                kept[key] = inner
-        elif key == "type" or not any(plain(info.default) == value for info in fields_at(RunConfig, here)):
-            kept[key] = value
-    return kept
+                result[key] = inner
+        elif key == "type" or not any(plain(info.default) == value for info in fields_at(RunConfig, inner_path)):
+            result[key] = value
+    return result
 
 
-def _difference(given: dict[str, Any], base: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
-    """What ``given`` says otherwise than ``base``, and what ``base`` says that the ``target`` does not have."""
+def _difference(tree: dict[str, Any], base: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of ``tree`` that differ from ``base``, and keys of ``base`` that differ from the ``target``."""
     changed: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in tree.items():
         former = base.get(key)
         if isinstance(value, dict) and isinstance(former, dict) and _same_kind(value, former, target[key]):
             inner = _difference(value, former, target[key])
@@ -167,15 +170,15 @@ def _difference(given: dict[str, Any], base: dict[str, Any], target: dict[str, A
         elif former != value:
             changed[key] = value
     for key, former in base.items():
-        if key in given or key not in target:
+        if key in tree or key not in target:
             continue
-        wanted = target[key]
-        if isinstance(former, dict) and isinstance(wanted, dict):
-            inner = _difference({}, former, wanted)
+        target_value = target[key]
+        if isinstance(former, dict) and isinstance(target_value, dict):
+            inner = _difference({}, former, target_value)
             if inner:
                 changed[key] = inner
-        elif former != wanted:
-            changed[key] = wanted
+        elif former != target_value:
+            changed[key] = target_value
     return changed
 
 

@@ -19,7 +19,7 @@ from mindllm.errors import UserError
 from mindllm.outside import half_surrogate
 
 LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # as YAML counts lines
-BEHIND = re.compile(r"\s*:?\s+#\s*(?P<comment>.*)")
+TRAILING_COMMENT = re.compile(r"\s*:?\s+#\s*(?P<comment>.*)")
 COMMENT_FROM = 2  # spaces before a comment
 LONGEST_LINE = 130  # with a comment
 TAGS = {
@@ -47,14 +47,14 @@ class PlainLoader(yaml.SafeLoader):
     }
 
     def save_possible_simple_key(self) -> None:
-        """Called for every entry: refuses a nesting that would take PyYAML minutes before it gives up."""
+        """Refuse a nesting that would take PyYAML minutes. Called for every entry."""
         if self.flow_level + len(self.indents) > DEEPEST:
             mark = self.get_mark()
             raise yaml.scanner.ScannerError(None, None, f"nested more than {DEEPEST} levels deep", mark)
         super().save_possible_simple_key()
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
-        """Compose a node, and stop at a file of more values than any configuration has."""
+        """Compose a node; refuse a file with more values than any configuration has."""
         self.node_count = getattr(self, "node_count", 0) + 1
         if self.node_count > LARGEST_TREE:
             reason = f"the file has more than {LARGEST_TREE:,} keys and values"
@@ -71,7 +71,7 @@ def _represent_text(dumper: PlainDumper, text: str) -> yaml.ScalarNode:
 
 
 def _represent_list(dumper: PlainDumper, items: list[Any]) -> yaml.SequenceNode:
-    """Lists of numbers, and of such lists, on one line, as people write them."""
+    """Write lists of numbers, and lists of such lists, on one line."""
     return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=_is_plain(items))
 
 
@@ -102,7 +102,7 @@ FlowDumper.add_representer(dict, partial(_represent_flow, "tag:yaml.org,2002:map
 
 
 def write_yaml(data: dict[str, Any]) -> str:
-    """Returns plain ``data`` as YAML, keys in their order; :func:`read_yaml` gives the same data."""
+    """Return plain ``data`` as YAML with keys in order. :func:`read_yaml` restores the data."""
     return yaml.dump(data, Dumper=PlainDumper, sort_keys=False, width=120, allow_unicode=True)
 
 
@@ -112,29 +112,29 @@ def inline_yaml(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def as_options(changes: Mapping[str, Any]) -> str:
+def command_line_options(changes: Mapping[str, Any]) -> str:
     """Return dotted keys and their values as options that a shell takes as they are."""
     return " ".join(f"--{key}={shlex.quote(inline_yaml(value))}" for key, value in changes.items())
 
 
 def write_commented(tree: Mapping[str, Any], comments: Mapping[KeyPath, str]) -> str:
-    """Return a tree as YAML, each key that has a comment with it: behind its value, or on the line before."""
+    """Return a tree as YAML with comments, each after its value or on the line before."""
     return "".join(_commented_lines(tree, (), comments))
 
 
 def _commented_lines(tree: Mapping[str, Any], path: KeyPath, comments: Mapping[KeyPath, str]) -> Iterator[str]:
     indent = "  " * len(path)
     for key, value in tree.items():
-        here = (*path, key)
-        comment = one_line(comments.get(here, ""))
+        inner = (*path, key)
+        comment = single_line(comments.get(inner, ""))
         if (
             isinstance(value, dict)
             and value
-            and (not comment or any(known[: len(here)] == here != known for known in comments))
+            and (not comment or any(other[: len(inner)] == inner != other for other in comments))
         ):
             yield f"{indent}# {comment}\n" if comment else ""
             yield f"{indent}{write_yaml({key: None}).rpartition(': null')[0]}:\n"
-            yield from _commented_lines(value, here, comments)
+            yield from _commented_lines(value, inner, comments)
             continue
         written = write_yaml({key: value}).rstrip("\n").split("\n")
         together = f"{indent}{written[0]}{' ' * COMMENT_FROM}# {comment}"
@@ -145,24 +145,24 @@ def _commented_lines(tree: Mapping[str, Any], path: KeyPath, comments: Mapping[K
         yield from (f"{indent}{line}\n" for line in written)
 
 
-def one_line(text: str) -> str:
+def single_line(text: str) -> str:
     """Return ``text`` without line ends and other controls, so that a comment stays one."""
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())
 
 
 def read_yaml(text: str, name: str) -> Document:
-    """Parses ``text``, reported as the file ``name``; raises ``UserError`` on broken syntax."""
+    """Parse ``text`` of the file ``name``; raise ``UserError`` on invalid syntax."""
     return _read(text, lambda line: Origin(name, line))
 
 
 def read_value(text: str, option: str) -> Any:
-    """Parses the value of a command line option."""
+    """Parse the value of a command line option."""
     document = _read(f"value: {text}" if "\n" not in text else text, lambda line: Origin(option=option))
     return document.data.get("value")
 
 
 def without_quotes(text: str) -> Any:
-    """Returns what YAML reads ``text`` as where it stands without quotes: ``1`` and ``true`` are no texts."""
+    """Return the value that YAML reads for ``text`` without quotes, such as 1 for ``1``."""
     loader = PlainLoader("")
     node = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text)
     if node.tag not in (*TAGS, NULL) or len(text) > LONGEST_NUMBER:
@@ -237,11 +237,35 @@ class _Reader:
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._count(1, node)
         if isinstance(node, yaml.ScalarNode) and node.tag in SCALARS:
-            return self._scalar(node)
+            if problem := unusable_value(node.value):
+                raise _refusal(problem, node)
+            if node.tag in WORDS:
+                return node.value
+            try:
+                is_long = len(node.value) > LONGEST_NUMBER
+                value = None if is_long else self.loader.construct_object(node)
+                wrong = is_long or bool(unusable_value(value))
+            except (
+                ArithmeticError,
+                IndexError,
+                KeyError,
+                ValueError,
+            ):  # an explicit tag that the text does not fit: `!!int x`
+                wrong = True
+            if wrong:
+                raise _refusal(f"'{_cut(node.value)}' is not a valid {TAGS.get(node.tag, node.tag)}", node)
+            return value
         self._enter(node)
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == MAPPING:
-                return self._mapping(node, path)
+                result: dict[str, Any] = {}
+                for key, (key_node, value_node) in self._merged_pairs(node, path).items():
+                    inner = (*path, key)
+                    comment = self._comment(key_node, value_node)
+                    origin = self.origin(key_node.start_mark.line + 1)
+                    self.origins[inner] = replace(origin, comment=comment) if comment else origin
+                    result[key] = self.value(value_node, inner)
+                return result
             if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE:
                 return [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
         finally:
@@ -255,50 +279,20 @@ class _Reader:
 
     def _enter(self, node: yaml.Node) -> None:
         if id(node) in self.open:
-            raise _refusal("an alias stands inside of the value it names", node)
+            raise _refusal("an alias is inside the value it refers to", node)
         self.open.add(id(node))
-
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
-        if problem := unusable_value(node.value):
-            raise _refusal(problem, node)
-        if node.tag in WORDS:
-            return node.value
-        try:
-            is_long = len(node.value) > LONGEST_NUMBER
-            value = None if is_long else self.loader.construct_object(node)
-            wrong = is_long or bool(unusable_value(value))
-        except (
-            ArithmeticError,
-            IndexError,
-            KeyError,
-            ValueError,
-        ):  # an explicit tag that the text does not fit: `!!int x`
-            wrong = True
-        if wrong:
-            raise _refusal(f"'{_cut(node.value)}' is no {TAGS.get(node.tag, node.tag)}", node)
-        return value
 
     def _entry(self, node: yaml.Node, path: KeyPath) -> Any:
         self.origins[path] = self.origin(node.start_mark.line + 1)
         return self.value(node, path)
 
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, (key_node, value_node) in self._merged_pairs(node, path).items():
-            inner = (*path, key)
-            comment = self._comment(key_node, value_node)
-            origin = self.origin(key_node.start_mark.line + 1)
-            self.origins[inner] = replace(origin, comment=comment) if comment else origin
-            result[key] = self.value(value_node, inner)
-        return result
-
     def _comment(self, key: yaml.Node, value: yaml.Node) -> str:
-        """Return the comment behind a key, or behind its value on one line; else that of the lines before it."""
+        """Return the comment after a key or a value on the same line; else the comment on the lines before."""
         first, last = key.start_mark.line, value.end_mark.line
         is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
         mark = key.end_mark if is_block else value.end_mark
-        if (is_block or first == last) and (behind := BEHIND.match(self.lines[first][mark.column :])):
-            return behind["comment"]
+        if (is_block or first == last) and (match := TRAILING_COMMENT.match(self.lines[first][mark.column :])):
+            return match["comment"]
         indent = " " * key.start_mark.column + "# "
         if self.lines[first][: key.start_mark.column].strip():
             return ""  # not the first key on its line
@@ -309,19 +303,27 @@ class _Reader:
         return " ".join(line[len(indent) :].strip() for line in self.lines[start:first]) if start else ""
 
     def _merged_pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return the entries of a mapping by key: first those of merge keys (``<<``), then its own, which win."""
+        """Return the entries of a mapping by key. Direct entries take precedence over those of merge keys (``<<``)."""
         if id(node) not in self.pairs:
-            self._report_duplicates(node, path)
+            lines: dict[str, int] = {}
+            for key_node, _ in node.value:
+                if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == MERGE:
+                    continue
+                line = key_node.start_mark.line + 1
+                if key_node.value in lines:
+                    message = f"duplicate key; it is also on line {lines[key_node.value]}; remove one of them"
+                    self.problems.append(Problem(self.origin(line), (*path, key_node.value), message))
+                lines.setdefault(key_node.value, line)
             merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-            own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+            direct: dict[str, tuple[yaml.Node, yaml.Node]] = {}
             for key_node, value_node in node.value:
                 if key_node.tag != MERGE:
-                    own[self._key(key_node)] = (key_node, value_node)
+                    direct[self._key(key_node)] = (key_node, value_node)
                     continue
                 for source in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
                     for key, pair in self._merge_source(source, path).items():
                         merged.setdefault(key, pair)  # the first of several sources wins
-            self.pairs[id(node)] = merged | own
+            self.pairs[id(node)] = merged | direct
         return self.pairs[id(node)]
 
     def _merge_source(self, node: yaml.Node, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
@@ -340,19 +342,6 @@ class _Reader:
             raise _refusal(problem, node)
         return node.value
 
-    def _report_duplicates(self, node: yaml.MappingNode, path: KeyPath) -> None:
-        lines: dict[str, int] = {}
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == MERGE:
-                continue
-            line = key_node.start_mark.line + 1
-            if key_node.value in lines:
-                message = (
-                    f"the key stands here again; it is already on line {lines[key_node.value]}; remove one of them"
-                )
-                self.problems.append(Problem(self.origin(line), (*path, key_node.value), message))
-            lines.setdefault(key_node.value, line)
-
 
 def read_mapping(path: Path) -> Mapping:
     """Return the mapping that a YAML file holds."""
@@ -367,13 +356,13 @@ def read_mapping(path: Path) -> Mapping:
 
 
 FULL_WIDTH_COLON = re.compile(r"\s*(- +)*[\w.\-]+\s*\uff1a")
-NO_SPACE = re.compile(r"""\s*(- +)*(?P<key>[A-Za-z_][\w.\-]*):(?P<value>[\w'"\[{.\-][^:]*)$""")
+MISSING_SPACE = re.compile(r"""\s*(- +)*(?P<key>[A-Za-z_][\w.\-]*):(?P<value>[\w'"\[{.\-][^:]*)$""")
 TAB = r"character '\t'"
 ADVICE = {
     TAB: "indent with spaces, not with tabs",
     "found undefined alias": "an anchor &name stands before its alias *name, in the same file",
     "expected <block end>": "keys of one section begin in the same column",
-    "could not find expected ':'": "write key: value, with a space behind the colon",
+    "could not find expected ':'": "write key: value, with a space after the colon",
 }
 
 
@@ -397,6 +386,6 @@ def line_advice(line: str) -> str:
     """Return what to write in a line whose key has no colon that YAML knows; empty where it has one."""
     if FULL_WIDTH_COLON.match(line):
         return "the colon is a full-width one; write ': '"
-    if missing := NO_SPACE.match(line):
-        return f"no space behind the colon; write {missing['key']}: {missing['value']}"
+    if missing := MISSING_SPACE.match(line):
+        return f"space missing after the colon; write {missing['key']}: {missing['value']}"
     return ""

@@ -1,6 +1,6 @@
-"""Rows of instruction files as conversations: one small function per form of row.
+"""Rows of instruction files as conversations: one function per form of row, and checks of messages.
 
-Beside the three common forms stand those that ModelLink's ``--handler-name`` knows, under its names.
+Besides the three common forms, the forms of ModelLink's ``--handler-name`` are supported under its names.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
-def conversation_of(record: Record, handler: str, place: str) -> Conversation:
-    """Returns the conversation in ``record``, read as ``handler`` says; ``place`` names the record in errors.
+def read_conversation(record: Record, handler: str, place: str) -> Conversation:
+    """Return the conversation in ``record``, read by ``handler``; ``place`` names the record in errors.
 
-    Raises UserError where keys are missing, a role is unknown, or the assistant says nothing.
+    Raises UserError for missing keys, an unknown role, or an assistant without text.
     """
     if handler == "auto":
         handler = detect(record, place)
@@ -168,14 +168,14 @@ def conversation_of(record: Record, handler: str, place: str) -> Conversation:
         raise UserError(f"handler '{handler}' does not exist{nearest(handler, HANDLERS)}")
     messages = messages_of(record, HANDLERS[handler], f"handler {handler}", place)
     if not any(message["role"] == "assistant" for message in messages):
-        raise UserError(f"{place}: the assistant says nothing, so there is nothing to learn; remove the row")
+        raise UserError(f"{place}: the assistant has no text to learn from; remove the row")
     if not any(map(is_learned, messages)):
         raise UserError(f"{place}: weight or loss of every turn of the assistant is 0; remove the row")
     return Conversation(messages, tools_of(record, place), variables_of(record, place))
 
 
 def tools_of(record: Record, place: str) -> list[Any] | None:
-    """Return the tools at hand in a record, None where there are none; raises UserError where they are no list of objects."""
+    """Return the tools of a record, or None; raise UserError if they are not a list of objects."""
     try:
         return read_tools(record.get("tools"))
     except ValueError as error:
@@ -195,7 +195,7 @@ def variables_of(record: Record, place: str) -> Mapping[str, Any]:
 
 
 def messages_of(record: Record, read: Reader, reader: str, place: str) -> tuple[Message, ...]:
-    """Return the messages that ``read`` yields of a record; ``reader`` names it in errors, as :func:`conversation_of`."""
+    """Return the messages that ``read`` yields of a record; ``reader`` names it in errors, as :func:`read_conversation`."""
     if media := next((key for key in MEDIA if record.get(key)), None):
         raise UserError(f"{place}: {media}: only text can be learnt; remove the row")
     try:
@@ -207,7 +207,7 @@ def messages_of(record: Record, read: Reader, reader: str, place: str) -> tuple[
 
 
 def detect(record: Record, place: str) -> str:
-    """Returns the form of a row by its keys: messages, sharegpt, alpaca or prompt."""
+    """Return the form of a row by its keys: messages, sharegpt, alpaca or prompt."""
     for handler, keys in (
         ("messages", {"messages"}),
         ("sharegpt", {"conversations"}),
@@ -224,33 +224,35 @@ def detect(record: Record, place: str) -> str:
 
 
 def alpaca(record: Record) -> Iterable[Message]:
-    """``instruction``, ``input`` (may be empty) and ``output``; perhaps ``system`` and ``history``, pairs of earlier turns."""
+    """Return turns from ``instruction``, ``input`` (may be empty) and ``output``; optionally ``system`` and ``history``,
+    earlier turns.
+    """
     yield from earlier(record)
     yield from _turn(instructed(record), record["output"])
 
 
 def instructed(record: Record) -> str:
-    """``instruction``, and ``input`` below it where there is one."""
+    """Return ``instruction``, followed by ``input`` if there is one."""
     return f"{record['instruction']}\n{record['input']}" if record.get("input") else record["instruction"]
 
 
 def prompt(record: Record) -> Iterable[Mapping[str, Any]]:
-    """One of ASKED and one of ANSWERED: texts, messages or lists of them; perhaps ``system`` and ``history``."""
+    """Return turns from a key of ASKED and a key of ANSWERED: texts, messages or lists; optionally ``system`` and ``history``."""
     yield from earlier(record)
     yield from turns_of(first_of(record, ASKED), "user")
     yield from turns_of(first_of(record, ANSWERED), "assistant")
 
 
 def first_of(record: Record, keys: Iterable[str]) -> Any:
-    """The value of the first of ``keys`` that a record has; raises KeyError where it has none."""
-    found = next((key for key in keys if key in record), None)
-    if found is None:
+    """Return the value of the first of ``keys`` in a record; raise KeyError if it has none."""
+    key_found = next((key for key in keys if key in record), None)
+    if key_found is None:
         raise KeyError(" or ".join(keys))
-    return record[found]
+    return record[key_found]
 
 
 def turns_of(value: Any, role: str) -> list[Mapping[str, Any]]:
-    """Return the turns of a value: a text is said by ``role``; a message, or a list of them, says who speaks."""
+    """Return the turns of a value: a text has the role ``role``; messages have their own roles."""
     if isinstance(value, str | None):
         return [{"role": role, "content": value}]
     return [value] if isinstance(value, dict) else list(value)
@@ -265,21 +267,21 @@ def listed_turns(value: Any) -> list[Mapping[str, Any]]:
 
 
 def earlier(record: Record) -> Iterable[Message]:
-    """``system`` and ``history``, pairs of earlier turns, where a record has them."""
+    """Return ``system`` and ``history``, pairs of earlier turns, of a record."""
     if record.get("system"):
         yield {"role": "system", "content": record["system"]}
-    for asked, answered in record.get("history") or []:
-        yield from _turn(asked, answered)
+    for question, answered in record.get("history") or []:
+        yield from _turn(question, answered)
 
 
 def sharegpt(record: Record) -> Iterable[Mapping[str, Any]]:
-    """``conversations``: a list of ``from`` (human, gpt, system, ...) and ``value``; perhaps ``system``."""
+    """Return turns from ``conversations``: a list of ``from`` (human, gpt, system, ...) and ``value``; optionally ``system``."""
     yield from earlier(record)
     yield from listed_turns(record["conversations"])
 
 
 def messages(record: Record) -> Iterable[Mapping[str, Any]]:
-    """``messages``: a list of ``role`` and ``content``, as OpenAI's interface has it; other keys reach the chat template."""
+    """Return ``messages``: a list of ``role`` and ``content`` as in OpenAI's API; other keys are passed to the chat template."""
     return listed_turns(record["messages"])
 
 
@@ -287,7 +289,7 @@ SPEAKER = re.compile(r"^(Human|Assistant):", re.MULTILINE)
 
 
 def belle(record: Record) -> Iterable[Message]:
-    """Belle: ``instruction`` holds the turns so far behind "Human:" and "Assistant:", ``output`` the last answer."""
+    """Return the turns of Belle: ``instruction`` has turns with "Human:" and "Assistant:", ``output`` the last answer."""
     before, *parts = SPEAKER.split(record["instruction"].rstrip())
     if before.strip() or not parts:
         raise ValueError('instruction does not begin with "Human:"')
@@ -303,20 +305,20 @@ MOSS_MARKS = re.compile(r"<\|(Human|MOSS)\|>:\s?|<eo[hm]>")
 
 
 def moss(record: Record) -> Iterable[Message]:
-    """MOSS: ``chat`` holds turns, each with what "Human" and "MOSS" say between marks that are taken off."""
+    """Return the turns of MOSS: ``chat`` has turns of "Human" and "MOSS" between marks, which are removed."""
     for turn in record["chat"].values():
         if turn:
             yield from _turn(MOSS_MARKS.sub("", turn["Human"]).strip(), MOSS_MARKS.sub("", turn["MOSS"]).strip())
 
 
 def leetcode_python(record: Record) -> Iterable[Message]:
-    """leetcode-solutions-python: the problem before its code block; answered by the code and its explanation."""
+    """Return the turns of leetcode-solutions-python: the problem, then code and its explanation."""
     problem = record["code_with_problem"].split("```", maxsplit=1)[0].strip()
     return _turn(problem, f"{record['code_only']}\n{record['explanation_only']}")
 
 
 def advertise_gen(record: Record) -> Iterable[Message]:
-    """AdvertiseGen: ``content`` lists what a product is, ``summary`` praises it."""
+    """Return the turns of AdvertiseGen: ``content`` lists product properties, ``summary`` is the advertisement."""
     return _turn(record["content"], record["summary"])
 
 
@@ -334,5 +336,5 @@ HANDLERS: Mapping[str, Reader] = {
 }
 
 
-def _turn(asked: str, answered: str) -> tuple[Message, Message]:
-    return {"role": "user", "content": asked}, {"role": "assistant", "content": answered}
+def _turn(question: str, answered: str) -> tuple[Message, Message]:
+    return {"role": "user", "content": question}, {"role": "assistant", "content": answered}

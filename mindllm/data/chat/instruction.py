@@ -1,4 +1,4 @@
-"""Conversations as rows: their text tokenized when it is asked for, with loss on what the assistant says and on nothing else."""
+"""Conversations as rows, tokenized on access, with loss on the text of the assistant only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.data.chat.conversations import Conversation, Message, conversation_of
+from mindllm.data.chat.conversations import Conversation, Message, read_conversation
 from mindllm.data.chat.template import ChatTemplate, RenderedChat, Span, chat_template_of
 from mindllm.data.records import RecordTable, record_files
 from mindllm.data.rows import Row
@@ -48,10 +48,10 @@ class ConversationRows(ABC):
 
     @abstractmethod
     def check(self, number: int) -> Any:
-        """Reads row ``number`` and writes it out; raises UserError naming it where it cannot be used."""
+        """Read and render row ``number``; raise UserError with its place if it is invalid."""
 
     def fault(self, number: int) -> str:
-        """Why row ``number`` cannot be used, with its place; empty where it can."""
+        """Return why row ``number`` is invalid, with its place; empty if it is valid."""
         try:
             self.check(number)
         except UserError as error:
@@ -79,7 +79,7 @@ class RowCounts:
     spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
-        """One line for people."""
+        """Return one line for people."""
         share = self.trained_tokens / max(1, self.tokens)
         text = f"{len(self.places)} rows, {self.tokens} tokens, {share:.0%} of them trained"
         if self.truncated:
@@ -112,23 +112,23 @@ class InstructionRows(ConversationRows):
         self.handler = handler
 
     def chat(self, number: int) -> RenderedChat:
-        """Returns the text of row ``number``; raises UserError naming it where it is no conversation."""
+        """Return the text of row ``number``; raise UserError with its place if it is not a conversation."""
         place = self.table.name(number)
-        return self.template.render(conversation_of(self.table[number], self.handler, place), place)
+        return self.template.render(read_conversation(self.table[number], self.handler, place), place)
 
     def check(self, number: int) -> RenderedChat:
-        """As :meth:`chat`: a row is not tokenized for it."""
+        """Check row ``number`` like :meth:`chat`, without tokenizing it."""
         return self.chat(number)
 
     def whole_row(self, number: int) -> Row:
-        """Returns row ``number`` in its full length."""
+        """Return row ``number`` without truncation."""
         chat = self.chat(number)
         self._spelled_out += len(chat.seams)
         ids, places = encode_chat(chat, self.tokenizer)
         return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans))
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Returns the rows of these numbers, in this order, cut where they are too long."""
+        """Return the rows with these numbers, in this order, truncated to the sequence length."""
         return [self._cut(self.whole_row(number), number) for number in numbers]
 
     def _cut(self, row: Row, number: int) -> Row:
@@ -146,15 +146,15 @@ class InstructionRows(ConversationRows):
         return Row(row.tokens[: self.seq_length + 1], row.trained[: self.seq_length + 1])
 
     def count(self, numbers: Iterable[int]) -> RowCounts:
-        """Tokenizes all rows of ``numbers`` once, keeping only what they come to."""
+        """Tokenize all rows of ``numbers`` once and count tokens."""
         places: list[int] = []
         truncated = without_loss = tokens = trained = self._spelled_out = 0
-        self._truncation_is_told = True  # this tells all of it
+        self._truncation_is_told = True  # the row is counted in full
         for number in numbers:
-            whole = self.whole_row(number)
-            row = self._cut(whole, number)
+            full_row = self.whole_row(number)
+            row = self._cut(full_row, number)
             learnt = int(row.trained[1:].sum())
-            truncated += len(whole.tokens) > len(row.tokens)
+            truncated += len(full_row.tokens) > len(row.tokens)
             without_loss += not learnt
             tokens += len(row.tokens)
             trained += learnt
@@ -163,10 +163,10 @@ class InstructionRows(ConversationRows):
 
 
 def encode_chat(chat: RenderedChat, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
-    """Returns the ids of a rendered chat, special tokens of the template included, and their places in its text.
+    """Return the ids of a rendered chat, including special tokens of the template, and their places in the text.
 
-    The text is encoded as a whole, as transformers does. Where a token would reach from the prompt into the answer it is cut
-    there: in generation the prompt is encoded alone as well. A tokenizer that puts a space before every text cannot be cut.
+    The text is encoded as a whole, as transformers does. A token that would cross from the prompt into the answer is split there,
+    because in generation the prompt is encoded alone. A tokenizer that puts a space before every text cannot be split.
     """
     ids, places = _encode_parts(chat.text, chat.seams, tokenizer)
     crossed = _crossed(places, chat.spans)
@@ -189,21 +189,21 @@ def answer_end_ids(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, .
     messages: tuple[Message, ...] = ({"role": "user", "content": ANSWER}, {"role": "assistant", "content": ANSWER})
     try:
         chat = template.render(Conversation(messages), "a conversation")
-    except UserError:  # it refuses such a short conversation, or cannot tell turns apart
+    except UserError:  # the template rejects such a short conversation, or does not separate turns
         return ()
     ids, places = encode_chat(chat, tokenizer)
-    said = chat.text.rfind(ANSWER) + len(ANSWER)
+    end = chat.text.rfind(ANSWER) + len(ANSWER)
     learned, special = trained_tokens(places, chat.spans), set(tokenizer.special_names)
     ends = (
         id
         for id, (first, _), learn in zip(ids, places, learned, strict=True)
-        if first >= said and learn and tokenizer.token(id) in special
+        if first >= end and learn and tokenizer.token(id) in special
     )
     return tuple(islice(ends, 1))
 
 
 def _crossed(places: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """Returns the borders of ``spans`` that lie inside a token."""
+    """Return the borders of ``spans`` inside a token."""
     if not spans or not places:
         return []
     first, last = np.array(places).T
@@ -225,9 +225,9 @@ def _encode_parts(text: str, seams: Sequence[int], tokenizer: Tokenizer) -> tupl
 
 
 def trained_tokens(places: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
-    """Returns which tokens lie within a span as a whole: bool [tokens]. One that reaches over a border is not trained.
+    """Return the tokens that lie completely within a span: bool [tokens]. A token across a border is not trained.
 
-    Spans are in order and do not overlap. A token of no characters (bytes before the last of one character) is where it begins.
+    Spans are in order and do not overlap. A token without characters (bytes before the last one of a character) is at its start.
     """
     if not spans or not places:
         return np.zeros(len(places), dtype=bool)

@@ -1,13 +1,12 @@
-"""Pairs of answers as samples: both conversations in one row, as documents that do not see each other.
+"""Preference pairs and single answers as samples.
 
-The first is the one with the chosen answer. Labels are ``IGNORED`` but for the words of the answers; a pair has one loss, which
-stands at the first place of its row, so the sum of ``loss_mask`` is the number of pairs.
+Both conversations of a pair are in one row, as documents that do not attend to each other, the chosen answer first. Labels are
+``IGNORED`` outside the answers. A pair has one loss, at the first place of its row, so the sum of ``loss_mask`` is the number of
+pairs.
 
-Rows of preference files are read as two conversations: the same words before, then the chosen answer or the rejected one.
-
-Forms are told apart by their keys: those of TRL (``prompt``, ``chosen``, ``rejected``), of LLaMA-Factory (``conversations`` or
-``instruction``, with ``chosen`` and ``rejected``) and of ms-swift (``messages``, or ``query`` and
-``response``, with ``rejected_response``).
+Rows of files are recognized by their keys: TRL (``prompt``, ``chosen``, ``rejected``), LLaMA-Factory (``conversations`` or
+``instruction``, with ``chosen`` and ``rejected``) and ms-swift (``messages``, or ``query`` and ``response``, with
+``rejected_response``). Rows with one answer have a label (KTO).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two conversations whose first ``shared`` turns of the assistant are the same: answers are what comes behind these."""
+    """Two conversations whose first ``shared`` turns of the assistant are equal. The answers follow these turns."""
 
     chosen: Conversation
     rejected: Conversation
@@ -64,14 +63,14 @@ class Pair:
 
 
 def is_pair(record: Record) -> bool:
-    """Whether a row has two answers."""
+    """Return True if a row has two answers."""
     return "rejected_response" in record or {"chosen", "rejected"} <= record.keys()
 
 
 def pair_of(record: Record, place: str) -> Pair:
-    """The pair in a record; ``place`` names it in errors.
+    """Return the pair in a record; ``place`` names it in errors.
 
-    Raises UserError where keys are missing, the assistant says nothing, nobody asks, or both answers are the same.
+    Raises UserError for missing keys, missing text of the assistant or the user, or equal answers.
     """
     if not is_pair(record):
         raise UserError(f"{place}: no pair of answers (keys: {', '.join(record)}); a row has {FORMS}")
@@ -79,20 +78,20 @@ def pair_of(record: Record, place: str) -> Pair:
         messages_of(record, lambda row, name=name: _conversation(row, name), READER, place)  # type: ignore[misc]
         for name in ("chosen", "rejected")
     )
-    same = list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))
+    shared_turns = list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))
     for name, conversation in (("chosen", chosen), ("rejected", rejected)):
-        if not any(map(is_learned, conversation[len(same) :])):
+        if not any(map(is_learned, conversation[len(shared_turns) :])):
             advice = "; chosen and rejected are the same" if chosen == rejected else ""
-            raise UserError(f"{place}: {name} has no answer of its own{advice}; remove the row")
+            raise UserError(f"{place}: {name} has no separate answer{advice}; remove the row")
         if conversation[0]["role"] == "assistant":
             raise UserError(f"{place}: {name} begins with an answer; give the question in prompt")
     context = tools_of(record, place), variables_of(record, place)
-    shared = sum(first["role"] == "assistant" for first, _ in same)
+    shared = sum(first["role"] == "assistant" for first, _ in shared_turns)
     return Pair(Conversation(chosen, *context), Conversation(rejected, *context), shared)
 
 
 def _conversation(record: Record, name: str) -> Iterable[Mapping[str, Any]]:
-    """All messages up to the answer ``name``, that included. One that begins before the answer is a whole conversation."""
+    """Return all messages up to and including the answer ``name``. An answer that begins earlier is a complete conversation."""
     if "rejected_response" in record:
         *before, last = messages(record) if "messages" in record else prompt(record)
         if role_of(last) != "assistant":
@@ -103,13 +102,13 @@ def _conversation(record: Record, name: str) -> Iterable[Mapping[str, Any]]:
 
 
 def before_answer(record: Record) -> list[Mapping[str, Any]]:
-    """What was said before the answers of a record."""
+    """Return the messages before the answers of a record."""
     if "conversations" in record:
         return list(sharegpt(record))
-    asked: object = (
+    question: object = (
         instructed(record) if "instruction" in record else next((record[key] for key in ASKED if key in record), [])
     )
-    return [*earlier(record), *turns_of(asked, "user")]
+    return [*earlier(record), *turns_of(question, "user")]
 
 
 def _with_shared_turns(conversation: Conversation, count: int) -> Conversation:
@@ -131,12 +130,12 @@ class PairCounts:
     spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
-        """One line for people."""
+        """Return one line for people."""
         text = f"{self.pairs} pairs, {self.tokens} tokens, {self.trained_tokens} of them of answers"
         if self.truncated:
             text += f"; {self.truncated} pairs are longer than the {seq_length} places of a row and cut"
         if self.without_answer:
-            text += f"; {self.without_answer} pairs have an answer of which nothing remains"
+            text += f"; {self.without_answer} pairs lose a complete answer by truncation"
         if self.spelled_out:
             text += f"; {self.spelled_out} names of special tokens in messages are encoded as words (allowed_special_tokens)"
         return text
@@ -146,7 +145,7 @@ class PairRows(ConversationRows):
     """Rows of two answers each, tokenized when they are read."""
 
     def whole_rows(self, number: int) -> list[Row]:
-        """Chosen and rejected of pair ``number`` in their full length; raises UserError naming it where it is no pair."""
+        """Return chosen and rejected rows of pair ``number`` without truncation; raise UserError if it is not a pair."""
         place = self.table.name(number)
         pair = pair_of(self.table[number], place)
         return [self._row(conversation, pair.shared, place) for conversation in (pair.chosen, pair.rejected)]
@@ -158,68 +157,68 @@ class PairRows(ConversationRows):
         return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans))
 
     def check(self, number: int) -> list[Row]:
-        """As :meth:`whole_rows`; a UserError, too, where an answer is cut away altogether, as nothing is learnt from that."""
-        whole = self.whole_rows(number)
-        for said, row, kept in zip(("chosen", "rejected"), whole, self._kept(whole), strict=True):
-            if row.trained[1:].any() and not row.trained[1 : kept + 1].any():
+        """Check pair ``number`` like :meth:`whole_rows`, and that truncation leaves a part of each answer."""
+        rows = self.whole_rows(number)
+        for side, row, kept_places in zip(("chosen", "rejected"), rows, self._kept_lengths(rows), strict=True):
+            if row.trained[1:].any() and not row.trained[1 : kept_places + 1].any():
                 raise UserError(
-                    f"{self.table.name(number)}: nothing of the {said} answer is left of {row.places} places in a row of "
-                    f"{self.seq_length}; raise model.model_config.seq_length to {sum(each.places for each in whole)}"
+                    f"{self.table.name(number)}: nothing of the {side} answer is left of {row.places} places in a row of "
+                    f"{self.seq_length}; raise model.model_config.seq_length to {sum(each.places for each in rows)}"
                 )
-        return whole
+        return rows
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Chosen and rejected of each of these pairs in turn, cut where they do not fit a sample together."""
+        """Return chosen and rejected rows of each pair in turn, truncated to fit a sample together."""
         return [row for number in numbers for row in self._cut(self.whole_rows(number), number)]
 
     def samples(self, numbers: Sequence[int]) -> list[Arrays]:
-        """A sample for each of these."""
+        """Return a sample for each of these pairs."""
         rows = self.rows(numbers)
         return [pair_sample(rows[2 * index : 2 * index + 2], self.seq_length) for index in range(len(numbers))]
 
     def nothing(self) -> Arrays:
-        """A sample that only fills a batch."""
+        """Return an empty sample that fills a batch."""
         return pair_sample([], self.seq_length)
 
     def _cut(self, rows: list[Row], number: int) -> list[Row]:
-        found, kept = [row.places for row in rows], self._kept(rows)
-        if kept == found:
+        places, lengths = [row.places for row in rows], self._kept_lengths(rows)
+        if lengths == places:
             return rows
         if not self._truncation_is_told:
             self._truncation_is_told = True
             message = "%s takes %s places, a row has seq_length = %d; ends are cut, so with every longer row"
-            logger.warning(message, self.table.name(number), " + ".join(map(str, found)), self.seq_length)
-        return [Row(row.tokens[: n + 1], row.trained[: n + 1]) for row, n in zip(rows, kept, strict=True)]
+            logger.warning(message, self.table.name(number), " + ".join(map(str, places)), self.seq_length)
+        return [Row(row.tokens[: n + 1], row.trained[: n + 1]) for row, n in zip(rows, lengths, strict=True)]
 
-    def _kept(self, rows: list[Row]) -> list[int]:
+    def _kept_lengths(self, rows: list[Row]) -> list[int]:
         return shared_out([row.places for row in rows], self.seq_length)
 
     def count(self, numbers: Iterable[int]) -> PairCounts:
-        """Tokenizes these pairs once, keeping only what they come to."""
+        """Tokenize these pairs once and count tokens."""
         pairs = tokens = trained = truncated = without = self._spelled_out = 0
-        self._truncation_is_told = True  # this tells all of it
+        self._truncation_is_told = True  # a pair is counted in full
         for number in numbers:
-            whole = self.whole_rows(number)
-            rows = self._cut(whole, number)
+            pair_rows = self.whole_rows(number)
+            rows = self._cut(pair_rows, number)
             learnt = [int(row.trained[1:].sum()) for row in rows]
             pairs += 1
             tokens += sum(len(row.tokens) for row in rows)
             trained += sum(learnt)
-            truncated += [row.places for row in rows] != [row.places for row in whole]
+            truncated += [row.places for row in rows] != [row.places for row in pair_rows]
             without += 0 in learnt
         return PairCounts(pairs, tokens, trained, truncated, without, self._spelled_out)
 
 
 def shared_out(places: Sequence[int], room: int) -> list[int]:
-    """What two rows of these places keep of ``room``: a short one all, a long one what is left, two long ones a half each."""
+    """Return how many of the places two rows keep: a short row all, a long row the rest, two long rows half each."""
     first, second = places
     half = room // 2
     if first + second <= room:
         return [first, second]
     if second <= half:
         return [room - second, second]
-    kept = min(first, room - half)
-    return [kept, room - kept]
+    share = min(first, room - half)
+    return [share, room - share]
 
 
 class PairDataset(RowDataset):
@@ -237,14 +236,14 @@ class HeldOutPairs(HeldOutRows):
     source: PairRows
 
     def sample(self, index: int) -> Arrays:
-        """As those of :class:`PairDataset`."""
+        """Return sample ``index`` like :class:`PairDataset`."""
         if index < len(self.numbers):
             return self.source.samples([self.numbers[index]])[0]
         return self.source.nothing()
 
 
 def pair_sample(rows: Sequence[Row], seq_length: int) -> Arrays:
-    """One sample of chosen and rejected, or of nothing."""
+    """Return one sample of chosen and rejected rows, or an empty one."""
     sample = assemble(rows, seq_length, packed=True)
     sample["labels"] = np.where(sample["loss_mask"] > 0, sample["labels"], np.int32(IGNORED))
     sample["loss_mask"] = np.zeros(seq_length, np.float32)
@@ -254,8 +253,8 @@ def pair_sample(rows: Sequence[Row], seq_length: int) -> Arrays:
 
 UNPAIRED_READER = "unpaired answers"
 LABELS = ("label", "kto_tag")
-SAID = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-"""What a label says; files of tables have numbers and texts."""
+LABEL_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+"""Labels by their text; tabular files have numbers and texts."""
 UNPAIRED_FORMS = (
     "prompt and completion, messages, conversations, or instruction and output, with label: true or false; or pairs"
 )
@@ -278,45 +277,45 @@ class Answer:
 
     @property
     def conversation(self) -> Conversation:
-        """All that was said."""
+        """Return all messages."""
         return Conversation((*self.asked, *self.answer), self.tools, self.variables)
 
 
 def has_label(record: Record) -> bool:
-    """Whether a row says that its answer is desirable or not."""
+    """Return True if a row has a label for its answer."""
     return any(key in record for key in LABELS)
 
 
 def answer_in(record: Record, place: str, side: int = 0) -> Answer:
-    """The answer in a record, of a pair the chosen one (``side`` 0) or the rejected one; ``place`` names it in errors.
+    """Return the answer in a record, of a pair the chosen one (``side`` 0) or the rejected one; ``place`` names it in errors.
 
-    Raises UserError where keys are missing, nobody asks or answers, or the label is neither true nor false.
+    Raises UserError for missing keys or text, or a label that is neither true nor false.
     """
     context = tools_of(record, place), variables_of(record, place)
     if is_pair(record):
         pair = pair_of(record, place)
         chosen, rejected = pair.chosen.messages, pair.rejected.messages
         shared = len(list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))))
-        said = rejected if side else chosen
-        return Answer(said[:shared], said[shared:], not side, *context)
+        value = rejected if side else chosen
+        return Answer(value[:shared], value[shared:], not side, *context)
     key = next((key for key in LABELS if key in record), None)
     if key is None:
         raise UserError(f"{place}: no label (keys: {', '.join(record)}); a row has {UNPAIRED_FORMS}")
-    if (desirable := SAID.get(str(record[key]).lower())) is None:
+    if (desirable := LABEL_VALUES.get(str(record[key]).lower())) is None:
         raise UserError(f"{place}: {key} is {record[key]!r}; write true or false")
     if "completion" in record:
-        asked, answer = (
+        question, answer = (
             messages_of(record, read, UNPAIRED_READER, place)
             for read in (before_answer, lambda row: turns_of(row["completion"], "assistant"))
         )
     else:
-        said = messages_of(record, HANDLERS[detect(record, place)], UNPAIRED_READER, place)
-        asked, answer = said[:-1], said[-1:]
+        value = messages_of(record, HANDLERS[detect(record, place)], UNPAIRED_READER, place)
+        question, answer = value[:-1], value[-1:]
     if not any(map(is_learned, answer)):
         raise UserError(f"{place}: ends with the {answer[-1]['role'] if answer else 'question'}, not with an answer")
-    if not asked:
+    if not question:
         raise UserError(f"{place}: begins with an answer; give the question in prompt")
-    return Answer(asked, answer, desirable, *context)
+    return Answer(question, answer, desirable, *context)
 
 
 @dataclass(frozen=True)
@@ -332,7 +331,7 @@ class AnswerCounts:
     spelled_out: int = 0
 
     def describe(self, seq_length: int) -> str:
-        """One line for people."""
+        """Return one line for people."""
         text = f"{self.answers} answers, {self.desirable} of them desirable; "
         text += f"{self.tokens} tokens, {self.trained_tokens} of them of answers"
         if self.truncated:
@@ -368,7 +367,7 @@ class AnswerRows(PairRows):
         return len(self.table) * self.sides
 
     def answer(self, number: int) -> Answer:
-        """The answer of row ``number``; raises UserError naming it where it is none, or of another form than the first row."""
+        """Return the answer of row ``number``; raise UserError if it has none, or another form than the first row."""
         record, side = divmod(number, self.sides)
         row, place = self.table[record], self.table.name(record)
         if is_pair(row) != (self.sides == SIDES):
@@ -377,34 +376,34 @@ class AnswerRows(PairRows):
         return answer_in(row, place, side)
 
     def other_answer(self, number: int) -> Answer:
-        """The answer of the row before that can be used, of a pair that of the same side."""
-        for further in range(1, len(self.table)):
+        """Return the answer of the last valid row before it, of a pair the answer of the same side."""
+        for distance in range(1, len(self.table)):
             try:
-                return self.answer((number - further * self.sides) % len(self))
+                return self.answer((number - distance * self.sides) % len(self))
             except UserError:
                 continue
         raise UserError(f"{self.table.name(number // self.sides)}: no other row has an answer")
 
     def whole_rows(self, number: int) -> list[Row]:
-        """The question with its own answer, and with the other one, in their full length."""
-        own, place = self.answer(number), self.table.name(number // self.sides)
-        said = [own] if self.alone else [own, own.answered_by(self.other_answer(number))]
-        shared = sum(message["role"] == "assistant" for message in own.asked)
-        return [self._row(one.conversation, shared, place) for one in said]
+        """Return the question with its own answer and with the other answer, without truncation."""
+        answer, place = self.answer(number), self.table.name(number // self.sides)
+        answers = [answer] if self.alone else [answer, answer.answered_by(self.other_answer(number))]
+        shared = sum(message["role"] == "assistant" for message in answer.asked)
+        return [self._row(entry.conversation, shared, place) for entry in answers]
 
     def check(self, number: int) -> list[Row]:
-        """As :meth:`whole_rows`; a UserError, too, where the answer is cut away altogether."""
-        whole = self.whole_rows(number)
-        row, kept = whole[0], self._kept(whole)[0]
-        if row.trained[1:].any() and not row.trained[1 : kept + 1].any():
+        """Check row ``number`` like :meth:`whole_rows`, and that truncation leaves a part of the answer."""
+        rows = self.whole_rows(number)
+        row, length = rows[0], self._kept_lengths(rows)[0]
+        if row.trained[1:].any() and not row.trained[1 : length + 1].any():
             raise UserError(
                 f"{self.table.name(number // self.sides)}: nothing of the answer is left of {row.places} places in a row of "
-                f"{self.seq_length}; raise model.model_config.seq_length to {sum(each.places for each in whole)}"
+                f"{self.seq_length}; raise model.model_config.seq_length to {sum(each.places for each in rows)}"
             )
-        return whole
+        return rows
 
     def samples(self, numbers: Sequence[int]) -> list[Arrays]:
-        """A sample for each of these."""
+        """Return a sample for each of these rows."""
         return [self._sample(number) for number in numbers]
 
     def _sample(self, number: int) -> Arrays:
@@ -413,21 +412,21 @@ class AnswerRows(PairRows):
             sample["loss_mask"] = np.roll(sample["loss_mask"], 1)
         return sample
 
-    def _kept(self, rows: list[Row]) -> list[int]:
-        return [min(rows[0].places, self.seq_length)] if self.alone else super()._kept(rows)
+    def _kept_lengths(self, rows: list[Row]) -> list[int]:
+        return [min(rows[0].places, self.seq_length)] if self.alone else super()._kept_lengths(rows)
 
     def count(self, numbers: Iterable[int]) -> AnswerCounts:  # type: ignore[override]
-        """Tokenizes these answers once, keeping only what they come to."""
+        """Tokenize these answers once and count tokens."""
         answers = desirable = tokens = trained = truncated = without = self._spelled_out = 0
-        self._truncation_is_told = True  # this tells all of it
+        self._truncation_is_told = True  # a pair is counted in full
         for number in numbers:
-            whole = self.whole_rows(number)
-            rows = self._cut(whole, number // self.sides)
+            answer_rows = self.whole_rows(number)
+            rows = self._cut(answer_rows, number // self.sides)
             learnt = int(rows[0].trained[1:].sum())
             answers += 1
             desirable += self.answer(number).desirable
             tokens += sum(len(row.tokens) for row in rows)
             trained += learnt
-            truncated += [row.places for row in rows] != [row.places for row in whole]
+            truncated += [row.places for row in rows] != [row.places for row in answer_rows]
             without += not learnt
         return AnswerCounts(answers, desirable, tokens, trained, truncated, without, self._spelled_out)

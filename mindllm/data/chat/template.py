@@ -1,9 +1,10 @@
-"""Chat templates: a conversation as the text a model was trained on, and which parts of it the assistant says.
+"""Chat templates: a conversation as the text a model was trained on, and the parts of it that belong to the assistant.
 
-A template is a program of the tokenizer's directory, run in jinja's immutable sandbox, where it sees the messages and the names
-of special tokens, and no attribute or method that could reach further; and in a process of its own, which bounds its time and
-memory. What the assistant says is found exactly or not at all: by the template's own ``{% generation %}`` marks, else by
-rendering the conversation turn by turn. A row is refused where the template leaves out a part of it.
+A template is a program from the tokenizer's directory. It runs in jinja's immutable sandbox, with access to messages and names of
+special tokens only, in a separate process with limited time and memory. The text of the assistant is located exactly or the row
+is
+refused: by the template's own ``{% generation %}`` marks, else by rendering the conversation turn by turn. A row is refused if
+the template drops a part of it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from mindllm.data.chat import template_program
 from mindllm.data.chat.conversations import Conversation, is_learned
 from mindllm.data.chat.template_program import BEGIN, END, MARKS, SEAM, receive, send
 from mindllm.data.chat.traces import Tracer, border, call_forms, is_python_text, without_traces
-from mindllm.data.tokenizers.special_tokens import OWN_TEMPLATES, without_allowed
+from mindllm.data.tokenizers.special_tokens import BUILT_IN_TEMPLATES, without_allowed
 from mindllm.data.tokenizers.tokenizer import Tokenizer
-from mindllm.data.tokenizers.vocabularies import chat_template_of_gguf
+from mindllm.data.tokenizers.vocabularies import gguf_chat_template
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
 from mindllm.gguf import gguf_file
@@ -48,12 +49,12 @@ PLAIN = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '\\n\\n### Response:\\n' }}{% endif -%}
 """
-OWN = {PLAIN, *OWN_TEMPLATES}  # the templates that need no other process
+BUILT_IN = {PLAIN, *BUILT_IN_TEMPLATES}  # the templates that need no other process
 LONGEST_SOURCE = 1 << 20  # characters; the longest public templates have some ten thousand
 PLACES = re.compile(f"([{SEAM}{BEGIN}{END}])")
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 TRAINING_DATE = "2024-07-26"  # date of strftime_now in training rows: the default of Llama 3's templates
-OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 TOOL_USE = "tool_use"  # the template of several that transformers takes where there are tools
 LOADER = "train_dataset.data_loader.config"
 MOST_NAMED = 5  # parts of a row that a template leaves out
@@ -75,15 +76,15 @@ class RenderedChat:
 
 
 class ChatTemplate:
-    """A template with the special tokens it may name, such as ``{"eos_token": "</s>"}``.
+    """A template with its special tokens, such as ``{"eos_token": "</s>"}``.
 
     Args:
-        special_names: all names the tokenizer takes for special tokens, but for those that data may contain.
-        variables: further variables, such as ``{"enable_thinking": False}``; those of a row take precedence.
-        for_tools: the template of conversations that have tools, if it is another one.
+        special_names: names that the tokenizer encodes as special tokens, without those that data may contain.
+        variables: additional variables, such as ``{"enable_thinking": False}``; those of a row take precedence.
+        for_tools: the template of conversations with tools, if it differs.
 
     Raises:
-        UserError: ``source`` is no template.
+        UserError: ``source`` is not a valid template.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._special_names = [name for name in special_names if len(name) > 1]
         self._variables = dict(variables or {})
-        self._refuse_own_variables(self._variables, LOADER)
+        self._refuse_reserved_variables(self._variables, LOADER)
         self._warned: set[str] = set()
-        self._is_own = source in OWN
+        self._is_own = source in BUILT_IN
         if len(source) > LONGEST_SOURCE:
             raise UserError(f"{origin}: not a chat template, it has {len(source):,} characters")
         try:
@@ -115,7 +116,7 @@ class ChatTemplate:
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the template can write tools into the text."""
+        """Return True if the template can render tools."""
         return self.for_tools is not None or "tools" in self.names
 
     def render(self, conversation: Conversation, place: str) -> RenderedChat:
@@ -186,7 +187,7 @@ class ChatTemplate:
         return best
 
     def _lost(self, chat: Conversation, text: str, place: str, now: str) -> list[str]:
-        """Return the names of the parts that the template leaves out; ``text`` is what it writes of the conversation."""
+        """Return the names of the parts that are missing in ``text``, the rendered conversation."""
         tracer = Tracer(chat.messages, chat.tools)
         traced = replace(chat, messages=tuple(tracer.messages), tools=tracer.tools)
         try:
@@ -213,22 +214,24 @@ class ChatTemplate:
         turns = [index for index, message in enumerate(messages) if is_learned(message)]
         before = [self._values(replace(chat, messages=messages[:index]), prompt=True) for index in turns if index]
         through = [self._values(replace(chat, messages=messages[: index + 1])) for index in turns]
-        whole, *parts = self._fill([self._values(chat), *before, *through], place, TRAINING_DATE)
+        full_text, *parts = self._fill([self._values(chat), *before, *through], place, TRAINING_DATE)
         begins, ends = parts[: len(before)], parts[len(before) :]
         if len(begins) < len(ends):
             begins.insert(0, self._greeting_header(chat, ends[0], place))
         borders = [(len(begin), len(end)) for begin, end in zip(begins, ends, strict=True)]
-        if not all(whole.startswith(end) and end.startswith(begin) for begin, end in zip(begins, ends, strict=True)):
-            borders = self._traced_borders(chat, turns, whole, place)
-        marked, done = "", 0
+        if not all(
+            full_text.startswith(end) and end.startswith(begin) for begin, end in zip(begins, ends, strict=True)
+        ):
+            borders = self._traced_borders(chat, turns, full_text, place)
+        marked, position = "", 0
         for index, (begin, end) in zip(turns, borders, strict=True):
-            if not done <= begin <= end:
+            if not position <= begin <= end:
                 raise self._inexact(index, place)
-            marked += whole[done:begin] + BEGIN + whole[begin:end] + END
-            done = end
-        return marked + whole[done:]
+            marked += full_text[position:begin] + BEGIN + full_text[begin:end] + END
+            position = end
+        return marked + full_text[position:]
 
-    def _traced_borders(self, chat: Conversation, turns: Sequence[int], whole: str, place: str) -> list[Span]:
+    def _traced_borders(self, chat: Conversation, turns: Sequence[int], full_text: str, place: str) -> list[Span]:
         """Return the borders of turns in ``whole``, where the template writes them differently than at the end of a conversation.
 
         A turn begins after the text that the template puts between the previous message and an answer. It ends with the text that
@@ -239,15 +242,15 @@ class ChatTemplate:
         cuts = [(index, True) for index in turns] + [(index + 1, False) for index in turns]
         values = [self._values(replace(traced, messages=traced.messages[:cut]), prompt) for cut, prompt in cuts if cut]
         try:
-            traced_whole, *texts = self._fill([self._values(traced), *values], place, TRAINING_DATE)
+            traced_text, *texts = self._fill([self._values(traced), *values], place, TRAINING_DATE)
         except UserError:
             raise self._inexact(turns[0], place) from None
-        borders = [border(text, traced_whole) for text in texts]
+        borders = [border(text, traced_text) for text in texts]
         if turns[0] == 0:
-            borders.insert(0, len(self._greeting_header(chat, whole, place)))
+            borders.insert(0, len(self._greeting_header(chat, full_text, place)))
         spans = list(zip(borders[: len(turns)], borders[len(turns) :], strict=True))
         for index, (begin, end) in zip(turns, spans, strict=True):
-            if begin is None or end is None or without_traces(traced_whole) != whole:
+            if begin is None or end is None or without_traces(traced_text) != full_text:
                 raise self._inexact(index, place)
         return [(begin or 0, end or 0) for begin, end in spans]
 
@@ -259,14 +262,14 @@ class ChatTemplate:
         )
 
     def _greeting_header(self, chat: Conversation, greeting: str, place: str) -> str:
-        """Return the beginning of ``greeting``, which opens with a turn of the assistant, up to the words of that turn.
+        """Return the beginning of ``greeting``, a conversation that opens with the assistant, up to the text of that turn.
 
-        There is no earlier message to render, so the header of the turn is the one that the template writes after a question.
+        There is no earlier message to render, so the header of the turn is taken from an answer to a question.
         """
         question = replace(chat, messages=({"role": "user", "content": "?"},))
         values = [self._values(question), self._values(question, prompt=True)]
-        asked, prompt = self._fill(values, place, TRAINING_DATE)
-        header = prompt.removeprefix(asked) if prompt.startswith(asked) else ""
+        answered, prompt = self._fill(values, place, TRAINING_DATE)
+        header = prompt.removeprefix(answered) if prompt.startswith(answered) else ""
         if not header or header not in greeting:
             raise UserError(
                 f"{place}: begins with the assistant, and {self.origin} does not say where its words begin; give the turn the "
@@ -275,9 +278,9 @@ class ChatTemplate:
         return greeting[: greeting.index(header) + len(header)]
 
     def _values(self, chat: Conversation, prompt: bool = False) -> dict[str, Any]:
-        """Return the variables of the template for a conversation; ``prompt``: up to where the assistant goes on."""
-        own = dict(zip(OWN_VARIABLES, (chat.messages, chat.tools, None, prompt), strict=True))
-        return {**self._special_tokens, **self._variables, **chat.variables, **own}
+        """Return the variables of the template for a conversation; ``prompt``: only up to the answer."""
+        values = dict(zip(RESERVED_VARIABLES, (chat.messages, chat.tools, None, prompt), strict=True))
+        return {**self._special_tokens, **self._variables, **chat.variables, **values}
 
     def _fill(self, values: list[dict[str, Any]], place: str, now: str) -> list[str]:
         try:
@@ -285,14 +288,14 @@ class ChatTemplate:
         except TemplateFailed as error:
             raise UserError(f"{place}: {self.origin} refuses this conversation ({error})") from None
 
-    def _refuse_own_variables(self, variables: Mapping[str, Any], place: str) -> None:
-        own = next((name for name in OWN_VARIABLES if name in variables), None)
-        if own is not None:
-            raise UserError(f"{place}: chat_template_kwargs.{own}: is a variable of the row itself; remove it")
+    def _refuse_reserved_variables(self, variables: Mapping[str, Any], place: str) -> None:
+        reserved = next((name for name in RESERVED_VARIABLES if name in variables), None)
+        if reserved is not None:
+            raise UserError(f"{place}: chat_template_kwargs.{reserved}: is a variable of the row itself; remove it")
 
     def _spelled_conversation(self, conversation: Conversation, place: str) -> Conversation:
         """Return the conversation with a seam in every name of a special token inside its words."""
-        self._refuse_own_variables(conversation.variables, place)
+        self._refuse_reserved_variables(conversation.variables, place)
         return Conversation(
             tuple(
                 {key: self._spelled(value, place) for key, value in message.items()}
@@ -330,38 +333,38 @@ def chat_template_of(
     """Return the template in file ``chat_template``, else that of the tokenizer, else that of its class, else a plain one.
 
     A directory has a ``chat_template.jinja``, with others in ``additional_chat_templates``, or one or several by name in its
-    ``tokenizer_config.json``. A GGUF file has its own: what lies beside it belongs to others. Of several, conversations with
-    tools take "tool_use" and all others "default". ``chat_template_kwargs`` are further variables, and ``allowed_special_tokens``
-    in messages stay tokens.
+    ``tokenizer_config.json``. A GGUF file contains its template; other files in its directory are ignored. Of several,
+    conversations with tools use "tool_use" and others "default". ``chat_template_kwargs`` are additional variables, and
+    ``allowed_special_tokens`` in messages stay tokens.
 
     Raises:
-        UserError: as :class:`ChatTemplate`, or a token that is allowed is not a special one.
+        UserError: an invalid template, or an allowed token that is not a special token.
     """
     names = tokenizer.special_tokens, without_allowed(tokenizer, allowed_special_tokens)
     if not chat_template and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
-        texts = {"default": tokenizer.chat_template, TOOL_USE: chat_template_of_gguf(gguf, TOOL_USE)}
+        texts = {"default": tokenizer.chat_template, TOOL_USE: gguf_chat_template(gguf, TOOL_USE)}
         sources = {name: (text, f"tokenizer.chat_template of {gguf}") for name, text in texts.items() if text}
     else:
         sources = _sources(Path(tokenizer.path).parent, chat_template)
     if "default" not in sources:
-        own = tokenizer.chat_template
-        origin = "the chat template of its class" if own else "the plain chat template"
-        sources = {"default": (own or PLAIN, origin)}
+        default = tokenizer.chat_template
+        origin = "the chat template of its class" if default else "the plain chat template"
+        sources = {"default": (default or PLAIN, origin)}
     variables = chat_template_kwargs
     for_tools = ChatTemplate(*sources[TOOL_USE], *names, variables) if TOOL_USE in sources else None
     return ChatTemplate(*sources["default"], *names, variables, for_tools)
 
 
-def _sources(directory: Path, given: str) -> dict[str, tuple[str, str]]:
+def _sources(directory: Path, default: str) -> dict[str, tuple[str, str]]:
     """Return the sources of templates by name, each with its origin; nothing where there is none."""
-    file = Path(given) if given else directory / "chat_template.jinja"
-    if given and not file.is_file():
+    file = Path(default) if default else directory / "chat_template.jinja"
+    if default and not file.is_file():
         raise UserError(f"{file}: no such chat template")
     config = directory / "tokenizer_config.json"
     if not file.is_file():
         return _sources_in(config) if config.is_file() else {}
     for_tools = directory / "additional_chat_templates" / f"{TOOL_USE}.jinja"
-    files = {"default": file, **({TOOL_USE: for_tools} if not given and for_tools.is_file() else {})}
+    files = {"default": file, **({TOOL_USE: for_tools} if not default and for_tools.is_file() else {})}
     return {name: (_text(path), str(path)) for name, path in files.items()}
 
 
@@ -383,8 +386,8 @@ def _sources_in(path: Path) -> dict[str, tuple[str, str]]:
         raise UserError(f"{path}: chat_template: has {names} and no default; name a file in chat_template")
     for source in map(named.get, ("default", TOOL_USE)):
         if source is not None and not isinstance(source, str):
-            wanted = "must be a text, or a list of names and texts"
-            raise UserError(f"{path}: chat_template: {wanted} (value {shortened(source)})")
+            expected = "must be a text, or a list of names and texts"
+            raise UserError(f"{path}: chat_template: {expected} (value {shortened(source)})")
     return {
         name: (source, f"chat_template of {path}")
         for name, source in named.items()
@@ -408,7 +411,7 @@ def _without_marks(marked: str) -> RenderedChat:
     return RenderedChat("".join(text), tuple(zip(begins, ends, strict=True)), tuple(seams))
 
 
-SECONDS = 10.0  # of computing for one conversation: a thousand times what a long one takes
+SECONDS = 10.0  # CPU seconds per conversation: a thousand times those of a long one
 MEMORY = 1 << 30
 NO_DATE = "0001-01-01"
 # The paths of this interpreter, not the directory of the program, whose files have names of the standard library.
@@ -416,7 +419,7 @@ START = "import sys, runpy; sys.path[:] = {paths}; sys.argv[1:] = ['{memory}']; 
 
 
 class TemplateFailed(Exception):
-    """A template did not render; ``line`` is that of its source where it is no template."""
+    """Error of a template; ``line`` is the line of its source with a syntax error."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -424,16 +427,16 @@ class TemplateFailed(Exception):
 
 
 def render_apart(source: str, variables: list[dict[str, Any]], now: str) -> list[str]:
-    """Return what the template ``source`` writes for each of ``variables`` at the date ``now``, computed in the other process.
+    """Return the text of the template ``source`` for each of ``variables`` at the date ``now``, computed in the other process.
 
     Raises:
-        TemplateFailed: the template is invalid, refuses, or takes more time or memory than any conversation needs.
+        TemplateFailed: the template is invalid, raises, or exceeds the limits of time and memory.
     """
     return _checked(_ask(source, variables, now))["texts"]
 
 
 def render_here(source: str, variables: list[dict[str, Any]], now: str) -> list[str]:
-    """Return what a template of our own writes, computed in this process; raises as :func:`render_apart`."""
+    """Return the text of a template of mindllm, computed in this process; raises as :func:`render_apart`."""
     return _checked(template_program.rendered(source, variables, now))["texts"]
 
 
@@ -473,7 +476,7 @@ class _Process:
         return self._process.poll() is None
 
     def ask(self, source: str, variables: list[dict[str, Any]], now: str) -> dict[str, Any]:
-        """Sends a request and waits for its answer; says why there is none."""
+        """Send a request and wait for its answer; raise if there is none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -495,7 +498,7 @@ class _Process:
         }
 
     def end(self) -> int:
-        """Ends the process, if it still runs, and returns how it ended."""
+        """End the process if it runs, and return its exit state."""
         for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if stream is not None:
@@ -514,7 +517,7 @@ class _State:
         self.forget()
 
     def forget(self) -> None:
-        """After a fork: the pipe is the parent's, and its lock may have been held."""
+        """Drop the state after a fork: the pipe belongs to the parent, and its lock may be locked."""
         self.lock = threading.Lock()
         self.process: _Process | None = None
 

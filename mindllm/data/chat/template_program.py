@@ -26,19 +26,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # Unicode's noncharacters are never text: they mark places inside the rendered text and are taken out again.
 SEAM, BEGIN, END, TRACE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 MARKS = SEAM + BEGIN + END + TRACE
-LONGEST_TEXT = 64 << 20  # characters of what a template writes
+LONGEST_TEXT = 64 << 20  # characters of a rendered text
 LONGEST_MESSAGE = 300  # characters of an error
 LENGTH_BYTES = 8
 NOT_ASCII = re.compile(f"[^\\x00-\\x7f{MARKS}]+")
 
 
 class GenerationMarks(Extension):
-    """``{% generation %} ... {% endgeneration %}``: what is between them, between BEGIN and END. The tag is Hugging Face's."""
+    """The tag ``{% generation %} ... {% endgeneration %}`` of Hugging Face: marks its text by BEGIN and END."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's interface
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Turns the block into a call of ``_mark`` with its text."""
+        """Turn the block into a call of ``_mark`` with its text."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
@@ -49,7 +49,7 @@ class GenerationMarks(Extension):
 
 @lru_cache(maxsize=16)
 def compiled(source: str) -> Template:
-    """The template in jinja's immutable sandbox; raises TemplateSyntaxError where ``source`` is none."""
+    """Return the template in jinja's immutable sandbox; raise TemplateSyntaxError for invalid ``source``."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationMarks]
     )
@@ -69,7 +69,7 @@ def _format_now(form: str) -> str:
 
 
 def rendered(source: str, variables: list[dict[str, Any]], now: str) -> dict[str, Any]:
-    """Return what a template writes for each of ``variables`` at the date ``now``, in ISO format; or an error in one line."""
+    """Return the text of a template for each of ``variables`` at the date ``now`` (ISO format), or an error on one line."""
     global _now
     try:
         _now = datetime.fromisoformat(now)
@@ -86,7 +86,7 @@ def rendered(source: str, variables: list[dict[str, Any]], now: str) -> dict[str
         return {"error": "it takes more memory than any conversation needs"}
     except RecursionError:
         return {"error": "it is nested too deeply, or calls itself without end"}
-    except Exception as error:  # a template may raise what it likes, and it is said in one line
+    except Exception as error:  # a template may raise any error, which becomes one line
         return {"error": _line(str(error)) or type(error).__name__}
 
 
@@ -98,7 +98,7 @@ def _names_read(template: Template, source: str) -> list[str]:
 
 
 def _line(message: str) -> str:
-    """A message as one line of bounded length."""
+    """Return a message as one line of bounded length."""
     return " ".join(message[: 2 * LONGEST_MESSAGE].split())[:LONGEST_MESSAGE]
 
 
@@ -119,14 +119,14 @@ def _to_json(
 
 
 def send(stream: IO[bytes], content: Any) -> None:
-    """Writes one request or answer."""
+    """Write one request or answer."""
     data = json.dumps(content, default=str).encode()
     stream.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
     stream.flush()
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """Reads one request or answer; None where the other side has ended."""
+    """Read one request or answer; return None at the end of the stream."""
     length = stream.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None
@@ -135,7 +135,7 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def serve(memory: int) -> None:
-    """Answers requests until the other side ends, in at most ``memory`` bytes; SIGPROF ends a request that computes too long."""
+    """Answer requests until the other side ends, in at most ``memory`` bytes; SIGPROF ends a request that computes too long."""
     _limit_memory(memory)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     while (request := receive(sys.stdin.buffer)) is not None:

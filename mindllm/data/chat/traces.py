@@ -128,8 +128,8 @@ def call_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """
     contents: tuple[Message, ...] = ({"content": None}, {}, {"content": ""})
     tried: list[list[Message]] = []
-    for as_text, content in product((False, True), contents):
-        form = [_with_form(message, as_text, content) for message in messages]
+    for is_text, content in product((False, True), contents):
+        form = [_with_form(message, is_text, content) for message in messages]
         if form not in tried:
             tried.append(form)
             yield form
@@ -145,10 +145,10 @@ def is_python_text(text: str, messages: Sequence[Message]) -> bool:
     return has_null and text.count("None") > json.dumps(messages, default=str).count("None")
 
 
-def _with_form(message: Message, as_text: bool, content: Message) -> Message:
+def _with_form(message: Message, is_text: bool, content: Message) -> Message:
     if not message.get("tool_calls"):
         return message
-    calls = [_with_text(call) for call in message["tool_calls"]] if as_text else message["tool_calls"]
+    calls = [_with_text(call) for call in message["tool_calls"]] if is_text else message["tool_calls"]
     if message["content"] is not None:
         return {**message, "tool_calls": calls}
     rest = {key: value for key, value in message.items() if key not in ("role", "content")}

@@ -1,1 +1,1 @@
-"""Text files and source trees as an indexed corpus, with its tokenizer; and what a run then reads of it."""
+"""Building of an indexed corpus and its tokenizer from text files, source trees and records; and a view of its samples."""

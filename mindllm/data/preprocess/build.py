@@ -14,7 +14,7 @@ from mindllm.data.indexed import index_path
 from mindllm.data.preprocess.pieces import PIECE_BYTES, Piece, cut, read
 from mindllm.data.preprocess.resume import ResumableWriter, encode_pieces
 from mindllm.data.preprocess.sources import DocumentReader, Source, fingerprint
-from mindllm.data.records import compression_of
+from mindllm.data.records import compression_suffix
 from mindllm.data.tokenizers.sentencepiece_tokenizer import TRAINED_KINDS, train_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable, load_tokenizer
 from mindllm.errors import UserError
@@ -53,30 +53,30 @@ def build(
     overwrite: bool = False,
     progress: Progress = unwatched,
 ) -> Summary:
-    """Writes ``sources`` in their order as a corpus named ``prefix``: one document per file, or per record (``documents``).
+    """Write ``sources`` in their order as a corpus named ``prefix``: one document per file, or per record (``documents``).
 
     Does nothing when the corpus was made from the same sources and options. Raises UserError when it was made from others
     and ``overwrite`` is False.
     """
     began = time.perf_counter()
-    wanted = fingerprint(
+    digest = fingerprint(
         sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents, tokenizer)
     )
     texts = [source for source in sources if source.size]
     if not texts:
-        raise UserError(f"all {len(sources)} files are empty: there is no text")
-    up_to_date = not overwrite and _is_up_to_date(prefix, wanted)
+        raise UserError(f"all {len(sources)} files are empty")
+    up_to_date = not overwrite and _is_up_to_date(prefix, digest)
     empty = len(sources) - len(texts)
     if up_to_date:
         meta = Corpus(prefix).meta
         assert meta is not None
         return Summary(meta, corpus_files(prefix), tokenizer.path, time.perf_counter() - began, up_to_date, empty)
     workers = _workers(texts, workers)
-    with ResumableWriter(prefix, tokenizer, append_eod=append_eod, source_fingerprint=wanted) as writer:
+    with ResumableWriter(prefix, tokenizer, append_eod=append_eod, source_fingerprint=digest) as writer:
         resumed = writer.token_count
         _write(texts, writer, workers, documents, progress)
         if not len(writer):
-            raise UserError(f"all documents of {len(texts)} files are empty: there is no text")
+            raise UserError(f"all documents of {len(texts)} files are empty")
     seconds = time.perf_counter() - began
     invalid = tuple(sorted(writer.invalid))
     return Summary(
@@ -101,27 +101,27 @@ def measure(
     workers: int = 1,
     progress: Progress = unwatched,
 ) -> Summary:
-    """Return what :func:`build` would say of a corpus, and write nothing: what is there already, or all text encoded and counted.
+    """Return the summary that :func:`build` would give, without writing: of the existing corpus, or by encoding all text.
 
     Raises:
-        UserError: there is no text, or a record that has none; as :func:`build`.
+        UserError: there is no text, or a record without text; as in :func:`build`.
     """
     began = time.perf_counter()
     texts = [source for source in sources if source.size]
     if not texts:
-        raise UserError(f"all {len(sources)} files are empty: there is no text")
-    there = read_meta(prefix) if is_up_to_date(sources, prefix, tokenizer, documents) else None
+        raise UserError(f"all {len(sources)} files are empty")
+    existing = read_meta(prefix) if is_up_to_date(sources, prefix, tokenizer, documents) else None
     empty = len(sources) - len(texts)
-    if there is not None:
-        return Summary(there, corpus_files(prefix), tokenizer.path, time.perf_counter() - began, True, empty)
+    if existing is not None:
+        return Summary(existing, corpus_files(prefix), tokenizer.path, time.perf_counter() - began, True, empty)
     counter = CountingWriter(tokenizer)
     _write(texts, counter, _workers(texts, workers), documents, progress)
     if not len(counter):
-        raise UserError(f"all documents of {len(texts)} files are empty: there is no text")
-    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=True, **_options(documents, tokenizer))
+        raise UserError(f"all documents of {len(texts)} files are empty")
+    digest = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=True, **_options(documents, tokenizer))
     seconds = time.perf_counter() - began
     return Summary(
-        counter.meta(wanted),
+        counter.meta(digest),
         [],
         tokenizer.path,
         seconds,
@@ -139,12 +139,12 @@ def is_up_to_date(
     documents: DocumentReader | None = None,
     append_eod: bool = True,
 ) -> bool:
-    """Returns whether ``prefix`` is the corpus that :func:`build` would make of these sources and options."""
-    wanted = fingerprint(
+    """Return whether ``prefix`` is the corpus that :func:`build` would make of these sources and options."""
+    digest = fingerprint(
         sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents, tokenizer)
     )
     meta = read_meta(prefix) if index_path(prefix).exists() else None
-    return meta is not None and meta.source_fingerprint == wanted
+    return meta is not None and meta.source_fingerprint == digest
 
 
 def _options(documents: DocumentReader | None, tokenizer: Tokenizer) -> dict[str, object]:
@@ -155,12 +155,9 @@ def _options(documents: DocumentReader | None, tokenizer: Tokenizer) -> dict[str
 
 
 def _workers(sources: Sequence[Source], most: int) -> int:
-    return max(1, min(most, _work(sources) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
-
-
-def _work(sources: Sequence[Source]) -> int:
-    """About how many bytes there are to encode: compressed text is some four times as long as it is written."""
-    return sum(source.size * (4 if compression_of(source.path) else 1) for source in sources)
+    # text is about four times as large as its compressed file
+    work = sum(source.size * (4 if compression_suffix(source.path) else 1) for source in sources)
+    return max(1, min(most, work // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
 
 
 def prepare_tokenizer(
@@ -171,7 +168,7 @@ def prepare_tokenizer(
     progress: Progress = unwatched,
     at_most: bool = False,
 ) -> Tokenizer:
-    """Loads the tokenizer at ``path``; when it is missing and ``vocab_size`` is given, first trains it on ``sources``.
+    """Load the tokenizer at ``path``; when it is missing and ``vocab_size`` is given, first trains it on ``sources``.
 
     ``at_most``: with fewer tokens where the texts give no more. Raises UserError when a tokenizer of another size is there.
     """
@@ -190,11 +187,11 @@ def prepare_tokenizer(
     return load_tokenizer(path)
 
 
-def _is_up_to_date(prefix: Path, wanted: str) -> bool:
+def _is_up_to_date(prefix: Path, digest: str) -> bool:
     if not index_path(prefix).exists():
         return False
     meta = read_meta(prefix)
-    if meta is None or meta.source_fingerprint != wanted:
+    if meta is None or meta.source_fingerprint != digest:
         raise UserError(
             f"{index_path(prefix)}: exists, made from other files or options; use --overwrite or another prefix"
         )
@@ -208,11 +205,11 @@ def _write(
     documents: DocumentReader | None,
     progress: Progress,
 ) -> None:
-    """Encodes the pieces of ``sources`` that are not in ``writer`` yet."""
+    """Encode the pieces of ``sources`` that are not in ``writer`` yet."""
     pieces = cut(sources, is_cuttable(writer.tokenizer), documents)
     total = _size(sources)
-    done = sum(piece.size for piece in islice(pieces, writer.pieces_done))
-    progress("encoding", done, total)
+    bytes_done = sum(piece.size for piece in islice(pieces, writer.pieces_done))
+    progress("encoding", bytes_done, total)
     began, before = time.perf_counter(), writer.token_count
     for encoded in encode_pieces(pieces, writer.tokenizer, workers):
         writer.append(encoded.tokens)
@@ -225,9 +222,9 @@ def _write(
             writer.open_bytes = 0
         writer.end_piece()
         rate = (writer.token_count - before) / max(1e-3, time.perf_counter() - began)
-        done += encoded.piece.size
+        bytes_done += encoded.piece.size
         so_far = f"{len(writer):,} documents, {writer.token_count:,} tokens, {rate / 1e3:,.0f}k tokens/s"
-        progress(f"encoding: {so_far}", done, total)
+        progress(f"encoding: {so_far}", bytes_done, total)
 
 
 def _size(sources: Sequence[Source]) -> int:
@@ -235,23 +232,22 @@ def _size(sources: Sequence[Source]) -> int:
 
 
 def _texts(pieces: Iterator[Piece], total: int, progress: Progress) -> Iterator[str]:
-    done = 0
+    bytes_done = 0
     for piece in pieces:
         yield read(piece).text
-        done += piece.size
-        progress("reading text for the tokenizer", done, total)
+        bytes_done += piece.size
+        progress("reading text for the tokenizer", bytes_done, total)
     progress("training the tokenizer", 0, 1)
 
 
 class CountingWriter:
-    """Takes the place of the writer where a run is only looked at: documents and tokens of what ``ResumableWriter`` would write.
+    """Counts the documents and tokens that ``ResumableWriter`` would write, without writing them.
 
-    Each document ends with the tokenizer's end.
-
-    pieces_done: none, as nothing is there already. invalid: paths of files that are no UTF-8. empty: documents without text.
+    Each document ends with the tokenizer's end of document. ``pieces_done`` is 0. ``invalid``: paths of files with invalid UTF-8.
+    ``empty``: documents without text.
 
     Raises:
-        UserError: the tokenizer has no end of documents.
+        UserError: the tokenizer has no end of document.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -271,7 +267,7 @@ class CountingWriter:
         self._open_tokens += len(tokens)
 
     def end_text(self, byte_count: int) -> None:
-        """End a document of so many bytes; one of none is left out."""
+        """End a document of ``byte_count`` bytes; skip an empty one."""
         if byte_count:
             self._documents += 1
             self._bytes += byte_count
@@ -281,10 +277,10 @@ class CountingWriter:
         self._open_tokens = 0
 
     def end_piece(self) -> None:
-        """Nothing is kept of a piece."""
+        """Do nothing: pieces are not stored."""
 
     def meta(self, source_fingerprint: str) -> CorpusMeta:
-        """What ``PREFIX.meta.json`` would say."""
+        """Return the content of ``PREFIX.meta.json``."""
         tokenizer = self.tokenizer
         return CorpusMeta(
             tokenizer.path.name,

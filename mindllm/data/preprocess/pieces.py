@@ -1,7 +1,7 @@
-"""Files cut into pieces of limited size, so that memory is bounded and one large file keeps all workers busy.
+"""Files split into pieces of limited size, so that memory is bounded and one large file keeps all workers busy.
 
-Workers read plain text files themselves. Of files that can only be read from their beginning (compressed ones, records) this
-process reads on, and the pieces carry their text.
+Workers read plain text files. Files that must be read from the beginning (compressed ones, records) are read by this process, and
+their pieces carry the text.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from mindllm.data.preprocess.sources import DocumentReader, Source
-from mindllm.data.records import compression_of, kind_of, open_bytes, read_records, reading
+from mindllm.data.records import compression_suffix, kind_of, open_bytes, read_records, reading
 from mindllm.errors import UserError
 
 PIECE_BYTES = 1 << 18
-WHOLE_BYTES = 32 << 20  # of a document that must be encoded in one piece
+UNSPLIT_BYTES = 32 << 20  # of a document that must be encoded in one piece
 # Between two lines of plain characters: there, the tokenizers we know cut the text themselves, so a piece changes no token.
 SEAM = re.compile(rb"[!-~]\n(?=[!-~])")
 
@@ -35,18 +35,18 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Bytes of the file that are done with the piece."""
+        """Return the bytes of the file in the piece."""
         return self.stop - self.start
 
     @property
     def work(self) -> int:
-        """Bytes to encode."""
+        """Return the bytes to encode."""
         return self.size if self.content is None else len(self.content)
 
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a piece; ``is_valid`` is False where bytes that are no UTF-8 were replaced by U+FFFD."""
+    """The text of a piece; ``is_valid`` is False if invalid UTF-8 was replaced by U+FFFD."""
 
     text: str
     byte_count: int
@@ -54,19 +54,19 @@ class Text:
 
 
 def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentReader | None = None) -> Iterator[Piece]:
-    """Yields the pieces of all ``sources`` in order, about PIECE_BYTES each; whole documents unless ``cuttable``.
+    """Yield the pieces of all ``sources`` in order, about PIECE_BYTES each; whole documents unless ``cuttable``.
 
     A file is a document; with ``documents``, every record is one in files that hold records.
     """
     for source in sources:
         if documents is not None and kind_of(source.path):
             yield from _marked_with_size(_records(source, documents, cuttable), source)
-        elif compression_of(source.path):
+        elif compression_suffix(source.path):
             yield from _marked_with_size(_cut_stream(source, cuttable), source)
         else:
             start = 0
             if not cuttable:
-                _check_whole(source.size, source.path)
+                _check_unsplit_size(source.size, source.path)
             while cuttable and source.size - start > 2 * PIECE_BYTES:
                 stop = start + PIECE_BYTES + _find_cut(_bytes(source.path, start + PIECE_BYTES, PIECE_BYTES))
                 yield Piece(source.path, start, stop, last=False)
@@ -75,13 +75,13 @@ def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentRea
 
 
 def _cut_stream(source: Source, cuttable: bool) -> Iterator[Piece]:
-    """Cuts a compressed file exactly where it would be cut if it were not compressed."""
+    """Split a compressed file exactly as the uncompressed file would be split."""
     with reading(source.path), open_bytes(source.path) as file:
         content = b""
-        while block := file.read(PIECE_BYTES if cuttable else WHOLE_BYTES + 1):
+        while block := file.read(PIECE_BYTES if cuttable else UNSPLIT_BYTES + 1):
             content += block
             if not cuttable:
-                _check_whole(len(content), source.path)
+                _check_unsplit_size(len(content), source.path)
             while cuttable and len(content) > 2 * PIECE_BYTES:
                 stop = PIECE_BYTES + _find_cut(content[PIECE_BYTES : 2 * PIECE_BYTES])
                 yield Piece(source.path, 0, 0, last=False, content=content[:stop])
@@ -94,7 +94,7 @@ def _records(source: Source, documents: DocumentReader, cuttable: bool) -> Itera
         place = f"{source.path}: record {number}"
         content = documents.text(record, place).encode("utf-8", errors="surrogatepass")
         if not cuttable:
-            _check_whole(len(content), place)
+            _check_unsplit_size(len(content), place)
         # cuts the text of a record where a file with this text would be cut
         start = 0
         while cuttable and len(content) - start > 2 * PIECE_BYTES:
@@ -104,11 +104,11 @@ def _records(source: Source, documents: DocumentReader, cuttable: bool) -> Itera
         yield Piece(source.path, 0, 0, last=True, content=content[start:])
 
 
-def _check_whole(size: int, place: str) -> None:
-    """Refuses a document that no memory may be enough for: a tokenizer takes over a hundred bytes per byte of one text."""
-    if size > WHOLE_BYTES:
+def _check_unsplit_size(size: int, place: str) -> None:
+    """Refuse a document that may exceed the memory: a tokenizer takes over a hundred bytes per byte of one text."""
+    if size > UNSPLIT_BYTES:
         raise UserError(
-            f"{place}: is a document of more than {WHOLE_BYTES >> 20} MB, which this tokenizer can only encode as a whole; "
+            f"{place}: is a document of more than {UNSPLIT_BYTES >> 20} MB, which this tokenizer can only encode as a whole; "
             "divide it into several documents"
         )
 
@@ -124,7 +124,7 @@ def _marked_with_size(pieces: Iterator[Piece], source: Source) -> Iterator[Piece
 
 
 def batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yields lists of consecutive pieces that together hold at least PIECE_BYTES: the unit of work."""
+    """Yield lists of consecutive pieces that together hold at least PIECE_BYTES: the unit of work."""
     batch: list[Piece] = []
     for piece in pieces:
         batch.append(piece)
@@ -136,7 +136,7 @@ def batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def read(piece: Piece) -> Text:
-    """Reads the text of ``piece``; raises UserError when the file cannot be read or has become shorter."""
+    """Read the text of ``piece``; raises UserError when the file cannot be read or has become shorter."""
     content = _bytes(piece.path, piece.start, piece.size) if piece.content is None else piece.content
     if len(content) != piece.work:
         raise UserError(f"{piece.path}: changed while it was read; start again")
@@ -148,7 +148,7 @@ def read(piece: Piece) -> Text:
 
 
 def _bytes(path: str, start: int, count: int) -> bytes:
-    """Reads ``count`` bytes of a file from ``start`` on, fewer at its end."""
+    """Read ``count`` bytes of a file from ``start`` on, fewer at its end."""
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -158,7 +158,7 @@ def _bytes(path: str, start: int, count: int) -> bytes:
 
 
 def _find_cut(content: bytes) -> int:
-    """Returns the first good place to cut ``content``: a seam, else a line's end, else a character's."""
+    """Return the first good place to cut ``content``: a seam, else a line's end, else a character's."""
     if (seam := SEAM.search(content)) is not None:
         return seam.end()
     if (line := content.find(b"\n")) >= 0:

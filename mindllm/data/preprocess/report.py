@@ -15,8 +15,8 @@ from mindllm.units import counted
 NAMED_FILES = 3
 
 
-def summary_of(summary: Summary) -> dict[str, Any]:
-    """Returns the JSON object of ``--json``: sizes in bytes, time in seconds, absent figures null."""
+def summary_dict(summary: Summary) -> dict[str, Any]:
+    """Return the JSON object of ``--json``: sizes in bytes, time in seconds, absent figures null."""
     meta = summary.meta
     return {
         "documents": meta.documents,
@@ -36,8 +36,8 @@ def summary_of(summary: Summary) -> dict[str, Any]:
     }
 
 
-def description_of(corpus: Corpus) -> dict[str, Any]:
-    """Returns what is known of an existing corpus; figures its extra files would hold are null without them."""
+def corpus_description(corpus: Corpus) -> dict[str, Any]:
+    """Return the metadata of an existing corpus; figures of missing files are null."""
     meta, dataset = corpus.meta, corpus.dataset
     starts = dataset.document_starts
     ranges = split_ranges(DEFAULT_SPLIT, len(dataset))
@@ -63,7 +63,7 @@ def description_of(corpus: Corpus) -> dict[str, Any]:
 
 def summary_lines(summary: Summary) -> Iterator[str]:
     """Yield what was made, and which files were not read as they are."""
-    figures = summary_of(summary)
+    figures = summary_dict(summary)
     speed = "" if summary.up_to_date else f" in {summary.seconds:.1f} s, {figures['tokens_per_s']:,} tokens/s"
     if summary.up_to_date:
         yield (f"{summary.files[-1]} is up to date: nothing to do")
@@ -91,8 +91,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
 
 
 def description_table(corpus: Corpus) -> RichTable:
-    """Return what is known of an existing corpus, a row for each figure."""
-    description = description_of(corpus)
+    """Return the metadata of an existing corpus as a table."""
+    description = corpus_description(corpus)
     rows = [(name, _cell(value)) for name, value in description.items() if name != "splits"]
     for name, split in description["splits"].items():
         rows.append(

@@ -1,10 +1,10 @@
-"""A corpus in the making that survives a kill: what is done lies in ``PREFIX.partial/`` and is not done again.
+"""Writing of a corpus that continues after a kill: finished work is in ``PREFIX.partial/`` and is not repeated.
 
-Tokens, lengths and bytes are files that only grow; ``progress.json`` says how far they are good and how many pieces that is. It
-is replaced as a whole after they are on the disk. Whoever goes on cuts off what came after, and skips those pieces: as pieces
-are a function of the inputs and options, the result is that of a run without interruption, byte for byte.
+Tokens, lengths and bytes are append-only files; ``progress.json`` has their valid sizes and the number of finished pieces. It is
+replaced atomically after they are flushed. A continued run truncates the files to these sizes and skips the finished pieces.
+Pieces are a function of inputs and options, so the result equals that of an uninterrupted run, byte for byte.
 
-Several processes make tokens of the pieces: in order, with a limited number under way, ended cleanly by Ctrl-C.
+Several processes encode pieces in order, with a limited number in flight, and end cleanly on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EncodedPiece:
 
 
 def encode_pieces(pieces: Iterable[Piece], tokenizer: Tokenizer, workers: int) -> Iterator[EncodedPiece]:
-    """Yields every piece encoded, in the order of ``pieces``; the same for any number of workers. 1 worker: this process."""
+    """Yield every piece encoded, in the order of ``pieces``; the same for any number of workers. 1 worker: this process."""
     batches = batched(pieces)
     if workers == 1:
         for batch in batches:
@@ -94,7 +94,7 @@ def _in_order(
 
 @contextmanager
 def _without_interrupt() -> Iterator[None]:
-    """Blocks SIGINT; processes started inside inherit that, so that Ctrl-C reaches only the one that has to clean up."""
+    """Block SIGINT. Processes started inside inherit that, so Ctrl-C reaches only the process that cleans up."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -112,7 +112,7 @@ def _start_worker(tokenizer_path: Path, allowed_special_tokens: Sequence[str]) -
 
 
 def _follow_parent() -> None:
-    """Ends this worker when its parent was killed, which would otherwise leave it waiting for ever."""
+    """End this worker if its parent was killed; it would wait forever otherwise."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -154,12 +154,12 @@ PROGRESS = TypeAdapter(SavedProgress)
 
 
 class ResumableWriter(CorpusWriter):
-    """A ``CorpusWriter`` that goes on where one with the same ``source_fingerprint`` was killed.
+    """A ``CorpusWriter`` that continues the work of one with the same ``source_fingerprint`` that was killed.
 
-    pieces_done: pieces whose tokens are there already when the block begins. invalid: paths of files that are no UTF-8.
-    spelled_out: names of special tokens in the text that stay words, and how often.
+    pieces_done: pieces whose tokens exist when the block begins. invalid: paths of files with invalid UTF-8. spelled_out: names
+    of special tokens in the text that are encoded as text, with their counts.
 
-    Raises UserError when another process is making the same corpus.
+    Raises UserError if another process is making the same corpus.
     """
 
     def __init__(self, prefix: Path | str, tokenizer: Tokenizer, *, append_eod: bool, source_fingerprint: str) -> None:
@@ -176,7 +176,7 @@ class ResumableWriter(CorpusWriter):
     def __enter__(self) -> ResumableWriter:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
-        self._files.enter_context(self._alone())  # first in, so that the work goes when all else is there
+        self._files.enter_context(self._locked())  # first in, so that the work goes when all else is there
         super().__enter__()
         return self
 
@@ -192,8 +192,8 @@ class ResumableWriter(CorpusWriter):
         return cast(BinaryIO, self._files.enter_context(open(self.work / "tokens", "ab", buffering=1 << 20)))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keeps other processes from this corpus; at the end removes the work unless it can be gone on with."""
+    def _locked(self) -> Iterator[None]:
+        """Lock this corpus against other processes; finally remove the work unless it can be continued."""
         with open(self.work / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,14 +209,14 @@ class ResumableWriter(CorpusWriter):
 
     @contextmanager
     def _published(self) -> Iterator[None]:
-        """Renames the tokens when all is well."""
+        """Rename the tokens on success."""
         yield
         with open(self.work / "tokens", "rb") as file:
             os.fsync(file.fileno())
         (self.work / "tokens").replace(bin_path(self.prefix))
 
     def _go_on(self) -> bool:
-        """Takes up what is there; False when there is nothing, or it was made from other inputs or options."""
+        """Continue existing work; return False if there is none, or it has other inputs or options."""
         try:
             progress = PROGRESS.validate_python(read_json(self.work / "progress.json"))
         except (FileNotFoundError, FileRefusedError, ValidationError):
@@ -239,14 +239,14 @@ class ResumableWriter(CorpusWriter):
         return True
 
     def end_text(self, byte_count: int) -> None:
-        """As ``CorpusWriter.end_text``, for a document of ``byte_count`` bytes; one of none is counted and left out."""
+        """End a document of ``byte_count`` bytes like ``CorpusWriter.end_text``; count and skip an empty one."""
         if byte_count:
             super().end_text(byte_count)
         else:
             self.empty += 1
 
     def end_piece(self) -> None:
-        """Counts a piece as done, and saves when enough has come together."""
+        """Count a piece as done, and save at intervals."""
         self.pieces_done += 1
         if (self.token_count + self._open_length - self._saved_tokens) * self.dtype.itemsize >= SAVE_BYTES:
             self._save()

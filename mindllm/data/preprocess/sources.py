@@ -1,4 +1,4 @@
-"""Which files become documents, in which order, and the fingerprint that says whether a corpus is up to date with them."""
+"""Source files of documents and their order, records as documents, and the fingerprint of an up-to-date corpus."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Source:
 
 
 def find_sources(inputs: Sequence[Path], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[Source]:
-    """Returns the files of ``inputs``, sorted by name, each once: files as given, directories with all below them.
+    """Return the files of ``inputs``, sorted by name, each once: files as given, directories with all below them.
 
     In directories, ``include`` (none: all) and ``exclude`` hold shell patterns: one with a slash is compared with the path
     below the directory, one without with the file's name and, to exclude, with each directory's. Hidden files and links are
     not followed. Raises UserError for an input that does not exist and an ``include`` that matches no file.
     """
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     matched: set[str] = set()
     for root in inputs:
         if not root.exists():
@@ -55,19 +55,19 @@ def find_sources(inputs: Sequence[Path], include: Sequence[str] = (), exclude: S
         for path in _walk(root, include, exclude, matched) if root.is_dir() else [root]:
             name = f"{root.resolve().name}/{path.relative_to(root).as_posix()}" if path != root else root.name
             status = path.stat()
-            found.setdefault(
+            sources.setdefault(
                 str(path.resolve()), Source(name, str(path.absolute()), status.st_size, status.st_mtime_ns)
             )
     unused = [pattern for pattern in include if pattern not in matched]
     if unused:
         raise UserError(f"--include '{unused[0]}' matches no file in {', '.join(map(str, inputs))}")
-    if not found:
+    if not sources:
         raise UserError(f"{', '.join(map(str, inputs))}: no files to read")
-    return sorted(found.values(), key=lambda source: (source.name, source.path))
+    return sorted(sources.values(), key=lambda source: (source.name, source.path))
 
 
 def python_standard_library() -> list[Source]:
-    """Returns the source files of the running Python's standard library, without its tests."""
+    """Return the source files of the running Python's standard library, without its tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
     if not (root / "os.py").is_file():
         raise UserError(
@@ -77,14 +77,14 @@ def python_standard_library() -> list[Source]:
 
 
 def shuffled(sources: list[Source], seed: int) -> list[Source]:
-    """Returns ``sources`` in an order drawn by ``seed``, so that the consecutive documents of a split are a fair sample."""
+    """Return ``sources`` in an order drawn by ``seed``, so that the consecutive documents of a split are a fair sample."""
     order = np.arange(len(sources))
     np.random.RandomState(seed).shuffle(order)
     return [sources[index] for index in order]
 
 
 def fingerprint(sources: Iterable[Source], **options: object) -> str:
-    """Returns a hash of names, sizes and times of ``sources`` in their order, and of ``options``."""
+    """Return a hash of names, sizes and times of ``sources`` in their order, and of ``options``."""
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for source in sources:
         digest.update(json.dumps([source.name, source.size, source.mtime_ns]).encode())
@@ -93,9 +93,9 @@ def fingerprint(sources: Iterable[Source], **options: object) -> str:
 
 def _walk(root: Path, include: Sequence[str], exclude: Sequence[str], matched: set[str]) -> Iterator[Path]:
     for directory, directories, names in os.walk(root, onerror=_refuse):
-        here = Path(directory)
-        directories[:] = [name for name in directories if not _is_skipped(here / name, root, exclude)]
-        for path in (here / name for name in names):
+        parent = Path(directory)
+        directories[:] = [name for name in directories if not _is_skipped(parent / name, root, exclude)]
+        for path in (parent / name for name in names):
             if _is_skipped(path, root, exclude) or not path.is_file():
                 continue
             patterns = [pattern for pattern in include if _matches(path, root, pattern)]
@@ -125,11 +125,11 @@ class DocumentReader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The keys that are read, where the handler does not choose them by the record; else nothing."""
+        """Return the keys that are read; empty if the handler chooses them by record."""
         return self.keys if self.handler == "GeneralPretrainHandler" else ()
 
     def text(self, record: Record, place: str) -> str:
-        """Returns the text of ``record``; raises UserError, naming it as ``place``, where keys are missing or no text."""
+        """Return the text of ``record``; raises UserError, naming it as ``place``, where keys are missing or no text."""
         try:
             parts = HANDLERS[self.handler](record, self.keys)
         except KeyError as error:
@@ -148,18 +148,18 @@ class DocumentReader:
 
 
 def general(record: Record, keys: Sequence[str]) -> list[str]:
-    """The texts of ``keys``, joined by line breaks; a key that is null is left out."""
+    """Return the texts of ``keys``, joined by line breaks; null is skipped."""
     return [record[key] for key in keys if record[key] is not None]
 
 
 def alpaca_pretrain(record: Record, keys: Sequence[str]) -> list[str]:
-    """An alpaca row as running text: every part under a heading, as the plain chat template has it."""
+    """Return an alpaca row as running text: every part under a heading, as in the plain chat template."""
     headings = {"system": "", "user": "### Instruction:\n", "assistant": "### Response:\n"}
     return ["\n\n".join(headings[message["role"]] + message["content"] for message in alpaca(record))]
 
 
 def stack_overflow_python(record: Record, keys: Sequence[str]) -> list[str]:
-    """A question of Stack Overflow about Python, and its answer."""
+    """Return a question about Python of Stack Overflow with its answer."""
     return [
         f"In python, {record['title']}\n### Question:\n{record['question_body']}\n### Response:\n{record['answer_body']}\n"
     ]

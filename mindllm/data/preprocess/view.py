@@ -1,4 +1,4 @@
-"""A sample as text: what is trained in one colour, what is only read in another, documents under headings of their own."""
+"""A sample as text: trained tokens in one color, other tokens in another, documents under separate headings."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Segment:
 
     @property
     def is_padding(self) -> bool:
-        """Whether it holds nothing: no trained token, and only zeros."""
+        """Return True if it has no trained token and only zeros."""
         return not (self.trained.any() or self.labels.any() or self.first)
 
 
 def segments(sample: dict[str, np.ndarray], learnt: int | None = None) -> Iterator[Segment]:
-    """Yield the segments of a sample; one that does not say where segments begin is one. Padding at its end is one of its own.
+    """Yield the segments of a sample; a sample without segment starts is one. Padding at its end is a separate segment.
 
-    ``learnt``: how many are learnt from, of those that hold something; None: all. By others a distance is estimated.
+    ``learnt``: number of non-empty segments that are trained; None: all. The others estimate a divergence.
     """
     length = len(sample["labels"])
     labels, trained = _read_and_trained(sample)
@@ -59,19 +59,19 @@ def _starts(sample: dict[str, np.ndarray]) -> list[int]:
 
 
 def _read_and_trained(sample: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and which of them are trained. Samples of pairs have labels of answers alone: others are the next tokens."""
+    """Return labels, and which of them are trained. Pairs have labels of answers only: other labels are the next tokens."""
     labels = sample["labels"]
     if not (labels < 0).any():
         return labels, sample["loss_mask"] > 0
     following = np.append(sample["input_ids"][1:], 0)
-    ends = np.append(np.diff(sample["segment_starts"]) > 0, True)  # a label behind the last input of a document
+    ends = np.append(np.diff(sample["segment_starts"]) > 0, True)  # the label after the last input of a document
     return np.where(labels < 0, np.where(ends, 0, following), labels), labels >= 0
 
 
 def coloured(segment: Segment, tokenizer: Tokenizer, *, ids: bool = False) -> Text:
-    """Returns the text of a segment: its first token, which nothing predicts, then its labels. ``ids``: with token numbers."""
+    """Return the text of a segment: its first token, which nothing predicts, then its labels. ``ids``: with token numbers."""
     text = Text()
-    tokens = [(segment.first, READ), *zip(segment.labels.tolist(), map(style_of, segment.trained), strict=True)]
+    tokens = [(segment.first, READ), *zip(segment.labels.tolist(), map(token_style, segment.trained), strict=True)]
     if ids:
         for token, style in tokens:
             piece = tokenizer.decode([token]).replace("\n", BREAK)
@@ -82,13 +82,13 @@ def coloured(segment: Segment, tokenizer: Tokenizer, *, ids: bool = False) -> Te
     return text
 
 
-def style_of(trained: bool) -> str:
-    """The colour of a token."""
+def token_style(trained: bool) -> str:
+    """Return the color of a token."""
     return TRAINED if trained else READ
 
 
 def runs(tokens: list[tuple[int, str]]) -> Iterator[tuple[list[int], str]]:
-    """Yields consecutive tokens of one style together, so that characters of several tokens are decoded as a whole."""
+    """Yield consecutive tokens of one style together, so that characters of several tokens are decoded as a whole."""
     run: list[int] = []
     previous = ""
     for token, style in tokens:
@@ -105,12 +105,12 @@ def description(
     index: int, sample: dict[str, np.ndarray], tokenizer: Tokenizer, learnt: int | None = None
 ) -> dict[str, Any]:
     """Return the JSON object of ``--json``: places, trained and padded ones, and the parts of each segment as (text, trained)."""
-    found = [segment for segment in segments(sample, learnt) if not segment.is_padding]
+    parts = [segment for segment in segments(sample, learnt) if not segment.is_padding]
     return {
         "sample": index,
         "places": len(sample["labels"]),
-        "trained": sum(int(segment.trained.sum()) for segment in found),
-        "padding": len(sample["labels"]) - sum(len(segment.labels) for segment in found),
+        "trained": sum(int(segment.trained.sum()) for segment in parts),
+        "padding": len(sample["labels"]) - sum(len(segment.labels) for segment in parts),
         "segments": [
             {
                 "start": segment.start,
@@ -121,11 +121,11 @@ def description(
                     for run, style in runs(
                         [
                             (segment.first, READ),
-                            *zip(segment.labels.tolist(), map(style_of, segment.trained), strict=True),
+                            *zip(segment.labels.tolist(), map(token_style, segment.trained), strict=True),
                         ]
                     )
                 ],
             }
-            for segment in found
+            for segment in parts
         ],
     }

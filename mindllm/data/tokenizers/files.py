@@ -1,4 +1,4 @@
-"""The files that make a tokenizer in a Hugging Face directory, copied beside exported weights."""
+"""The files of a tokenizer in a Hugging Face directory, copied next to exported weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindllm.data.tokenizers.tokenizer import JsonTokenizer, Tokenizer
 from mindllm.files import atomic_open
 from mindllm.outside import read_bytes
 
-COMPANIONS = (  # beside tokenizer.json or tokenizer.model
+COMPANIONS = (  # next to tokenizer.json or tokenizer.model
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -23,7 +23,7 @@ SPACE = "▁"  # sentencepiece's
 
 
 def copy_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Copies the file of ``tokenizer`` and its companions into ``directory``.
+    """Copy the file of ``tokenizer`` and its companions into ``directory``.
 
     A tokenizer without ``tokenizer_config.json`` gets one, for ``AutoTokenizer`` of ``transformers`` to know its kind.
     """
@@ -35,9 +35,9 @@ def copy_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         _write_config(directory, {**_config(tokenizer), **_template(tokenizer)})
         return
     _copy(source, directory / f"tokenizer{source.suffix}")
-    other = source.with_name("tokenizer.model" if source.suffix == ".json" else "tokenizer.json")
-    is_named_so = source.stem == "tokenizer"  # or it is a tokenizer among others: what lies beside may be theirs
-    for file in (other, *map(source.parent.joinpath, COMPANIONS)) if is_named_so else ():
+    counterpart = source.with_name("tokenizer.model" if source.suffix == ".json" else "tokenizer.json")
+    is_named_so = source.stem == "tokenizer"  # otherwise the directory may have files of other tokenizers
+    for file in (counterpart, *map(source.parent.joinpath, COMPANIONS)) if is_named_so else ():
         if file.is_file():
             place = directory / file.relative_to(source.parent)
             place.parent.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def _write_config(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def _template(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the chat template of the tokenizer, or both of them by name, where it has one of its own."""
+    """Return the chat template of the tokenizer, or both templates by name; empty for a plain one."""
     template = chat_template_of(tokenizer)
     if template.for_tools is None:
         return {} if template.source == PLAIN else {"chat_template": template.source}

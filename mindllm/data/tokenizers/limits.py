@@ -131,7 +131,7 @@ def _longest_character(charsmap: Any) -> int:
 
 
 def _try_apart(sections: dict[str, Any], patterns: list[str], path: Path) -> None:
-    """Run sections of a tokenizer on difficult texts in a separate process; raises UserError if they fail."""
+    """Run sections of a tokenizer on difficult texts in a separate process; raise UserError if they fail."""
     start = START.format(paths=json.dumps(sys.path), file=probe_program.__file__)
     request = {**sections, "patterns": patterns, "memory": MEMORY, "seconds": CPU_SECONDS}
     try:

@@ -30,7 +30,7 @@ def difficult_texts(patterns: list[str]) -> Iterator[str]:
 
 
 def run(sections: dict[str, Any], patterns: list[str]) -> None:
-    """Encode and decode difficult texts with these sections around a vocabulary of bytes' worth of characters."""
+    """Encode and decode difficult texts with these sections and a small vocabulary."""
     from tokenizers import Tokenizer
 
     model = {"type": "BPE", "vocab": {character: number for number, character in enumerate("ab1 .'▁Ġ")}, "merges": []}

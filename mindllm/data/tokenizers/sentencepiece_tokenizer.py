@@ -1,4 +1,4 @@
-"""Sentencepiece models with the special tokens that other files, or code that is not run, add to them."""
+"""SentencePiece tokenizers, such as the ``tokenizer.model`` of Llama 1 and 2, and training of new tokenizers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class SentencePieceTokenizer:
-    """A sentencepiece model, such as the ``tokenizer.model`` of Llama 1 and 2, with the tokens that files beside it add."""
+    """A SentencePiece model, such as the ``tokenizer.model`` of Llama 1 and 2, with tokens added by other files of its
+    directory.
+    """
 
     allowed_special_tokens: tuple[str, ...] = ()
 
@@ -45,57 +47,57 @@ class SentencePieceTokenizer:
             raise UserError(f"{path}: not a sentencepiece model ({error})") from error
         if not self._own_size:
             raise UserError(f"{path}: not a sentencepiece model (it has no tokens)")
-        known = known_tokenizer(special.tokenizer_class, self._own_id)
-        self._added = self._added_tokens(special, known)
+        class_tokens = known_tokenizer(special.tokenizer_class, self._model_id)
+        self._added = self._added_tokens(special, class_tokens)
         self._names = {id: name for name, id in self._added.items()}
         self.vocab_size = max(self._own_size, 1 + max(self._names, default=-1))
         self.eos_id = self._id(self._processor.eos_id(), "eos", special)
         self.bos_id = self._id(self._processor.bos_id(), "bos", special)
         self.pad_id = self._id(self._processor.pad_id(), "pad", special)
-        adds = special.adds_bos if special.adds_bos is not None else not known.prefix
+        adds = special.adds_bos if special.adds_bos is not None else not class_tokens.prefix
         self.adds_bos = self.bos_id is not None and adds
-        prefix = known.prefix if not self.adds_bos else ()
+        prefix = class_tokens.prefix if not self.adds_bos else ()
         begin = [self.bos_id] if self.adds_bos else [self._piece_id(name) for name in prefix]
         self.prefix_ids = tuple(id for id in begin if id is not None)
-        self.end_ids = tuple(id for name in known.ends if (id := self._piece_id(name)) is not None)
+        self.end_ids = tuple(id for name in class_tokens.ends if (id := self._piece_id(name)) is not None)
         self.fingerprint = hashlib.sha256(content + repr(sorted(self._added.items())).encode()).hexdigest()
-        if not self._added:  # what it was before there were any, so that prepared data stays good
+        if not self._added:  # unchanged without added tokens, so that prepared data stays valid
             self.fingerprint = hashlib.sha256(content).hexdigest()
-        spoken = {token.name for token in special.added if not token.special}
+        regular = {token.name for token in special.added if not token.special}
         controls = [self._processor.IdToPiece(id) for id in range(self._own_size) if self._processor.IsControl(id)]
-        marks = [name for name in (*known.marks, *special.more_names) if self._piece_id(name) is not None]
-        added = [name for name in self._added if name not in spoken]
+        marks = [name for name in (*class_tokens.marks, *special.more_names) if self._piece_id(name) is not None]
+        added = [name for name in self._added if name not in regular]
         self.special_names: Sequence[str] = list(dict.fromkeys([*controls, *marks, *added]))
         ids = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
         self.special_tokens: Mapping[str, Any] = special.template_variables(self.token, ids)
-        self.chat_template = known.template
-        self._spoken_names = spoken
-        self._spoken = _any_of(spoken)
-        self._marked = _any_of({*spoken, *self.special_names})
+        self.chat_template = class_tokens.template
+        self._spoken_names = regular
+        self._spoken = _alternation(regular)
+        self._marked = _alternation({*regular, *self.special_names})
 
-    def _added_tokens(self, special: SpecialTokens, known: KnownTokenizer) -> dict[str, int]:
-        """Tokens beside those of the model: as files tell them, and what the code of the class puts after the vocabulary.
+    def _added_tokens(self, special: SpecialTokens, class_tokens: KnownTokenizer) -> dict[str, int]:
+        """Return the tokens added by files and by the code of the tokenizer class.
 
-        A file may give a token of the model, one kept free, another name.
+        A file may rename an unused token of the model.
         """
-        added = {token.name: token.id for token in special.added if self._own_id(token.name) != token.id}
-        names = [name for name in known.appended if name not in added and self._own_id(name) is None]
+        added = {token.name: token.id for token in special.added if self._model_id(token.name) != token.id}
+        names = [name for name in class_tokens.appended if name not in added and self._model_id(name) is None]
         free = (id for id in count(self._own_size) if id not in set(added.values()))
         return added | dict(zip(names, free, strict=False))
 
     def _id(self, own: int, role: str, special: SpecialTokens) -> int | None:
-        """The token of ``role``; ``own`` is -1 where the model has none."""
+        """Return the token of ``role``; ``own`` is -1 if the model has none."""
         return special.id_of(role, self._piece_id, self.vocab_size, own if own >= 0 else None)
 
     def _piece_id(self, name: str) -> int | None:
-        return self._added.get(name, self._own_id(name))
+        return self._added.get(name, self._model_id(name))
 
-    def _own_id(self, name: str) -> int | None:
+    def _model_id(self, name: str) -> int | None:
         id = self._processor.piece_to_id(name)
         return id if self._processor.id_to_piece(id) == name else None
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone."""
+        """Return the ids of ``text`` alone."""
         if self._spoken is None:
             return self._processor.encode(text, out_type=int, add_bos=False, add_eos=False)
         return self._encode(text, self._spoken)[0]
@@ -104,12 +106,12 @@ class SentencePieceTokenizer:
         """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are."""
         without_allowed(self, names)
         changed = copy.copy(self)
-        changed._spoken = _any_of({*self._spoken_names, *names})
+        changed._spoken = _alternation({*self._spoken_names, *names})
         changed.allowed_special_tokens = tuple(names)
         return changed
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of ``text`` with its special tokens, and their places; what is between them is encoded by itself."""
+        """Return the ids of ``text`` with its special tokens, and their places; parts between them are encoded separately."""
         return self._encode(text, self._marked)
 
     def _encode(self, text: str, names: re.Pattern[str] | None) -> tuple[list[int], list[tuple[int, int]]]:
@@ -117,23 +119,23 @@ class SentencePieceTokenizer:
         places: list[tuple[int, int]] = []
         start = 0
         for index, part in enumerate(names.split(text) if names else [text]):
-            if index % 2:  # what the pattern found
-                ids.append(self._known_id(part))
+            if index % 2:  # a special token
+                ids.append(self._required_id(part))
                 places.append((start, start + len(part)))
             elif part:
-                found = self._processor.encode(part, out_type="offset_mapping", add_bos=False, add_eos=False)
-                ids += found["ids"]
-                places += [(start + first, start + last) for first, last in found["offsets"]]
+                pieces = self._processor.encode(part, out_type="offset_mapping", add_bos=False, add_eos=False)
+                ids += pieces["ids"]
+                places += [(start + first, start + last) for first, last in pieces["offsets"]]
             start += len(part)
         return ids, places
 
-    def _known_id(self, name: str) -> int:
+    def _required_id(self, name: str) -> int:
         id = self._piece_id(name)
         assert id is not None, name
         return id
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ``ids``; sentencepiece drops the space before the first word, and its own special tokens.
+        """Return the text of ``ids``; sentencepiece drops the space before the first word, and its own special tokens.
 
         Added tokens appear by their names. Ids beyond the vocabulary, which rows that pad a model's embedding have, have no text.
         """
@@ -150,12 +152,12 @@ class SentencePieceTokenizer:
         return "".join(texts)
 
     def token(self, id: int) -> str:
-        """Returns the name of a token."""
+        """Return the name of a token."""
         return self._names[id] if id in self._names else self._processor.id_to_piece(id)
 
 
-def _any_of(names: Collection[str]) -> re.Pattern[str] | None:
-    """A pattern that finds any of ``names``, the longest first; none where there are none."""
+def _alternation(names: Collection[str]) -> re.Pattern[str] | None:
+    """Return a pattern that finds any of ``names``, the longest first; None without names."""
     if not names:
         return None
     return re.compile("(" + "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name)))) + ")")
@@ -166,9 +168,9 @@ LONGEST_LINE = 4000  # bytes; the library leaves out longer ones
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path, at_most: bool = False) -> None:
-    """Trains the kind of tokenizer that the suffix of ``path`` says (:data:`TRAINED_KINDS`) and writes it.
+    """Train the kind of tokenizer of the suffix of ``path`` (:data:`TRAINED_KINDS`) and write it.
 
-    ``at_most``: a byte-level BPE may have fewer tokens, where the texts give no more.
+    ``at_most``: a byte-level BPE may have fewer tokens if the texts do not give more.
     """
     if path.suffix == ".json":
         save_tokenizer(train_byte_level_bpe(texts, vocab_size, at_most=at_most), path)
@@ -181,10 +183,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path, at_most: 
 def train_byte_level_bpe(
     texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (END_OF_TEXT,), at_most: bool = False
 ) -> FastTokenizer:
-    """Trains a byte-level BPE (Radford et al. 2019): any text is representable, decoding gives the text back.
+    """Train a byte-level BPE (Radford et al. 2019): any text can be encoded, and decoding restores the text.
 
     The result depends on the texts and the sizes only, not on threads or the run. Special tokens have the first ids.
-    Raises UserError when ``vocab_size`` is below the 256 bytes and special tokens, or, but for ``at_most``, the texts do not
+    Raises UserError if ``vocab_size`` is below the 256 bytes and special tokens, or, without ``at_most``, if the texts do not
     fill it.
     """
     from tokenizers import Tokenizer as FastTokenizer
@@ -216,17 +218,17 @@ def train_byte_level_bpe(
 
 
 def save_tokenizer(tokenizer: FastTokenizer, path: Path | str) -> None:
-    """Writes a trained tokenizer as a ``tokenizer.json``, whole or not at all."""
+    """Write a trained tokenizer as a ``tokenizer.json``, whole or not at all."""
     with atomic_path(path) as temporary:
         tokenizer.save(str(temporary))
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Trains a sentencepiece BPE (Kudo and Richardson 2018) as Llama's is: bytes for what it has no token for, single digits.
+    """Train a SentencePiece BPE (Kudo and Richardson 2018) like Llama's: byte fallback, single digits.
 
-    Unlike Llama's it keeps a text as it is: no space is put before it, none are joined. Tokens 0, 1, 2 are ``<unk>``,
-    ``<s>``, ``</s>``. The result depends on the texts and the size only. Returns the bytes of the ``.model`` file.
-    Raises UserError when the texts do not fill ``vocab_size``, or it is below the bytes and characters.
+    Unlike Llama's it does not change a text: no space is added before it, none are merged. Tokens 0, 1, 2 are ``<unk>``, ``<s>``,
+    ``</s>``. The result depends on the texts and the size only. Returns the bytes of the ``.model`` file.
+    Raises UserError if the texts do not fill ``vocab_size``, or it is below the bytes and characters.
     """
     from sentencepiece import SentencePieceTrainer
 
@@ -253,7 +255,7 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int) -> bytes:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines, long ones in parts: what the library takes for sentences. A line break is spelled in bytes, as by Llama's."""
+    """Yield lines, long ones in parts, as sentences of the library. Line breaks are encoded as bytes, as in Llama."""
     for text in texts:
         for line in text.replace("\0", "").splitlines():
             for start in range(0, len(line), LONGEST_LINE // 4):
@@ -261,7 +263,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Sentencepiece's message without the place in its source and the options of its own command line."""
+    """Return the error of SentencePiece without source location and command line options."""
     text = re.sub(r"^.*\] ", "", str(error)).strip()
     smallest = re.search(r"required_chars\. \d+ vs (\d+)", text)
     if smallest:

@@ -1,4 +1,4 @@
-"""Which tokens begin, end and pad a text, and which are added to a vocabulary, as the files beside a tokenizer tell it."""
+"""Special tokens (beginning, end, padding) and added tokens, from the files of a tokenizer's directory or its class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HasSpecialNames(Protocol):
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token beside the vocabulary of the tokenizer's own file; one that is not ``special`` is found in every text."""
+    """A token outside the vocabulary of the tokenizer file. A token that is not ``special`` is found in every text."""
 
     name: str
     id: int
@@ -38,9 +38,9 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What is told: names of tokens and, where only generation_config.json knows, ids. ``adds_bos`` is None if untold.
+    """Names of special tokens and, if only generation_config.json has them, ids. ``adds_bos`` is None if unknown.
 
-    ``more_names``: further special tokens, which the vocabulary may have. ``tokenizer_class``: as tokenizer_config.json says it.
+    ``more_names``: additional special tokens, which the vocabulary may have. ``tokenizer_class``: from tokenizer_config.json.
     ``roles``: tokens by all other keys of these files, such as ``{"unk_token": "<unk>"}``, for chat templates.
     """
 
@@ -63,9 +63,9 @@ class SpecialTokens:
     def id_of(
         self, role: str, vocabulary: Callable[[str], int | None], vocab_size: int, own: int | None = None
     ) -> int | None:
-        """The id of the token of ``role`` (bos, eos, pad): named, told, the tokenizer's ``own``, or of a usual name.
+        """Return the id of the token of ``role`` (bos, eos, pad): by name, by id, the tokenizer's ``own``, or by a usual name.
 
-        An id told that is not below ``vocab_size`` is the model's affair, not the tokenizer's.
+        An id that is not below ``vocab_size`` belongs to the model, not to the tokenizer.
         """
         if role in self.names:
             return vocabulary(self.names[role])
@@ -77,12 +77,12 @@ class SpecialTokens:
 
 
 def read_special_tokens(directory: Path) -> SpecialTokens:
-    """Reads the files beside a tokenizer in ``directory``, as far as they are there.
+    """Read the files next to a tokenizer in ``directory`` that exist.
 
-    tokenizer_config.json, special_tokens_map.json, added_tokens.json and generation_config.json.
+    They are tokenizer_config.json, special_tokens_map.json, added_tokens.json and generation_config.json.
 
     Raises:
-        UserError: one of them is not an object in JSON, or a value in it is of another type than it must be.
+        UserError: a file is not a JSON object, or a value has a wrong type.
     """
     config_file, map_file = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
     config, generation_file = _read(config_file), directory / "generation_config.json"
@@ -95,9 +95,9 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
         named = [_name(path, key, source[key]) for path, source in sources if source.get(key) not in (None, "")]
         if named:
             names[role] = named[0]
-        told = _first_id(generation_file, f"{key}_id", generation.get(f"{key}_id"))
-        if told is not None:
-            ids[role] = told
+        token_id = _first_id(generation_file, f"{key}_id", generation.get(f"{key}_id"))
+        if token_id is not None:
+            ids[role] = token_id
     more = [name for path, source in sources for name in _names(path, source)]
     roles = {
         key: name
@@ -118,10 +118,10 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
 
 
 def without_allowed(tokenizer: HasSpecialNames, allowed: Sequence[str]) -> list[str]:
-    """Return the special tokens of a tokenizer but for those that data may contain.
+    """Return the special tokens of a tokenizer without those that data may contain.
 
     Raises:
-        UserError: a token that is allowed is not a special one.
+        UserError: an allowed token is not a special token.
     """
     unknown = next((name for name in allowed if name not in tokenizer.special_names), None)
     if unknown is not None:
@@ -147,11 +147,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _names(path: Path, source: dict[str, Any]) -> list[str]:
-    """The ``additional_special_tokens`` of a file."""
-    found = source.get("additional_special_tokens")
-    if found is not None and not isinstance(found, list):
-        raise _wrong(path, "additional_special_tokens", found, "a list of names of tokens")
-    return [_name(path, "additional_special_tokens", value) for value in found or []]
+    """Return the ``additional_special_tokens`` of a file."""
+    names = source.get("additional_special_tokens")
+    if names is not None and not isinstance(names, list):
+        raise _wrong(path, "additional_special_tokens", names, "a list of names of tokens")
+    return [_name(path, "additional_special_tokens", value) for value in names or []]
 
 
 def _name(path: Path, key: str, value: Any) -> str:
@@ -162,7 +162,7 @@ def _name(path: Path, key: str, value: Any) -> str:
 
 
 def _first_id(path: Path, key: str, value: Any) -> int | None:
-    """The first of the ids told; a negative one, which some files have, tells none."""
+    """Return the first id; None for a negative one, which some files have."""
     values = value if isinstance(value, list) else [value]
     for entry in values:
         if entry is not None and (type(entry) is not int or entry > LARGEST_ID):
@@ -172,41 +172,41 @@ def _first_id(path: Path, key: str, value: Any) -> int | None:
 
 
 def _added(directory: Path, config: dict[str, Any]) -> Iterator[AddedToken]:
-    """The tokens of added_tokens.json and those of ``added_tokens_decoder``, which says more of the same ones."""
+    """Return the tokens of added_tokens.json and ``added_tokens_decoder``; the latter has more details."""
     path = directory / "tokenizer_config.json"
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise _wrong(path, "added_tokens_decoder", decoder, "an object of ids and tokens")
-    known = set()
+    ids = set()
     for text, value in decoder.items():
         name = _name(path, f"added_tokens_decoder.{shortened(text)}", value)
         if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > LARGEST_ID:
             raise _wrong(path, "added_tokens_decoder", text, "an object whose keys are ids of tokens")
-        known.add(name)
+        ids.add(name)
         yield AddedToken(name, int(text), not isinstance(value, dict) or value.get("special") is not False)
     path = directory / "added_tokens.json"
     for name, id in _read(path).items():
         if type(id) is not int or not 0 <= id <= LARGEST_ID:
             raise _wrong(path, shortened(name), id, "the id of the token")
-        if name and name not in known:
+        if name and name not in ids:
             yield AddedToken(name, id)
 
 
-def _typed(path: Path, key: str, value: Any, kind: type, wanted: str) -> Any:
+def _typed(path: Path, key: str, value: Any, kind: type, expected: str) -> Any:
     if value is not None and not isinstance(value, kind):
-        raise _wrong(path, key, value, wanted)
+        raise _wrong(path, key, value, expected)
     return value
 
 
-def _wrong(path: Path, key: str, value: Any, wanted: str) -> UserError:
-    return UserError(f"{path}: {key}: must be {wanted} (value {shortened(value)})")
+def _wrong(path: Path, key: str, value: Any, expected: str) -> UserError:
+    return UserError(f"{path}: {key}: must be {expected} (value {shortened(value)})")
 
 
 # How GPT-4's tokenizer cuts a text into words (tiktoken, cl100k_base), and Qwen's, which takes digits one by one.
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN = CL100K.replace("{1,3}", "")
 
-CHATML_OF_QWEN = (
+QWEN_CHATML = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
     "{% for message in messages %}{{ '' if loop.first else '\n' }}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>"
     "{% endfor %}{% if add_generation_prompt %}{{ '\n' }}<|im_start|>assistant\n{{ '' }}{% endif %}"
@@ -236,11 +236,12 @@ INTERNLM = (
 
 @dataclass(frozen=True)
 class KnownTokenizer:
-    """``appended``: special tokens after the vocabulary of the file, in order. ``prefix``: put before a text to be continued.
+    """What the code of a tokenizer class adds.
 
-    ``marks``: tokens of the vocabulary itself that only the template writes, with their ids, which tell vocabularies of one
-    class apart. ``ends``: end an answer beside the end of a text. ``pattern`` cuts texts before a tiktoken file's merges;
-    ``nfc``: texts are normalised so. ``template``: how a chat is written.
+    ``appended``: special tokens after the vocabulary of the file, in order. ``prefix``: tokens before a text to continue.
+    ``marks``: tokens of the vocabulary that only the template writes, with their ids, which distinguish vocabularies of a class.
+    ``ends``: tokens that end an answer, in addition to the end of text. ``pattern`` splits texts before the merges of a tiktoken
+    file; ``nfc``: texts are normalized. ``template``: chat template.
     """
 
     appended: tuple[str, ...] = ()
@@ -253,14 +254,14 @@ class KnownTokenizer:
 
 
 _GLM_ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
-_NOTHING = KnownTokenizer()
+_NO_ADDITIONS = KnownTokenizer()
 KNOWN = {
     "QWenTokenizer": KnownTokenizer(
         appended=("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205))),
         ends=("<|im_end|>",),
         pattern=QWEN,
         nfc=True,
-        template=CHATML_OF_QWEN,
+        template=QWEN_CHATML,
     ),
     "ChatGLMTokenizer": KnownTokenizer(
         appended=("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", *_GLM_ROLES),
@@ -283,13 +284,13 @@ KNOWN = {
 }
 # The first Baichuan 13B has the class of the second, and other tokens at its places.
 _OLDER = {"BaichuanTokenizer": KnownTokenizer(marks={"<reserved_102>": 195, "<reserved_103>": 196}, template=BAICHUAN)}
-OWN_TEMPLATES = frozenset(known.template for table in (KNOWN, _OLDER) for known in table.values())
+BUILT_IN_TEMPLATES = frozenset(known.template for table in (KNOWN, _OLDER) for known in table.values())
 
 
 def known_tokenizer(tokenizer_class: str, id_of: Callable[[str], int | None] | None = None) -> KnownTokenizer:
-    """What the code of a class does with the vocabulary of ``id_of``; nothing where the class is not known or needs no code."""
+    """Return what the code of a class adds to the vocabulary of ``id_of``; empty for unknown classes."""
     candidates = [table[tokenizer_class] for table in (KNOWN, _OLDER) if tokenizer_class in table]
     if id_of is None:
-        return next(iter(candidates), _NOTHING)
-    fitting = (known for known in candidates if all(id_of(name) == id for name, id in known.marks.items()))
-    return next(fitting, _NOTHING)
+        return next(iter(candidates), _NO_ADDITIONS)
+    fitting = (candidate for candidate in candidates if all(id_of(name) == id for name, id in candidate.marks.items()))
+    return next(fitting, _NO_ADDITIONS)

@@ -22,13 +22,13 @@ from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data.tokenizers.limits import LONGEST_TEXT, check_bounds
 from mindllm.data.tokenizers.special_tokens import SpecialTokens, known_tokenizer, read_special_tokens, without_allowed
 from mindllm.data.tokenizers.vocabularies import (
-    chat_template_of_gguf,
-    content_of_gguf,
-    content_of_tiktoken,
-    content_of_vocabulary,
+    gguf_chat_template,
+    gguf_content,
+    gguf_special_tokens,
     is_tiktoken,
-    special_tokens_of_gguf,
     spelled,
+    tiktoken_content,
+    vocabulary_content,
 )
 from mindllm.errors import UserError, shortened
 from mindllm.gguf import gguf_file
@@ -43,13 +43,12 @@ KINDS = "tokenizer.json, a sentencepiece .model, a .tiktoken file, vocab.json wi
 
 
 class Tokenizer(Protocol):
-    """What the rest of the project knows of a tokenizer.
+    """Interface of tokenizers.
 
-    vocab_size is the largest id plus one. adds_bos: a text to be continued begins with bos_id; prefix_ids: all that it begins
-    with. end_ids end an answer beside eos_id. chat_template is what the code of its class writes, or nothing. fingerprint is
-    equal for two files that give the same ids to every text.
-    special_tokens are the variables of chat templates by their names ("bos_token": "<s>"), special_names the names of all.
-    allowed_special_tokens: names in a text that mean the token.
+    vocab_size is the largest id plus one. adds_bos: a text to continue begins with bos_id; prefix_ids: all ids it begins with.
+    end_ids end an answer in addition to eos_id. chat_template is that of its class, or empty. fingerprint is equal for files that
+    encode every text to the same ids. special_tokens are variables of chat templates by name ("bos_token": "<s>"), special_names
+    the names of all special tokens. allowed_special_tokens: names in a text that are encoded as the token.
     """
 
     path: Path
@@ -69,19 +68,19 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str: ...
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone: nothing is put before or after it."""
+        """Return the ids of ``text`` alone: nothing is put before or after it."""
 
     def allowing(self, names: Sequence[str]) -> Tokenizer:
         """Return this tokenizer, which takes ``names`` in a text for the special tokens that they are."""
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of ``text``, in which names of special tokens mean them, and each id's place in it (from, to)."""
+        """Return the ids of ``text``, in which names of special tokens mean them, and each id's place in it (from, to)."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ``ids``; special tokens appear by their names."""
+        """Return the text of ``ids``; special tokens appear by their names."""
 
     def token(self, id: int) -> str:
-        """Returns the name of a token."""
+        """Return the name of a token."""
 
 
 def load_tokenizer(path: Path | str, allowed_special_tokens: Sequence[str] = ()) -> Tokenizer:
@@ -98,18 +97,18 @@ def load_tokenizer(path: Path | str, allowed_special_tokens: Sequence[str] = ())
 
 def _load(path: Path | str) -> Tokenizer:
     if gguf := gguf_file(path):
-        return JsonTokenizer(gguf, special_tokens_of_gguf(gguf), content_of_gguf(gguf), chat_template_of_gguf(gguf))
+        return JsonTokenizer(gguf, gguf_special_tokens(gguf), gguf_content(gguf), gguf_chat_template(gguf))
     file = _tokenizer_file(Path(path))
     special = read_special_tokens(file.parent)
     try:
         if file.suffix == ".tiktoken" or (file.suffix == ".model" and is_tiktoken(file)):
-            return JsonTokenizer(file, special, content_of_tiktoken(file, special))
+            return JsonTokenizer(file, special, tiktoken_content(file, special))
         if file.suffix == ".model":
             from mindllm.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 
             return SentencePieceTokenizer(file, special)
         if file.name == VOCABULARY:
-            return JsonTokenizer(file, special, content_of_vocabulary(file, special))
+            return JsonTokenizer(file, special, vocabulary_content(file, special))
         return JsonTokenizer(file, special)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
@@ -117,10 +116,10 @@ def _load(path: Path | str) -> Tokenizer:
 
 def _tokenizer_file(path: Path) -> Path:
     if path.is_dir():
-        found = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
-        if found is None:
+        file = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
+        if file is None:
             raise UserError(f"{path}: the directory has no {' or '.join(TOKENIZER_FILES)}")
-        return found
+        return file
     if not path.is_file():
         raise UserError(f"{path}: no such tokenizer file ({KINDS})")
     if path.suffix not in (".json", ".model", ".tiktoken"):
@@ -156,13 +155,13 @@ class JsonTokenizer:
         self.adds_bos = self._template_adds_bos() if special.adds_bos is None else special.adds_bos
         added = parsed.get("added_tokens") or []
         if self.is_made:
-            self._refuse_other_ids(added)
-        known = known_tokenizer(special.tokenizer_class, self._tokenizer.token_to_id)
-        begin = (self.bos_id,) if self.adds_bos else tuple(map(self._tokenizer.token_to_id, known.prefix))
+            self._check_added_ids(added)
+        class_tokens = known_tokenizer(special.tokenizer_class, self._tokenizer.token_to_id)
+        begin = (self.bos_id,) if self.adds_bos else tuple(map(self._tokenizer.token_to_id, class_tokens.prefix))
         self.prefix_ids = tuple(id for id in begin if id is not None)
-        ends = map(self._tokenizer.token_to_id, known.ends)
+        ends = map(self._tokenizer.token_to_id, class_tokens.ends)
         self.end_ids = tuple(id for id in ends if id is not None)
-        self.chat_template = chat_template or known.template
+        self.chat_template = chat_template or class_tokens.template
         self.special_names: Sequence[str] = [token["content"] for token in added if token["special"]]
         ids = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
         self.special_tokens: Mapping[str, Any] = special.template_variables(
@@ -170,25 +169,25 @@ class JsonTokenizer:
         )
 
     @contextmanager
-    def _refusing(self, said: str, *kinds: type[Exception]) -> Iterator[None]:
-        """A UserError for errors of these kinds and for panics of the library, which are no ``Exception``."""
+    def _refusing(self, message: str, *kinds: type[Exception]) -> Iterator[None]:
+        """Raise UserError for errors of these kinds, and for panics of the library, which are not an ``Exception``."""
         try:
             yield
         except kinds as error:
-            raise UserError(f"{self.path}: {said} ({shortened(str(error), 300)})") from error
+            raise UserError(f"{self.path}: {message} ({shortened(str(error), 300)})") from error
         except BaseException as error:
             if type(error).__name__ != PANIC:
                 raise
-            raise UserError(f"{self.path}: {said} ({shortened(str(error), 300)})") from None
+            raise UserError(f"{self.path}: {message} ({shortened(str(error), 300)})") from None
 
-    def _refuse_other_ids(self, added: Sequence[dict[str, Any]]) -> None:
-        """The library numbers added tokens on from the vocabulary: one that is told another id would get a wrong one."""
+    def _check_added_ids(self, added: Sequence[dict[str, Any]]) -> None:
+        """Refuse added tokens with ids that the library cannot assign: it numbers them from the end of the vocabulary."""
         for token in added:
-            found = self._tokenizer.token_to_id(token["content"])
-            if found != token["id"]:
+            token_id = self._tokenizer.token_to_id(token["content"])
+            if token_id != token["id"]:
                 name = shortened(token["content"])
                 raise UserError(
-                    f"{self.path}: the files beside it give {name} the id {token['id']}, which has to be {found}"
+                    f"{self.path}: the files beside it give {name} the id {token['id']}, which has to be {token_id}"
                 )
 
     def _refuse_long(self, text: str) -> None:
@@ -199,12 +198,12 @@ class JsonTokenizer:
             )
 
     def _template_adds_bos(self) -> bool:
-        """Whether the file's own template puts the token that begins a text before one."""
+        """Return True if the template of the file puts the beginning-of-text token before a text."""
         with self._refusing("cannot encode a text", Exception):
             return self.bos_id is not None and self._tokenizer.encode("a").ids[:1] == [self.bos_id]
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone."""
+        """Return the ids of ``text`` alone."""
         self._refuse_long(text)
         with self._refusing("cannot encode a text", Exception):
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -230,7 +229,7 @@ class JsonTokenizer:
         return changed
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of ``text`` with its special tokens, and their places."""
+        """Return the ids of ``text`` with its special tokens, and their places."""
         self._refuse_long(text)
         with self._refusing("cannot encode a text", Exception):
             encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
@@ -238,12 +237,12 @@ class JsonTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What :class:`Tokenizer` says; it takes as long as all the rest, and prediction does not ask for it."""
-        return _fingerprint_of_json(parse_json(self.content))
+        """Return the fingerprint. It is lazy: it takes as long as loading, and prediction does not need it."""
+        return _json_fingerprint(parse_json(self.content))
 
     @cached_property
     def _with_special_tokens(self) -> FastTokenizer:
-        """The same tokenizer, which takes names for the tokens; without a post-processor, as those shift places."""
+        """Return a tokenizer that encodes names as tokens, without post-processor, which would shift places."""
         from tokenizers import Tokenizer as FastTokenizer
 
         plain = {**json.loads(self.content), "post_processor": None, "truncation": None, "padding": None}
@@ -251,19 +250,19 @@ class JsonTokenizer:
             return FastTokenizer.from_str(json.dumps(plain))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ``ids``."""
+        """Return the text of ``ids``."""
         with self._refusing("cannot decode tokens"):
             return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def token(self, id: int) -> str:
-        """Returns the name of a token."""
+        """Return the name of a token."""
         return self._tokenizer.id_to_token(id) or ""
 
 
 def is_cuttable(tokenizer: Tokenizer) -> bool:
-    """Return True if a text may be encoded in pieces that end with a line.
+    """Return True if a text can be encoded in pieces that end with a line.
 
-    That is not so where the tokenizer puts something before every text, or an allowed token takes the line break beside it.
+    That is not possible if the tokenizer puts something before every text, or an allowed token strips line breaks around it.
     """
     pieces = [
         ("x\n", "y"),
@@ -271,11 +270,14 @@ def is_cuttable(tokenizer: Tokenizer) -> bool:
     ]
     if any("\n" in name for name in tokenizer.allowed_special_tokens):
         return False
-    return all(tokenizer.encode(one + two) == tokenizer.encode(one) + tokenizer.encode(two) for one, two in pieces)
+    return all(
+        tokenizer.encode(first + second) == tokenizer.encode(first) + tokenizer.encode(second)
+        for first, second in pieces
+    )
 
 
-def _fingerprint_of_json(content: dict[str, Any]) -> str:
-    """Hashes what decides the ids of a text; padding, truncation, templates and how merges are spelled do not."""
+def _json_fingerprint(content: dict[str, Any]) -> str:
+    """Hash what decides the ids of a text, without padding, truncation, templates and the spelling of merges."""
     model = dict(content["model"])
     model["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or []]
     added = [(token["id"], token["content"], token["special"]) for token in content.get("added_tokens") or []]
@@ -284,7 +286,7 @@ def _fingerprint_of_json(content: dict[str, Any]) -> str:
 
 
 def run_tokenizer(config: RunConfig) -> Tokenizer:
-    """Loads ``processor.tokenizer.vocab_file``.
+    """Load ``processor.tokenizer.vocab_file``.
 
     Raises:
         UserError: the file is missing or no tokenizer, or it has tokens that the model has no row for.

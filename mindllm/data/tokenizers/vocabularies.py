@@ -1,7 +1,7 @@
-"""The tokenizer in a GGUF file as the content of a ``tokenizer.json``: byte-level BPE, and sentencepiece's BPE.
+"""Vocabularies of other formats as the content of a ``tokenizer.json``: tiktoken, GPT-2's files, and GGUF.
 
-How texts are cut before merges stands in code, by the name ``tokenizer.ggml.pre``: the patterns are those of the original
-``tokenizer.json`` files, which llama.cpp's ``src/llama-vocab.cpp`` names beside its own.
+A GGUF file has byte-level BPE or SentencePiece BPE. It names the rule that splits texts before merges; :data:`PRE_TOKENIZERS` has
+the rules.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from mindllm.outside import bounded_lines, open_file, read_text
 from mindllm.units import MIB
 
 MERGES = "merges.txt"
-TIKTOKEN_CLASS = "QWenTokenizer"  # whose file is named *.tiktoken, also where no tokenizer_config.json is beside it
+TIKTOKEN_CLASS = "QWenTokenizer"  # of a *.tiktoken file without tokenizer_config.json
 
 
 def is_tiktoken(path: Path) -> bool:
-    """Whether a file holds lines of base64 and a rank: ``qwen.tiktoken``, and ``tokenizer.model`` of GLM-4."""
+    """Return True if a file has lines of base64 and a rank: ``qwen.tiktoken``, and ``tokenizer.model`` of GLM-4."""
     with open_file(path) as file:
         fields = file.read(1024).split(b"\n")[0].split(b" ")
     try:
@@ -43,41 +43,45 @@ def is_tiktoken(path: Path) -> bool:
         return False
 
 
-def content_of_tiktoken(path: Path, special: SpecialTokens) -> dict[str, Any]:
-    """The content of a ``tokenizer.json`` that encodes as tiktoken does with the ranks in ``path``.
+def tiktoken_content(path: Path, special: SpecialTokens) -> dict[str, Any]:
+    """Return the content of a ``tokenizer.json`` that encodes like tiktoken with the ranks in ``path``.
 
-    How texts are cut before and which tokens are special stands in code; what is known of it is in :mod:`known_tokenizers`.
+    The code of the tokenizer class has the split of texts and the special tokens: see :func:`known_tokenizer`.
 
     Raises:
-        UserError: the file is damaged, or of a class that is not known.
+        UserError: the file is damaged, or of an unknown class.
     """
     tokenizer_class = special.tokenizer_class or TIKTOKEN_CLASS
-    known = known_tokenizer(tokenizer_class)
-    if not known.pattern:
+    class_tokens = known_tokenizer(tokenizer_class)
+    if not class_tokens.pattern:
         names = ", ".join(name for name, entry in KNOWN.items() if entry.pattern)
         raise UserError(
             f"{path}: how {tokenizer_class} cuts texts stands in Python code, which is not run (known: {names}); "
             "convert it to a tokenizer.json with transformers"
         )
     ranks = _ranks(path)
-    # GPT-2's visible character for every byte: itself where it is visible, else one of those from U+0100 on
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in visible]
-    spelled = {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(others)}
+    spelled = byte_characters()
     vocabulary = {"".join(spelled[byte] for byte in token): rank for token, rank in ranks.items()}
-    added = {name: len(ranks) + index for index, name in enumerate(known.appended)}
+    added = {name: len(ranks) + index for index, name in enumerate(class_tokens.appended)}
     tokens = [AddedToken(name, id) for name, id in added.items()]
     tokens = [*{token.id: token for token in (*tokens, *special.added)}.values()]
-    split = {"type": "Split", "pattern": {"Regex": known.pattern}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": class_tokens.pattern}, "behavior": "Isolated", "invert": False}
     return {
-        **content_of(vocabulary, _merges_of_ranks(ranks, spelled), tokens),
-        "normalizer": {"type": "NFC"} if known.nfc else None,
+        **content_of(vocabulary, _ranked_merges(ranks, spelled), tokens),
+        "normalizer": {"type": "NFC"} if class_tokens.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level(use_regex=False)]},
     }
 
 
-def content_of_vocabulary(path: Path, special: SpecialTokens) -> dict[str, Any]:
-    """The content of a ``tokenizer.json`` of GPT-2's ``vocab.json`` and the ``merges.txt`` beside it.
+def byte_characters() -> dict[int, str]:
+    """Return GPT-2's visible character for every byte: the byte if it is visible, else a character from U+0100 on."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    invisible = [byte for byte in range(256) if byte not in visible]
+    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(invisible)}
+
+
+def vocabulary_content(path: Path, special: SpecialTokens) -> dict[str, Any]:
+    """Return the content of a ``tokenizer.json`` for GPT-2's ``vocab.json`` and ``merges.txt`` in one directory.
 
     Raises:
         UserError: one of the files is missing or damaged.
@@ -124,8 +128,8 @@ def _ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _merges_of_ranks(ranks: dict[bytes, int], spelled: dict[int, str]) -> list[list[str]]:
-    """Every way to make a token of two, by the rank of the token: two neighbours are joined where that rank is the lowest."""
+def _ranked_merges(ranks: dict[bytes, int], spelled: dict[int, str]) -> list[list[str]]:
+    """Return every split of a token into two, by the rank of the token: the lowest rank is merged first."""
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
         halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
@@ -136,12 +140,12 @@ def _merges_of_ranks(ranks: dict[bytes, int], spelled: dict[int, str]) -> list[l
 
 
 def byte_level(use_regex: bool) -> dict[str, Any]:
-    """A step that spells bytes as characters; with ``use_regex`` it cuts texts into GPT-2's words before."""
+    """Return the step that spells bytes as characters; with ``use_regex`` it first splits texts into GPT-2's words."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
 
 
 def content_of(vocabulary: dict[str, int], merges: list[list[str]], added: list[AddedToken]) -> dict[str, Any]:
-    """A ``tokenizer.json`` of BPE whose texts are not cut yet."""
+    """Return a ``tokenizer.json`` of BPE without a split of texts."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
@@ -158,7 +162,7 @@ def content_of(vocabulary: dict[str, int], merges: list[list[str]], added: list[
 
 
 def spelled(content: dict[str, Any]) -> str:
-    """The text of a ``tokenizer.json``."""
+    """Return the text of a ``tokenizer.json``."""
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -216,26 +220,26 @@ UNNAMED = {"qwen2": QWEN2, "qwen2moe": QWEN2, "qwen3": QWEN2, "qwen3moe": QWEN2}
 """By architecture, of files from before ``tokenizer.ggml.pre`` was written."""
 
 
-def special_tokens_of_gguf(path: Path) -> SpecialTokens:
-    """What a GGUF file says of its tokenizer beside the vocabulary; errors as :func:`content_of_gguf`."""
+def gguf_special_tokens(path: Path) -> SpecialTokens:
+    """Return the special tokens in a GGUF file; errors as in :func:`gguf_content`."""
     header = read_header(path)
     tokens = _tokens(header)
     ids = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    told = {role: header.get(f"{PREFIX}{name}_token_id", int) for role, name in ids.items()}
-    names = {role: tokens[id] for role, id in told.items() if id is not None and 0 <= id < len(tokens)}
+    ids_by_role = {role: header.get(f"{PREFIX}{name}_token_id", int) for role, name in ids.items()}
+    names = {role: tokens[id] for role, id in ids_by_role.items() if id is not None and 0 <= id < len(tokens)}
     return SpecialTokens(names=names, adds_bos=_adds_bos(header))
 
 
-def chat_template_of_gguf(path: Path, name: str = "") -> str:
+def gguf_chat_template(path: Path, name: str = "") -> str:
     """Return the chat template in a GGUF file, or the one of this name; empty where it has none."""
     return read_header(path).get(f"tokenizer.chat_template{'.' * bool(name)}{name}", str, "")
 
 
-def content_of_gguf(path: Path) -> dict[str, Any]:
-    """The content of a ``tokenizer.json`` that encodes as the tokenizer in a GGUF file does.
+def gguf_content(path: Path) -> dict[str, Any]:
+    """Return the content of a ``tokenizer.json`` that encodes like the tokenizer in a GGUF file.
 
     Raises:
-        UserError: there is none, it is damaged, of a kind that is not read, or cuts texts in a way that is not known.
+        UserError: there is none, it is damaged, of an unsupported kind, or splits texts in an unknown way.
     """
     header = read_header(path)
     model, tokens = header.get(f"{PREFIX}model", str, ""), _tokens(header)
@@ -285,14 +289,14 @@ def _byte_level_content(header: Header, vocabulary: dict[str, int], added: list[
 
 def _pre_tokenizer(header: Header) -> PreTokenizer:
     name = header.get(f"{PREFIX}pre", str, "")
-    found = PRE_TOKENIZERS.get(name) or (UNNAMED.get(header.architecture) if name in ("", "default") else None)
-    if found is None:
-        known = ", ".join(PRE_TOKENIZERS)
+    rule = PRE_TOKENIZERS.get(name) or (UNNAMED.get(header.architecture) if name in ("", "default") else None)
+    if rule is None:
+        names = ", ".join(PRE_TOKENIZERS)
         raise UserError(
             f"{header.path}: {PREFIX}pre: how this tokenizer cuts texts is not known (value {shortened(name) or 'none'}); known "
-            f"are {known}; name a tokenizer.json instead"
+            f"are {names}; name a tokenizer.json instead"
         )
-    return found
+    return rule
 
 
 def _sentencepiece_content(
@@ -324,26 +328,26 @@ def _sentencepiece_content(
 
 
 def _merges(vocabulary: Mapping[str, int], types: list[int], scores: list[float]) -> list[list[str]]:
-    """Every way to make a token of two, the token of the highest score first: so sentencepiece joins neighbours."""
+    """Return every split of a token into two, in the order of SentencePiece: the highest score is merged first."""
     pieces = {name: id for name, id in vocabulary.items() if types[id] == NORMAL}
-    found = [
+    splits = [
         (-scores[id], pieces[name[:cut]], pieces[name[cut:]], name[:cut], name[cut:])
         for name, id in pieces.items()
         for cut in range(1, len(name))
         if name[:cut] in pieces and name[cut:] in pieces
     ]
-    return [[left, right] for *_, left, right in sorted(found)]
+    return [[first, right] for *_, first, right in sorted(splits)]
 
 
 def _adds_bos(header: Header) -> bool:
-    said = header.get(f"{PREFIX}add_bos_token", bool)
-    if said is not None:
-        return said
+    flag = header.get(f"{PREFIX}add_bos_token", bool)
+    if flag is not None:
+        return flag
     return header.get(f"{PREFIX}model", str, "") != "gpt2" or _pre_tokenizer(header).adds_bos
 
 
 def _post_processor(header: Header, tokens: list[str]) -> dict[str, Any] | None:
-    """Puts the token that begins a text before it, as transformers does by the file alone."""
+    """Return the post-processor that puts the beginning-of-text token before a text, as transformers does for the file."""
     bos = header.get(f"{PREFIX}bos_token_id", int)
     if bos is None or not 0 <= bos < len(tokens) or not _adds_bos(header):
         return None

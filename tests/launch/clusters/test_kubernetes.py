@@ -249,11 +249,11 @@ def test_the_scheduler_of_an_ascend_job_is_node_0(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--kubernetes=volcano", RUN], "give --image"),
+        (["--kubernetes=volcano", RUN], "--kubernetes requires --image"),
         (["--kubernetes=volcano", "--image=a", "--claim=shared", RUN], "CLAIM:/DIRECTORY"),
-        (["--kubernetes=volcano", "--image=a", "--time=1:00:00", RUN], "give --slurm too"),
-        (["--slurm", "--image=a", RUN], "give --kubernetes too"),
-        (["--slurm", "--kubernetes=volcano", RUN], "one job is written at a time"),
+        (["--kubernetes=volcano", "--image=a", "--time=1:00:00", RUN], "--time requires --slurm"),
+        (["--slurm", "--image=a", RUN], "--image requires --kubernetes"),
+        (["--slurm", "--kubernetes=volcano", RUN], "--slurm and --kubernetes exclude each other"),
         (["--slurm", "--notice=0", RUN], "at least 1"),
     ],
 )
