@@ -64,16 +64,16 @@ class PreferenceLoss(nn.Cell):
         """Return the loss. All inputs are ``[pairs, seq]``; ``random``: the keys of the policy's dropout."""
         targets = self.reshape(self.pairs.targets(labels), (-1,))
         if self.reference is None:
-            hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
+            hidden = self.policy.model(input_ids, None, segment_starts, position_ids, random)
             policy_values = self.policy.losses(hidden, self.policy.head_weight(), targets)
             return self.pairs(policy_values, None, labels, loss_mask, segment_starts)
         if self.crossings:
             hidden, reference_hidden = self.side_by_side(input_ids, segment_starts, position_ids, random)
             reference_values = self.reference.losses(reference_hidden, self.reference.head_weight(), targets)
         else:
-            reference_hidden = self.reference.model(input_ids, segment_starts, position_ids)
+            reference_hidden = self.reference.model(input_ids, None, segment_starts, position_ids)
             reference_values = self.reference.losses(reference_hidden, self.reference.head_weight(), targets)
-            hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
+            hidden = self.policy.model(input_ids, None, segment_starts, position_ids, random)
         policy_values = self.policy.losses(hidden, self.policy.head_weight(), targets)
         return self.pairs(policy_values, P.stop_gradient(reference_values), labels, loss_mask, segment_starts)
 

@@ -107,29 +107,21 @@ class CausalLM(nn.Cell):
         """Compute logits: ``[tokens, hidden] -> [tokens, vocab]``."""
         return self.lm_head(hidden, self.head_weight())
 
-    def construct(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        loss_mask: Tensor,
-        segment_starts: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        random: Tensor | None = None,
-        piece: Tensor | None = None,
-    ) -> Tensor:
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, *columns: Tensor | None) -> Tensor:
         """Return the loss, a scalar in nats: the sum over tokens whose mask is 1, the losses that layers add per sequence times
         the number of its tokens, and the mean loss of prediction layers times their factor.
 
-        All inputs are ``[batch, seq]``. The last four are described in :class:`Decoder`. The first two of them require
-        ``kernels.document_masks``, the last one ``kernels.pieces``: then all inputs are those of a piece, ``[batch, seq /
-        pieces]``.
+        All inputs are ``[batch, seq]``. ``columns`` are the optional ones of :class:`Decoder`: ``segment_starts``,
+        ``position_ids``, ``random`` and ``piece``. The first two require ``kernels.document_masks``, the last one
+        ``kernels.pieces``: then all inputs are those of a piece, ``[batch, seq / pieces]``.
         """
         if not self.has_mtp:
-            return self.next_token_loss(input_ids, labels, loss_mask, segment_starts, position_ids, random, piece)
+            return self.next_token_loss(input_ids, labels, loss_mask, *columns)
         ids: tuple[Tensor, ...] = ()
         for shift in self.ahead:
             ids = (*ids, shift(input_ids))
-        states, added = self.model(input_ids, segment_starts, position_ids, random, ids)
+        states, added = self.model(input_ids, ids, *columns)
+        segment_starts = columns[0] if len(columns) > 0 else None
         weight = self.head_weight()
         loss = self.masked(self.losses(states[0], weight, self.reshape(labels, (-1,))), loss_mask)
         for index, shift in enumerate(self.ahead):
@@ -138,18 +130,9 @@ class CausalLM(nn.Cell):
             loss = self.add_prediction(loss, self.prediction_losses[index](losses, mask))
         return loss if added is None else self.balanced(loss, added, loss_mask)
 
-    def next_token_loss(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        loss_mask: Tensor,
-        segment_starts: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        random: Tensor | None = None,
-        piece: Tensor | None = None,
-    ) -> Tensor:
+    def next_token_loss(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, *columns: Tensor | None) -> Tensor:
         """Return the loss without prediction layers, by which models are evaluated."""
-        decoded = self.model(input_ids, segment_starts, position_ids, random, None, piece)
+        decoded = self.model(input_ids, None, *columns)
         hidden = decoded[0] if self.model.adds_to_loss else decoded
         loss = self.masked(self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,))), loss_mask)
         return self.balanced(loss, decoded[1], loss_mask) if self.model.adds_to_loss else loss

@@ -286,10 +286,10 @@ class Decoder(nn.Cell):
     def construct(
         self,
         input_ids: Tensor,
+        prediction_ids: tuple[Tensor, ...] | None = None,
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
         random: Tensor | None = None,
-        prediction_ids: tuple[Tensor, ...] | None = None,
         piece: Tensor | None = None,
     ) -> Tensor | tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
         if not self.document_masks and not (segment_starts is None and position_ids is None):

@@ -227,7 +227,7 @@ def test_files_hold_them_with_what_they_share(pair, ours, tmp_path, caplog):
         assert set(read_hugging_face(directory, fewer)) == set(fewer.architecture.weight_shapes())
     assert "prediction layers from 3 on are not read" in caplog.text
     more = config.model_copy(update={"num_nextn_predict_layers": 3})
-    with pytest.raises(UserError, match="does not hold layer 4, which predicts ahead"):
+    with pytest.raises(UserError, match="does not have prediction layer 4"):
         read_hugging_face(directory, more)
 
 
