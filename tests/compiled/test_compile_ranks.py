@@ -107,8 +107,9 @@ def test_a_kept_graph_that_is_damaged_is_compiled_again(tmp_path, monkeypatch):
     def start(self, ranks):
         started.append(list(ranks))
         for rank in ranks:
-            self._compiled(rank).parent.mkdir()
-            self._compiled(rank).write_bytes(b"good")
+            file = subject.graph_in(self._temporary, rank)
+            file.parent.mkdir()
+            file.write_bytes(b"good")
 
     started = []
     monkeypatch.setattr(subject, "load", load)
