@@ -209,7 +209,9 @@ class CrossEntropy(nn.Cell):
         log_normaliser = ops.depend(log_normaliser, losses)
         softmax = ops.exp(shifted - self.reshape(log_normaliser, (-1, 1)))
         # All ranks of the vocabulary have the same gradient of the losses, so its sum over them is a product.
-        weights = dout[0] * float(self.vocabulary_ranks) if self.vocabulary_ranks > 1 else dout[0]
+        weights = (
+            ops.mul(dout[0], Tensor(float(self.vocabulary_ranks), ms.float32)) if self.vocabulary_ranks > 1 else dout[0]
+        )
         gradient = (softmax - target) * self.reshape(weights, (-1, 1))
         return self.cast(gradient, logits.dtype), ops.zeros_like(labels)
 
