@@ -109,18 +109,20 @@ HOW_TO = {
         told={"rank 0: 0 1 2 3": "the order itself: tests/models/test_balanced_attention.py"},
     ),
     "several_processes": Page(slow_files=files.corpus, slow=("msrun_launcher",)),
+    "cluster_on_cpu": Page(slow_files=files.clusters, slow=("pretrain_llama2_tiny", "MS_SIM")),
     "clusters": Page(
         slow_files=files.clusters,
-        slow=("pretrain_llama2_tiny", "MS_SIM", "dry_run.sh", "mindllm check", "preflight.sh", "configure"),
+        slow=("dry_run.sh", "mindllm check", "preflight.sh"),
         not_here={
             "preflight.sh configs/llama2/pretrain_llama2_13b.yaml 16": NODES,
             '--restart 3 "run_llm.py': DEVICES,
-            "srun": NODES,
-            "sbatch job.sh": NODES,
-            "kubectl": NODES,
         },
         codes={"preflight.sh": 3},
         estimated=("preflight.sh",),
+    ),
+    "schedulers": Page(not_here={"srun": NODES, "sbatch job.sh": NODES, "kubectl": NODES}),
+    "failures": Page(
+        slow_files=files.clusters, slow=("mindllm configure",), not_here={"mindllm launch run.yaml --restart": DEVICES}
     ),
     "accept": Page(
         not_here={"source": DEVICES, "--devices 8": DEVICES, "srun": NODES, "--devices 16": NODES}, slow=("--claims",)
