@@ -91,6 +91,7 @@ HOW_TO = {
     ),
     "data": Page(),
     "fine_tuning": Page(files.fine_tuning, slow=("run_llm.py", "weights adapter", "weights merge")),
+    "preference_tuning": Page(not_here={"finetune_llama2_tiny_dpo": TRAINED}),
     "optimizers": Page(),
     "experts": Page(
         not_here={
