@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import how_to_files as files
 
-OWN_TEST = {"python": "tests/api/test_python_page.py"}
+OWN_TEST = dict.fromkeys(("python", "python_planning", "python_runs"), "tests/api/test_python_page.py")
 NETWORK, NODES, DEVICES = "needs a network", "needs several nodes", "needs Ascend devices"
 TINY_CPU = "trains for minutes: tests/end_to_end/test_experts_on_a_laptop.py"
 TRAINED = "goes on from a training of minutes; the page of its subject is followed"
