@@ -142,8 +142,7 @@ HOW_TO = {
     "evaluation": Page(files.evaluation, slow=("mindllm evaluate",), codes={"piqa": 1}),
     "editor": Page(),
     "tour": Page(
-        files.tour,
-        slow=("output/eight", "MS_SIM", "dry_run.sh", "inspect", "mindllm check", "mindllm search"),
+        slow=("output/eight",),
         slow_files=files.clusters,
         not_here={
             "output/trial": "trains for minutes",
@@ -156,5 +155,10 @@ HOW_TO = {
         },
         codes={"num_head=8": 2, "n_kv_heads=3": 2},
         told={"== corpus": "of scripts/quickstart.sh, which installs into .venv and trains for minutes"},
+    ),
+    "tour_planning": Page(
+        files.tour,
+        slow=("MS_SIM", "dry_run.sh", "inspect", "mindllm check", "mindllm search"),
+        slow_files=files.clusters,
     ),
 }
