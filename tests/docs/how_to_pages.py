@@ -90,7 +90,7 @@ HOW_TO = {
         not_here={"mindllm pretrain": "trains a model of 0.5 billion parameters"},
     ),
     "data": Page(),
-    "fine_tuning": Page(files.fine_tuning, slow=("run_llm.py", "weights adapter", "weights merge")),
+    "fine_tuning": Page(files.fine_tuning, slow=("mindllm finetune", "run_llm.py", "weights adapter", "weights merge")),
     "preference_tuning": Page(not_here={"finetune_llama2_tiny_dpo": TRAINED}),
     "optimizers": Page(),
     "experts": Page(
