@@ -155,7 +155,7 @@ def _default_head_dim(data: dict[str, Any]) -> int:
     return max(1, data.get("hidden_size", 1) // data.get("num_heads", 1))
 
 
-LARGEST_WIDTH = 2**53  # of integers that floating point counts; any model is narrower (checks/limits.py)
+LARGEST_WIDTH = 2**53  # of integers that floating point counts; any model is narrower (LIMITS in checks/all.py)
 
 
 def _default_intermediate_size(data: dict[str, Any]) -> int:

@@ -29,6 +29,8 @@ from mindllm.units import device_memory, gigabytes, missing_memory
 SELECT = "select_recompute"
 SHARDED, REPEATED = "parallel.enable_parallel_optimizer", "recompute_config.mp_comm_recompute"
 LOSS_CHUNKS, FROZEN = "model.model_config.loss_chunks", "model.model_config.pet_config.frozen_dtype"
+PARAMETERS = "model.model_config.param_init_type"
+LOST_UPDATES = {"bfloat16": 512, "float16": 4096}  # an update below one such part of a weight is rounded away
 SLICES = 4  # of the loss, for one there is now
 
 
@@ -95,6 +97,7 @@ class _Advisor:
             "repeated communication": self._repeat_communication,
             "a sliced loss": self._slice_losses,
             "frozen weights in half precision": self._halve_frozen,
+            "parameters in half precision": self._halve_parameters,
         }
         keys: dict[str, Callable[[], dict[str, object]]] = {
             "select recompute": lambda: self._recomputed(_selected),
@@ -103,6 +106,7 @@ class _Advisor:
             "repeated communication": lambda: {REPEATED: True},
             "a sliced loss": lambda: {LOSS_CHUNKS: slices},
             "frozen weights in half precision": lambda: {FROZEN: self.config.model.config.compute_dtype},
+            "parameters in half precision": lambda: {PARAMETERS: self.config.model.config.compute_dtype},
         }
         found, left = [], sorted(tries, key=lambda name: self._falls_short(keys.get(name)))
         while left and time.monotonic() < deadline:
@@ -223,6 +227,22 @@ class _Advisor:
         if model.pet_config is None or model.frozen_dtype != "float32" or model.compute_dtype not in HALVES:
             return None
         return self._switch("frozen weights in half precision", FROZEN, model.compute_dtype)
+
+    def _halve_parameters(self) -> str | None:
+        """Propose parameters in the type that they are computed in, with the effect on precision."""
+        model = self.config.model.config
+        if model.param_init_type != "float32" or model.compute_dtype not in HALVES:
+            return None
+        try:
+            override_config(self.config, {PARAMETERS: model.compute_dtype})
+        except UserError:  # ways of tuning that need float32
+            return None
+        part = LOST_UPDATES[model.compute_dtype]
+        what = (
+            f"parameters in half precision, less precise: updates below 1/{part} of a weight are lost, unless "
+            "optimizer.master_weights keeps float32 copies (4 bytes each)"
+        )
+        return self._switch(what, PARAMETERS, model.compute_dtype)
 
     def _switch(self, what: str, key: str, value: bool | int | str = True) -> str | None:
         """The short stages with ``value`` for ``key``, and what that saves."""

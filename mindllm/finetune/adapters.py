@@ -91,10 +91,11 @@ class LoraAdapter(nn.Cell):
         """``random``, int32 ``[batch, seq]``: what dropout is drawn by; None: nothing is dropped."""
         if self.drops:
             x = self.dropout(x, random)
-        low = self.scale(self.down(x, self.operand(self.lora_a)), self.factor)
+        low = self.scale(self.down(x, self.operand.of_weight(self.lora_a, x)), self.factor)
         if self.has_values:
             low = self.values(low, self.operand(self.lora_e))
-        y = self.add(y, self.up(self.operand(low), self.operand(self.lora_b)))
+        low = self.operand(low)
+        y = self.add(y, self.up(low, self.operand.of_weight(self.lora_b, low)))
         if not self.has_lengths:
             return y
         lengths = P.stop_gradient(self.lengths(weight, self.lora_a, self.lora_b))

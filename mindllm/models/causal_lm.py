@@ -29,7 +29,8 @@ class Head(nn.Cell):
             self.cast = P.Cast()
 
     def construct(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return self.bounded(self.matmul(self.operand(hidden), self.operand(weight)))
+        hidden = self.operand(hidden)
+        return self.bounded(self.matmul(hidden, self.operand.of_weight(weight, hidden)))
 
     def bounded(self, logits: Tensor) -> Tensor:
         """Return the logits under the soft cap in fp32, or unchanged without one."""

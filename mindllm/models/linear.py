@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from mindspore import ops as P
 
 from mindllm.architecture.parts import Activation
 from mindllm.models.dequantize import DequantizedWeight
 from mindllm.models.kernels import Kernels
 from mindllm.models.weights import make_weight, normal_parameter
+
+# Computed again with the operand that it waits for, it would read the parameter itself, which is copied then.
+depend_once = P.Depend()
+depend_once.recompute(False)
 
 
 class Operand(nn.Cell):
@@ -21,12 +25,24 @@ class Operand(nn.Cell):
         self.operand = kernels.operand
         self.activation = kernels.activation
         self.rounds = kernels.rounds_operands
+        self.is_half = kernels.operand != ms.float32
 
     def construct(self, x: Tensor) -> Tensor:
         x = self.cast(x, self.operand)
         if self.rounds:
             x = self.cast(x, self.activation)
         return x
+
+    def of_weight(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Return a weight as operand of a product with ``x``.
+
+        A micro-batch of a pipeline returns what its gradients read, and MindSpore copies a parameter that is returned. A weight
+        that needs no cast is made to depend on ``x``, so that no parameter is returned.
+        """
+        operand = self.construct(weight)
+        if self.is_half and weight.dtype == self.operand:
+            return depend_once(operand, ops.stop_gradient(x))
+        return operand
 
 
 class SiLU(nn.Cell):
@@ -132,7 +148,7 @@ class Linear(nn.Cell):
         """Project ``x``. ``random``, int32 ``[batch, seq]``: the keys of the adapter's dropout."""
         x = self.operand(x)
         weight = self.matrix(x)
-        y = self.matmul(x, self.operand(weight))
+        y = self.matmul(x, self.operand.of_weight(weight, x))
         if self.has_adapter:
             y = self.adapter(x, y, weight, random)
         if self.has_bias:

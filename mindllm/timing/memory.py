@@ -38,7 +38,6 @@ from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.weight_memory import (
     before_gradient,
     copied_at_norm,
-    copied_frozen,
     gradients_of_weights,
     holds_frozen_in_half,
     kept_of_weights,
@@ -46,6 +45,7 @@ from mindllm.timing.weight_memory import (
     more_at_update,
     own_sizes,
     read_forward,
+    scaled_at_update,
     squares_at_norm,
     weights_and_gradients,
     zeros_of_accumulators,
@@ -159,11 +159,9 @@ def left_of_ends(workload: Workload, stage: int) -> float:
 
 def bytes_at_update(held: Held, workload: Workload) -> float:
     """What the update of these parameters needs beside their state: their gradients, and what there is for a moment."""
-    copies = copied_at_norm(held, workload)
-    at_norm = copies + squares_at_norm(workload)
-    # Gradients in half precision are copied once more, scaled, before the first weight is updated.
-    scaled = copies if workload.update.in_half and not workload.update.master_weights else 0.0
-    return more_at_update(held, workload) + max(update_working_bytes(workload) + scaled, at_norm)
+    at_norm = copied_at_norm(held, workload) + squares_at_norm(workload)
+    at_weight = update_working_bytes(workload) + scaled_at_update(held, workload)
+    return more_at_update(held, workload) + max(at_weight, at_norm)
 
 
 def mask_bytes(workload: Workload) -> tuple[float, ...]:
@@ -275,7 +273,6 @@ def layer_needs(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> tu
     working += gradients_at_once(
         spec, tokens, workload.seq_length, workload.strategy, workload.numerics, of_weights, own.recompute
     )
-    working -= copied_frozen(workload, spec) if own.recompute else 0.0
     return kept, working
 
 

@@ -279,8 +279,8 @@ def _shards(name: str, shape: tuple[int, ...], strategy: Strategy) -> int:
 
 
 def is_cast_by_every_pass(name: str, spec: LayerSpec, strategy: Strategy, rule: UpdateRule = BY_ADAMW) -> bool:
-    """Whether a weight of a layer is a matrix in half precision that every pass makes anew: a cast, or the copy of one that needs
-    none. Frozen ones always are.
+    """Return True if a weight of a layer is a matrix that every pass reads by itself: a cast, or the weight if it needs none.
+    Frozen ones always are.
     """
     made = bool(made_once(1.0, _shards(name, spec.weights()[name], strategy), rule))
     if strategy.pieces > 1 or (casts_once(strategy) and made and name not in spec.frozen):

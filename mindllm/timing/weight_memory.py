@@ -94,13 +94,30 @@ def before_gradient(held: Held, workload: Workload) -> float:
 
 
 def copied_at_norm(held: Held, workload: Workload) -> float:
-    """Bytes of copies of accumulators that the norm of all gradients reads where the step has no other gradients; they are gone
-    before weights are updated one after the other. One device adds up in a graph of its own (``train/step.py``).
+    """Return the bytes of copies of accumulators that the norm of all gradients reads where the step has no other gradients.
+
+    They are gone before weights are updated one after the other. One device adds up in a graph of its own (``train/step.py``).
+    Gradients in half precision are copied by their casts, with optimizer parallel one by one.
     """
     strategy = workload.strategy
     shares = strategy.shards(strategy.replica_num) > 1
     copies = workload.accumulates and not shares and strategy.device_num > 1
-    return workload.sum_bytes * held.updated if copies and workload.numerics.forms.casts else 0.0
+    if not copies or not workload.numerics.forms.casts or (workload.update.in_half and strategy.optimizer_shard):
+        return 0.0
+    return FP32_BYTES * held.updated
+
+
+def scaled_at_update(held: Held, workload: Workload) -> float:
+    """Return the bytes of gradients in half precision that are scaled before the first weight is updated.
+
+    Without optimizer parallel each is scaled when its weight is updated, and so are those of a rank's part.
+    """
+    strategy, rule = workload.strategy, workload.update
+    shares = strategy.shards(strategy.replica_num) > 1
+    scales = workload.accumulates and strategy.optimizer_shard and not shares and strategy.device_num > 1
+    if not scales or not rule.in_half or rule.master_weights or not workload.numerics.forms.casts:
+        return 0.0
+    return workload.sum_bytes * held.updated
 
 
 def zeros_of_accumulators(workload: Workload) -> float:
@@ -118,7 +135,8 @@ def squares_at_norm(workload: Workload) -> float:
         (size for spec in workload.architecture.specifications() for size in own_sizes(spec, workload)), default=0.0
     )
     # Numbers in half precision are cast before they are squared.
-    return FP32_BYTES * most * (1 + workload.update.in_half)
+    casts = workload.update.in_half and workload.strategy.optimizer_shard
+    return FP32_BYTES * most * (1 + casts)
 
 
 def own_sizes(spec: LayerSpec, workload: Workload) -> list[float]:
@@ -153,32 +171,19 @@ def kept_of_weights(workload: Workload, spec: LayerSpec, again: bool = False) ->
 
 
 def _cast_and_kept(workload: Workload, spec: LayerSpec) -> float:
-    """Bytes of matrices that products read as they were cast; of those of grouped products they read others. Frozen ones that are
-    in half precision are copied for a network that passes call, otherwise they are read as they are.
+    """Return the bytes of matrices that products read as they were cast. Grouped products read others, and weights in the
+    type of products are read as they are.
     """
     grouped = isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped
-    as_they_are: Collection[str] = ()
-    if not workload.calls_network:  # which reads copies of what it need not cast
-        as_they_are = spec.frozen if holds_frozen_in_half(workload) else ()
-        as_they_are = as_they_are if workload.update.casts_weights else spec.weights()
+    as_they_are: Collection[str] = spec.frozen if holds_frozen_in_half(workload) else ()
+    if not workload.update.casts_weights:
+        as_they_are = spec.weights()
     return HALF_BYTES * sum(
         size
         for name, size in _numbers(spec, workload.strategy).items()
         if is_cast_by_every_pass(name, spec, workload.strategy, workload.update)
         and name not in as_they_are
         and not (grouped and name.startswith(EXPERTS))
-    )
-
-
-def copied_frozen(workload: Workload, spec: LayerSpec) -> float:
-    """Bytes of copies that a pass keeps of a layer's frozen weights in half precision: one that is computed again needs none."""
-    if not workload.numerics.forms.casts or not holds_frozen_in_half(workload) or not workload.calls_network:
-        return 0.0
-    numbers = _numbers(spec, workload.strategy)
-    return HALF_BYTES * sum(
-        size
-        for name, size in numbers.items()
-        if name in spec.frozen and is_cast_by_every_pass(name, spec, workload.strategy, workload.update)
     )
 
 

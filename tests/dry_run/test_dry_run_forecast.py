@@ -456,6 +456,21 @@ def test_advice_simulates_no_whole_stages():
     assert "select" not in text
 
 
+def test_advice_says_what_parameters_in_half_precision_do_to_precision(monkeypatch):
+    config = pipeline(2, 8, 8)
+    memories = simulate_stages(config, stages_of(config), FormulaSimulations())[:1]
+
+    def only_half_fits(changed, stages, *_, **__):
+        is_half = changed.model.config.param_init_type == "float16"
+        return [SimpleNamespace(stage=stage, device_peak=100 * MIB) for stage in stages if is_half]
+
+    monkeypatch.setattr("mindllm.dry_run.advice.forecast_stages", only_half_fits)
+    text = shortage(memories, config, memories[0].device_peak - MIB, FormulaSimulations())
+    (line,) = (line for line in text.splitlines() if line.startswith("  - "))
+    assert "updates below 1/4096 of a weight are lost, unless optimizer.master_weights keeps float32 copies" in line
+    assert line.endswith("--model.model_config.param_init_type=float16")
+
+
 def test_advice_says_what_communication_that_is_not_repeated_costs():
     """8 recomputed layers of the first stage, 4 micro-batches, 15 MB each."""
     recompute = {"recompute": [8, 0, 0, 0], "mp_comm_recompute": False}

@@ -277,7 +277,7 @@ def test_a_layer_file_that_counts_layers_twice_differently_is_refused(tmp_path, 
     path = tmp_path / "layers.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     said = refused(capsys, "--problem", path, "--stages", 8, "--micro_batches", 32)
-    assert "auto_partition_layer says 96 layers, nb_layer 192" in " ".join(said.split())
+    assert "auto_partition_layer has 96 layers, nb_layer 192" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("file", ["own", "sapp"])

@@ -100,7 +100,7 @@ def test_export_in_half_precision_with_another_tokenizer(directory, tmp_path, ca
         (["export", "TMP/good/llm-0", "out", "--dtype", "int8"], "invalid choice"),
         (["export", "TMP/good/llm-0", "out", "--tokenizer", "TMP/big.json"], "has 290 tokens, more than the 280"),
         (["info", "TMP"], "manifest.json is missing"),
-        ([], "required: command"),
+        ([], "required: COMMAND"),
     ],
 )
 def test_mistakes_end_with_2_and_leave_nothing(directory, tmp_path, arguments, says, capsys):

@@ -42,7 +42,7 @@ class ExpertLinear(nn.Cell):
         self.reshape = P.Reshape()
 
     def construct(self, x: Tensor) -> Tensor:
-        weight = self.operand(self.weight)
+        weight = self.operand.of_weight(self.weight, x)
         if not self.behind_each_other:
             return self.matmul(self.operand(x), weight)
         batch, experts, tokens, _ = x.shape
