@@ -1,4 +1,4 @@
-"""What docs/long_context.md says of MindSpore's own ring attention: should one of these fail, a newer MindSpore may have it."""
+"""What docs/context_parallel.md says of MindSpore's own ring attention: should one of these fail, a newer MindSpore may have it."""
 
 import signal
 import subprocess
