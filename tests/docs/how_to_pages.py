@@ -78,11 +78,14 @@ HOW_TO = {
     ),
     "planning_a_run": Page(files.planning, slow=("mindllm plan",)),
     "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --no-validate", "--apply run.yaml")),
-    "step_time": Page(
-        files.step_time,
-        slow=("mindllm search", "replay.py", "mindllm dry-run"),
+    "step_time": Page(files.step_time, slow=("replay.py",)),
+    "search": Page(
+        slow=("mindllm search", "mindllm dry-run"),
         not_here={"qwen3_moe_235b": "takes minutes of a search"},
     ),
+    "pipeline_schedules": Page(),
+    "swapping": Page(slow=("mindllm plan",)),
+    "overlap": Page(),
     "profiles": Page(files.profiles, not_here={"mindllm train": DEVICES}),
     "recipes": Page(
         files.recipes,
