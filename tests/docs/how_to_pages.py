@@ -66,7 +66,7 @@ HOW_TO = {
             "no rank can go on": "planted, as in tests/compiled/test_execute_lockstep.py",
         },
     ),
-    "dry_run": Page(),
+    "dry_run": Page(slow=("mindllm dry-run",)),
     "compiled_graph": Page(told={"refuses the sharding": "planted, as in tests/compiled/test_compiler_refusals.py"}),
     "mindformers_yaml": Page(files.mindformers_yaml, slow=("pretrain_llama2_7b",), codes={"--model.": 2}),
     "any_program": Page(
