@@ -66,7 +66,7 @@ HOW_TO = {
             "no rank can go on": "planted, as in tests/compiled/test_execute_lockstep.py",
         },
     ),
-    "dry_run": Page(),
+    "dry_run": Page(slow=("mindllm dry-run",)),
     "compiled_graph": Page(told={"refuses the sharding": "planted, as in tests/compiled/test_compiler_refusals.py"}),
     "mindformers_yaml": Page(files.mindformers_yaml, slow=("pretrain_llama2_7b",), codes={"--model.": 2}),
     "any_program": Page(
@@ -78,11 +78,14 @@ HOW_TO = {
     ),
     "planning_a_run": Page(files.planning, slow=("mindllm plan",)),
     "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --no-validate", "--apply run.yaml")),
-    "step_time": Page(
-        files.step_time,
-        slow=("mindllm search", "replay.py", "mindllm dry-run"),
+    "step_time": Page(files.step_time, slow=("replay.py",)),
+    "search": Page(
+        slow=("mindllm search", "mindllm dry-run"),
         not_here={"qwen3_moe_235b": "takes minutes of a search"},
     ),
+    "pipeline_schedules": Page(),
+    "swapping": Page(slow=("mindllm plan",)),
+    "overlap": Page(),
     "profiles": Page(files.profiles, not_here={"mindllm train": DEVICES}),
     "recipes": Page(
         files.recipes,
