@@ -114,8 +114,8 @@ def test_the_second_time_nothing_is_simulated(place):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rank_size", "8"], r"RANK_SIZE is 8, but .*run.yaml has 4 devices \(.* 2 x 1 x 1 x 2\); write 4"),
-        (["--stage_num", "4"], r"STAGES is 4, but .*run.yaml has parallel_config.pipeline_stage 2; write 2"),
+        (["--rank_size", "8"], r"RANK_SIZE is 8, but .*run.yaml has 4 devices \(.* 2 x 1 x 1 x 2\); use 4"),
+        (["--stage_num", "4"], r"STAGES is 4, but .*run.yaml has parallel_config.pipeline_stage 2; use 2"),
         (["--stages", "7"], r"there is no such stage; write 0 to 1"),
         (["--parallel_config.micro_batch_nun=8"], r"did you mean 'micro_batch_num'"),
         (["--max_device_memory", "much"], r"max_device_memory"),
@@ -133,7 +133,7 @@ def test_wrong_input_is_explained(place, tmp_path, arguments, message):
     [
         (("four", "2"), "four is no number of devices or stages"),
         (("4",), "usage: bash scripts/dry_run.sh"),
-        (("8", "2"), "write 4"),
+        (("8", "2"), "use 4"),
     ],
 )
 def test_the_script_explains_its_arguments(place, arguments, message):

@@ -13,7 +13,7 @@ from mindllm.architecture.experts import ExpertsSpec, RouterSpec
 from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models import Kernels
 from mindllm.models.experts.experts import Experts
-from mindllm.models.experts.grouped_experts import GroupedFeedForward, TokensInBlocks, most_blocks, rows_of_block
+from mindllm.models.experts.grouped_experts import GroupedFeedForward, TokensInBlocks, most_blocks, block_rows
 from mindllm.models.experts.sent_tokens import even_counts, guard_choices
 from mindllm.models.weights import InitStd, initialise
 
@@ -119,7 +119,7 @@ def test_ranks_that_share_experts_add_up_to_all(feed_forward, chosen):
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=9))
 def test_blocks_are_enough_for_any_choice(of_experts):
     rows = sum(of_experts)
-    size = rows_of_block(rows, len(of_experts))
+    size = block_rows(rows, len(of_experts))
     assert 8 <= size <= 128
     assert sum(-(-count // size) for count in of_experts) <= most_blocks(rows, len(of_experts), size)
     assert most_blocks(rows, len(of_experts), size) * size <= rows + len(of_experts) * (size - 1)

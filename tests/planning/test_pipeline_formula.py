@@ -297,7 +297,7 @@ def test_a_yaml_that_does_not_fit_is_said_to(capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--problem", "problem.json", "--swap"], "--swap requires --config RUN.yaml"),
+        (["--problem", "problem.json", "--swap"], "--swap requires a run"),
         (
             ["--config", "CONFIG", "--model.model_config.num_nextn_predict_layers=2", OFFSET],
             "num_nextn_predict_layers: all of them must be on the last stage",

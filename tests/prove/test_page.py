@@ -252,8 +252,8 @@ def test_the_commands_that_look_closer_are_commands(proved):
     for command in commands:
         _, verb, *arguments = shlex.split(command)
         options, _ = VERBS[verb].parser().parse_known_args(arguments)
-        given = options.config if isinstance(options.config, list) else [options.config]
-        assert [str(path) for path in given] == [SEVENTY]
+        runs = getattr(options, "runs", None) or [options.run]
+        assert [str(path) for path in runs] == [SEVENTY]
 
 
 def test_links_lead_to_pages_that_are_written_and_those_of_an_earlier_proof_go(proved, tmp_path, monkeypatch):
