@@ -193,7 +193,7 @@ RUN: Table = {
         otherwise="dtypes are always those of model.model_config (must_keep_origin_dtype)",
     ),
     "context.ascend_config.parallel_speed_up_json_path": idle(
-        "it only overlaps communication with computing; its keys change nothing in graphs compiled here: docs/step_time.md"
+        "it only overlaps communication with computing; its keys change nothing in graphs compiled here: docs/overlap.md"
     ),
     "context.ascend_config.*": idle("set by MindSpore"),
     "context.mempool_block_size": idle("MindSpore's own; max_device_memory is the limit"),

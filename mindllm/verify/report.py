@@ -104,7 +104,7 @@ def _graph_parts(outcome: Outcome) -> Iterator[Part]:
 def compiled_text(outcome: Outcome) -> str:
     """Return the numbers of compiled and of derived ranks, and why all ranks of a stage were compiled."""
     compiled, derived = len(outcome.compiled), outcome.ranks - len(outcome.compiled)
-    words = [f"{compiled} ranks compiled; {derived} derived from them (--every_rank compiles all)"]
+    words = [f"{compiled} ranks compiled; {derived} derived from them (--every-rank compiles all)"]
     if not derived:
         words = [f"all {compiled} ranks compiled"]
     words += [f"stage {stage}: no rank derived, because {reason}" for stage, reason in outcome.refused.items()]

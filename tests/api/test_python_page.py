@@ -1,4 +1,4 @@
-"""Every example of docs/python.md runs, in the order of the page and in one process."""
+"""Every example of the Python pages runs, in the order of its page and in one process."""
 
 import re
 from collections.abc import Iterator
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from kept_programs_here import unpacked
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+DOCS = Path(__file__).parents[2] / "docs"
+ESTIMATED = ("python", "python_planning")
+COMPILED = "python_runs"  # has MindSpore compile, which takes minutes
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMPILES = "## Dry run"  # from here on the examples have MindSpore compile, which takes minutes
 
 
 @pytest.fixture
@@ -22,22 +23,24 @@ def here(workplace, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def examples(until: int) -> Iterator[str]:
-    """Yield the examples before a place of the page, each after as many empty lines as a traceback needs to name the page's."""
-    text = PAGE.read_text(encoding="utf-8")
-    for found in BLOCK.finditer(text, 0, until):
+def examples(page: Path) -> Iterator[str]:
+    """Yield the examples of a page, each after as many empty lines as a traceback needs to name the page's."""
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
         yield "\n" * text[: found.start(1)].count("\n") + found.group(1)
 
 
-def run(until: int) -> None:
-    """Run the examples before a place of the page with the same names."""
+def run(name: str) -> None:
+    """Run the examples of a page with the same names."""
+    page = DOCS / f"{name}.md"
     names: dict[str, object] = {}
-    for example in examples(until):
-        exec(compile(example, str(PAGE), "exec"), names)
+    for example in examples(page):
+        exec(compile(example, str(page), "exec"), names)
 
 
 def test_the_examples_that_compute_by_formula_run(here, capsys):
-    run(PAGE.read_text(encoding="utf-8").index(COMPILES))
+    for page in ESTIMATED:
+        run(page)
     shown = capsys.readouterr().out
     for expected in ("model FLOPs utilisation", "lower bound of all plans", "strategies", "what is proved"):
         assert expected in shown
@@ -45,8 +48,8 @@ def test_the_examples_that_compute_by_formula_run(here, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_examples_run(here, capsys):
-    run(len(PAGE.read_text(encoding="utf-8")))
+def test_the_examples_that_compile_run(here, capsys):
+    run(COMPILED)
     shown = capsys.readouterr().out
     for expected in ("MindSpore's dry run reports", "all ranks match", "exchanges", "3 steps", "nats/token"):
         assert expected in shown

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import how_to_files as files
 
-OWN_TEST = {"python": "tests/api/test_python_page.py"}
+OWN_TEST = dict.fromkeys(("python", "python_planning", "python_runs"), "tests/api/test_python_page.py")
 NETWORK, NODES, DEVICES = "needs a network", "needs several nodes", "needs Ascend devices"
 TINY_CPU = "trains for minutes: tests/end_to_end/test_experts_on_a_laptop.py"
 TRAINED = "goes on from a training of minutes; the page of its subject is followed"
@@ -66,7 +66,7 @@ HOW_TO = {
             "no rank can go on": "planted, as in tests/compiled/test_execute_lockstep.py",
         },
     ),
-    "dry_run": Page(),
+    "dry_run": Page(slow=("mindllm dry-run",)),
     "compiled_graph": Page(told={"refuses the sharding": "planted, as in tests/compiled/test_compiler_refusals.py"}),
     "mindformers_yaml": Page(files.mindformers_yaml, slow=("pretrain_llama2_7b",), codes={"--model.": 2}),
     "any_program": Page(
@@ -78,11 +78,14 @@ HOW_TO = {
     ),
     "planning_a_run": Page(files.planning, slow=("mindllm plan",)),
     "pipeline_balance": Page(files.pipeline_balance, slow=("run.yaml --no-validate", "--apply run.yaml")),
-    "step_time": Page(
-        files.step_time,
-        slow=("mindllm search", "replay.py", "mindllm dry-run"),
+    "step_time": Page(files.step_time, slow=("replay.py",)),
+    "search": Page(
+        slow=("mindllm search", "mindllm dry-run"),
         not_here={"qwen3_moe_235b": "takes minutes of a search"},
     ),
+    "pipeline_schedules": Page(),
+    "swapping": Page(slow=("mindllm plan",)),
+    "overlap": Page(),
     "profiles": Page(files.profiles, not_here={"mindllm train": DEVICES}),
     "recipes": Page(
         files.recipes,
@@ -90,7 +93,8 @@ HOW_TO = {
         not_here={"mindllm pretrain": "trains a model of 0.5 billion parameters"},
     ),
     "data": Page(),
-    "fine_tuning": Page(files.fine_tuning, slow=("run_llm.py", "weights adapter", "weights merge")),
+    "fine_tuning": Page(files.fine_tuning, slow=("mindllm finetune", "run_llm.py", "weights adapter", "weights merge")),
+    "preference_tuning": Page(not_here={"finetune_llama2_tiny_dpo": TRAINED}),
     "optimizers": Page(),
     "experts": Page(
         not_here={
@@ -109,18 +113,20 @@ HOW_TO = {
         told={"rank 0: 0 1 2 3": "the order itself: tests/models/test_balanced_attention.py"},
     ),
     "several_processes": Page(slow_files=files.corpus, slow=("msrun_launcher",)),
+    "cluster_on_cpu": Page(slow_files=files.clusters, slow=("pretrain_llama2_tiny", "MS_SIM")),
     "clusters": Page(
         slow_files=files.clusters,
-        slow=("pretrain_llama2_tiny", "MS_SIM", "dry_run.sh", "mindllm check", "preflight.sh", "configure"),
+        slow=("dry_run.sh", "mindllm check", "preflight.sh"),
         not_here={
             "preflight.sh configs/llama2/pretrain_llama2_13b.yaml 16": NODES,
             '--restart 3 "run_llm.py': DEVICES,
-            "srun": NODES,
-            "sbatch job.sh": NODES,
-            "kubectl": NODES,
         },
         codes={"preflight.sh": 3},
         estimated=("preflight.sh",),
+    ),
+    "schedulers": Page(not_here={"srun": NODES, "sbatch job.sh": NODES, "kubectl": NODES}),
+    "failures": Page(
+        slow_files=files.clusters, slow=("mindllm configure",), not_here={"mindllm launch run.yaml --restart": DEVICES}
     ),
     "accept": Page(
         not_here={"source": DEVICES, "--devices 8": DEVICES, "srun": NODES, "--devices 16": NODES}, slow=("--claims",)
@@ -139,8 +145,7 @@ HOW_TO = {
     "evaluation": Page(files.evaluation, slow=("mindllm evaluate",), codes={"piqa": 1}),
     "editor": Page(),
     "tour": Page(
-        files.tour,
-        slow=("output/eight", "MS_SIM", "dry_run.sh", "inspect", "mindllm check", "mindllm search"),
+        slow=("output/eight",),
         slow_files=files.clusters,
         not_here={
             "output/trial": "trains for minutes",
@@ -153,5 +158,10 @@ HOW_TO = {
         },
         codes={"num_head=8": 2, "n_kv_heads=3": 2},
         told={"== corpus": "of scripts/quickstart.sh, which installs into .venv and trains for minutes"},
+    ),
+    "tour_planning": Page(
+        files.tour,
+        slow=("MS_SIM", "dry_run.sh", "inspect", "mindllm check", "mindllm search"),
+        slow_files=files.clusters,
     ),
 }

@@ -1,4 +1,4 @@
-"""What docs/long_context.md says of MindSpore's own ring attention: should one of these fail, a newer MindSpore may have it."""
+"""MindSpore's own ring attention, as in docs/context_parallel.md: if one of these fails, a newer MindSpore may support it."""
 
 import signal
 import subprocess

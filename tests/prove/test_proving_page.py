@@ -1,4 +1,4 @@
-"""docs/proving.md says what there is: the questions, every key of proof.json, commands that parse, and CI that works."""
+"""docs/proving.md and docs/proof_json.md: the questions, every key of proof.json, commands that parse, and CI that works."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mindllm.terminal.progress import unwatched
 from mindllm.verify.verification import Outcome, Verification
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "proving.md").read_text(encoding="utf-8")
+PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("proving", "proof_json"))
 CI = ROOT / "examples" / "ci"
 SCRIPT = CI / "prove_changed.sh"
 FILES = {name: CI / f"{name}.yml" for name in ("github_actions", "gitlab_ci", "gitee_go")}

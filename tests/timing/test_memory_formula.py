@@ -29,13 +29,13 @@ DRY_RUNS = [
         {"select_recompute": [6, 0, 0, 0, 0, 0, 0, 0]},
         {0: 58_049, 1: 57_819, 2: 53_090, 6: 34_175, 7: 30_570},
     ),
-]  # used MB of stages in MindSpore's dry run of Llama 2 (docs/planning_a_run.md)
+]  # used MB of stages in MindSpore's dry run of Llama 2 (docs/memory_formula.md)
 OTHERS = {
     "llama2/pretrain_llama2_7b_16p": {0: 32_334},
     "llama2/pretrain_llama2_7b_64p": {0: 19_061},
     "llama2/pretrain_llama2_7b_8p": {0: 46_585},
     "mixtral/pretrain_mixtral_8x7b": {0: 31_857, 1: 30_413, 2: 30_157, 3: 30_843},
-}  # the same of YAMLs as they are shipped (docs/step_time.md)
+}  # the same of YAMLs as they are shipped (docs/memory_formula.md)
 DEVICE = read_device(DEFAULT)
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 58 * GIB
