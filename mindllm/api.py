@@ -203,7 +203,7 @@ def verify(
     silence_mindspore()
     from mindllm.compiled.rank.compile_ranks import cache_directory
     from mindllm.reduced_runs.model import ACCUMULATION_STEPS
-    from mindllm.verify.verification import MOST_RANKS, Options
+    from mindllm.verify.outcome import MOST_RANKS, Options
 
     options = Options(
         steps,

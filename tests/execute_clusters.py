@@ -15,8 +15,8 @@ from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import RunConfig, render_config
 from mindllm.reduced_runs.model import reduce_model, single_device
 from mindllm.verify.locate import judge
+from mindllm.verify.outcome import Outcome
 from mindllm.verify.side import Reference, train_cluster, train_single
-from mindllm.verify.verification import Outcome
 
 OPTIMIZER = {"enable_parallel_optimizer": True}
 BIASED = {"qkv_has_bias": True, "attn_proj_has_bias": True}

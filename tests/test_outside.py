@@ -208,7 +208,7 @@ ALLOWED = {
     },
     "parses a text that mindllm.outside has read, or an option, a request or an answer of bounded size": {
         "cli/evaluate.py": "yaml.safe_load",
-        "config/reading/shipped_models.py": "json.loads yaml.load",
+        "config/reading/shipped.py": "json.loads yaml.load",
         "data/chat/template_program.py": "json.loads",
         "data/tokenizers/tokenizer.py": "json.loads",
         "evaluate/task_code.py": "yaml.compose",

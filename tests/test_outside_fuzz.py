@@ -502,11 +502,11 @@ def test_lines_of_a_search_that_a_crash_has_damaged(searched, tmp_path, caplog):
     cut = lines[-1][:50]
     (tmp_path / FILE).write_bytes(b"\n".join(lost) + b"\n" + b"".join(lines[:-1]) + cut)
     again = search(run, 2, 4, TIMED, TIMED.memory_size.value, tmp_path)
-    assert (again.judged, again.kept) == (whole.judged, whole.tried - 1)
+    assert (again.judged, again.reused) == (whole.judged, whole.tried - 1)
     assert f"{FILE}: ignored {len(LOST) + 1} damaged lines (first: line 1)" in caplog.text
     assert (tmp_path / FILE).read_bytes().endswith(cut + b"\n" + lines[-1])
     last = search(run, 2, 4, TIMED, TIMED.memory_size.value, tmp_path)
-    assert (last.judged, last.kept) == (whole.judged, whole.tried)
+    assert (last.judged, last.reused) == (whole.judged, whole.tried)
 
 
 def test_speed_under_the_name_of_another_candidate_is_not_taken(searched, tmp_path):
@@ -514,7 +514,7 @@ def test_speed_under_the_name_of_another_candidate_is_not_taken(searched, tmp_pa
     first, second = map(json.loads, lines[:2])
     forged = {**first, "judged": second["judged"] or {**first["judged"], "memory": []}}
     (tmp_path / FILE).write_bytes(json.dumps(forged).encode() + b"\n" + lines[1])
-    assert search(run, 2, 4, TIMED, TIMED.memory_size.value, tmp_path).kept == 1
+    assert search(run, 2, 4, TIMED, TIMED.memory_size.value, tmp_path).reused == 1
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.write_text("# Notes\nof mine\n")])

@@ -1,5 +1,5 @@
 """What a decoder is made of, as frozen values: parts, layers, weights and their shapes, FLOPs, optimizer state.
 
-The ground floor of the house: no YAML, no pydantic, and of mindllm nothing else. ``config`` derives an
+It imports neither YAML, pydantic nor another package of mindllm, except errors. ``config`` derives an
 :class:`~mindllm.architecture.decoder.Architecture` from the keys of a run.
 """

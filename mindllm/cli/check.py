@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mindllm.config import RunConfig
     from mindllm.verify.verification import Verification
 
-MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.verification
+MOST_RANKS, ACCUMULATION_STEPS = 64, 2  # those of mindllm.verify.outcome
 DESCRIPTION = """Checks that a parallel run computes the same as a single device, on a machine without accelerators.
 
 MindSpore's parallel compiler compiles all ranks with a small model; mesh, micro-batches, interleaving, recomputation
@@ -118,7 +118,8 @@ def _verify(
 ) -> Verification:
     """Verify a run; a run that cannot be checked is a failed result if it is one of many."""
     from mindllm import api
-    from mindllm.verify.verification import Verification, not_executed
+    from mindllm.verify.outcome import not_executed
+    from mindllm.verify.verification import Verification
 
     try:
         return api.verify(

@@ -13,7 +13,7 @@ from mindllm.command import CommandParser, output_directory, positive, run_comma
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS
 from mindllm.errors import CheckFailed, UserError
 from mindllm.jobs.memory import add_memory_option
-from mindllm.programs import STAGES, simulate_program
+from mindllm.programs import simulate_program
 from mindllm.terminal.console import output
 from mindllm.terminal.render import drawn, show
 
@@ -40,7 +40,7 @@ def make_parser() -> CommandParser:
     devices = "ranks of the cluster (default: from parallel_config of the program's --config, else RANK_SIZE or 1)"
     add("--devices", type=positive, metavar="N", help=devices)
     ranks = "stages: first rank of each stage (default); all: all ranks, and the program on one device; or 0,8,16"
-    add("--ranks", default=STAGES, metavar="R", help=ranks)
+    add("--ranks", default="stages", metavar="R", help=ranks)
     add("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default: 1)")
     add("--workers", type=positive, metavar="N", help="concurrent ranks (default: set by memory)")
     add_memory_option(parser)

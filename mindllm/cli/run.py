@@ -121,7 +121,7 @@ def run(config: RunConfig) -> int:
     if config.run_mode in ("train", "finetune", "eval"):
         receive_interrupts()
         return _start(config)
-    from mindllm.cli.generate import chat, predict
+    from mindllm.cli.generation import chat, predict
     from mindllm.train.device import prepare_environment
 
     prepare_environment(config)

@@ -159,11 +159,16 @@ class CrossEntropy(nn.Cell):
     Written with reductions over the vocabulary axis, which the parallel compiler can split over devices
     (vocabulary-parallel; Shoeybi et al., 2019, section 3). The gradient is written out, for three tensors of the size of the
     logits at a time: the one that the compiler derives needs four.
+
+    Attributes:
+        vocabulary_ranks: number of devices that the vocabulary is split over. Each of them computes the losses, so the compiler
+            divides their gradient by this number. A derived gradient is summed again by the AllReduce of the reductions.
     """
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
+        self.vocabulary_ranks = 1
         self.cast = P.Cast()
         self.max = P.ReduceMax(keep_dims=True)
         self.sub = P.Sub()
@@ -203,7 +208,11 @@ class CrossEntropy(nn.Cell):
         # The gradient needs no loss. Without the order a device may make it before the loss, next to what the loss still reads.
         log_normaliser = ops.depend(log_normaliser, losses)
         softmax = ops.exp(shifted - self.reshape(log_normaliser, (-1, 1)))
-        gradient = (softmax - target) * self.reshape(dout[0], (-1, 1))
+        # All ranks of the vocabulary have the same gradient of the losses, so its sum over them is a product.
+        weights = (
+            ops.mul(dout[0], Tensor(float(self.vocabulary_ranks), ms.float32)) if self.vocabulary_ranks > 1 else dout[0]
+        )
+        gradient = (softmax - target) * self.reshape(weights, (-1, 1))
         return self.cast(gradient, logits.dtype), ops.zeros_like(labels)
 
 

@@ -16,6 +16,7 @@ from mindllm.finetune.preference import PreferenceLoss, make_reference
 from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.causal_lm import for_evaluation
+from mindllm.models.loss import CrossEntropy
 from mindllm.models.pieces import InPieces
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
@@ -36,6 +37,7 @@ from mindllm.parallel.pipeline import (
 from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.sharding import apply_sharding, sharding_table
+from mindllm.parallel.sharding.cells import has_split_vocabulary
 from mindllm.parallel.sharding.preference import crossing_tables, pairs_table
 from mindllm.parallel.thin_layers import can_be_thin, thin_other_stages
 
@@ -129,6 +131,8 @@ def build_parallel_model(config: RunConfig, single_stage: int | None = None, bal
         place_on_stages(model, plan, config.model.config, kernels)
     split_into_parts(model, mesh, balanced)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
+    if isinstance(model.cross_entropy, CrossEntropy) and has_split_vocabulary(model, config.parallel_config):
+        model.cross_entropy.vocabulary_ranks = mesh.model_parallel
     mark_row_parts(model)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
     if single_stage is not None and can_be_thin(config):

@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from mindllm.programs.verify import ProgramOutcome
     from mindllm.timing.device import Device
 
-STAGES, ALL = "stages", "all"
-
 
 def simulate_program(
     command: Sequence[str],
     keep: Path,
     *,
     devices: int | None = None,
-    ranks: str = STAGES,
+    ranks: str = "stages",
     steps: int = 1,
     limit: int | None = None,
     python: str | None = None,

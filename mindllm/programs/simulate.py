@@ -26,7 +26,6 @@ from mindllm.jobs.process import JobProcess, ending
 from mindllm.jobs.worker import POLL_SECONDS
 from mindllm.outside import LARGEST_YAML, read_bytes
 from mindllm.process.temporary import make_temporary, remove_temporary
-from mindllm.programs import ALL, STAGES
 from mindllm.programs.command_line import Program, config_of
 from mindllm.programs.environment import (
     LOG,
@@ -43,6 +42,7 @@ from mindllm.programs.lockstep import ExecutableRank, batch_shapes, read_rank
 from mindllm.programs.memory import ProgramMemory, RankRun, render
 from mindllm.terminal.progress import Progress
 
+STAGES, ALL = "stages", "all"
 MESSAGE_LENGTH = 300  # of the program's own error, shortened to this
 CANN_PACKAGES = frozenset(
     {

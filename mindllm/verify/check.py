@@ -15,8 +15,8 @@ from mindllm.errors import CheckFailed
 from mindllm.jobs.cores import first_core_kept
 from mindllm.jobs.memory import MemoryClaim
 from mindllm.terminal.progress import Progress, unwatched
+from mindllm.verify.outcome import Options, Outcome
 from mindllm.verify.scope import Memory, Scope, SmallModel, fitting, scope_of
-from mindllm.verify.verification import Options, Outcome
 
 MEASURED_RANKS = 8  # the last ranks, whose rate predicts the remaining time
 

@@ -28,9 +28,9 @@ from mindllm.reduced_runs.model import single_device
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.compare import TOLERANCES, Comparison, cluster_parts, is_loss_problem
 from mindllm.verify.initial import table_problems, weight_problems
+from mindllm.verify.outcome import Outcome
 from mindllm.verify.scope import recorded_bytes
 from mindllm.verify.side import BOTH_SIDES, Reference, build_cluster, compare_step, run_step
-from mindllm.verify.verification import Outcome
 
 VALUE_TOLERANCES = {"float32": (1e-5, 1e-6), "bfloat16": (5e-2,), "float16": (1e-2,)}
 """By compute dtype, relative to the largest element of a value. If no operator exceeds the first, the next is used."""

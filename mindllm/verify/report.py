@@ -16,7 +16,7 @@ from mindllm.outside import read_text
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
 from mindllm.verify.compare import Comparison, TensorError
-from mindllm.verify.verification import Outcome
+from mindllm.verify.outcome import Outcome
 
 if TYPE_CHECKING:
     from mindllm.results import Part

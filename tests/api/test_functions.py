@@ -85,7 +85,7 @@ def test_a_search_is_that_of_the_command_and_writes_nothing(capsys, tmp_path, mo
     assert found.config.parallel_config.device_num == 8
     assert "fits, by formula: " in found.render_page()
     again = mindllm.search(SMALL, best=1, seconds=20, output=tmp_path / "kept")
-    assert (again.found.kept, mindllm.search(SMALL, best=1, output=tmp_path / "kept").found.kept) == (
+    assert (again.found.reused, mindllm.search(SMALL, best=1, output=tmp_path / "kept").found.reused) == (
         0,
         again.found.tried,
     )

@@ -183,7 +183,7 @@ def test_what_help_says_of_the_library_is_true():
     from mindllm.planning.problem import Schedule
     from mindllm.planning.reports.picture import FORMATS
     from mindllm.timing.measured import kernel_file
-    from mindllm.verify.verification import ACCUMULATION_STEPS, MOST_RANKS
+    from mindllm.verify.outcome import ACCUMULATION_STEPS, MOST_RANKS
 
     assert (check.MOST_RANKS, check.ACCUMULATION_STEPS) == (MOST_RANKS, ACCUMULATION_STEPS)
     assert tuple(HANDLERS) == data.HANDLERS

@@ -143,7 +143,7 @@ def test_bytes_that_are_not_text_on_the_command_line(ended, run_file):
 
 
 def test_a_line_of_chat_that_is_not_text_is_told_and_the_next_one_read(capsys, monkeypatch):
-    from mindllm.cli.generate import _input_lines
+    from mindllm.cli.generation import _input_lines
 
     typed = io.TextIOWrapper(io.BytesIO(b"a\xff\n" + "größer\n".encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", typed)

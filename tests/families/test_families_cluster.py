@@ -15,7 +15,7 @@ from mindllm.config import load_config
 from mindllm.families import FAMILIES
 from mindllm.reduced_runs.model import reduce_model
 from mindllm.verify.check import check
-from mindllm.verify.verification import Options
+from mindllm.verify.outcome import Options
 
 ALWAYS = "gemma2"  # two kinds of layers, soft caps, norms behind, a tied head
 PRETRAIN = sorted((Path(__file__).parents[2] / "configs").rglob("pretrain_*.yaml"))

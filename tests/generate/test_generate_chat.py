@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from tiny import options, tiny_config, tiny_model
 
-from mindllm.cli import generate as module
+from mindllm.cli import generation as module
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.errors import UserError

@@ -92,5 +92,5 @@ def test_without_kernels_the_graphs_compute(monkeypatch):
 
 
 def test_prediction_and_chat_do_not_import_mindspore():
-    program = "import sys; sys.modules['mindspore'] = None; import mindllm.cli.generate"
+    program = "import sys; sys.modules['mindspore'] = None; import mindllm.cli.generate, mindllm.cli.generation"
     subprocess.run([sys.executable, "-c", program], check=True)

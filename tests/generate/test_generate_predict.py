@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tiny import options, tiny_config, tiny_model
 
-from mindllm.cli.generate import predict
+from mindllm.cli.generation import predict
 from mindllm.config import load_config
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.sentencepiece_tokenizer import save_tokenizer, train_byte_level_bpe

@@ -27,7 +27,8 @@ from mindllm.prove.pieces import Options
 from mindllm.prove.proof import Proof
 from mindllm.prove.questions import DATA, MEMORY, QUESTIONS, STEP_TIME
 from mindllm.terminal.progress import unwatched
-from mindllm.verify.verification import Outcome, Verification
+from mindllm.verify.outcome import Outcome
+from mindllm.verify.verification import Verification
 
 ROOT = Path(__file__).parents[2]
 PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("proving", "proof_json"))

@@ -239,7 +239,7 @@ def test_a_search_goes_on_where_it_was(tmp_path, run):
     (tmp_path / "candidates.jsonl").write_text("\n".join(lines[:-2]) + '\n{"run": "cut', encoding="utf-8")
     again = search(small(run), 4, 8, DEVICE, 58 * GIB, tmp_path)
     assert again.judged == first.judged
-    assert again.kept == first.tried - 2
+    assert again.reused == first.tried - 2
     front = pareto(first.judged)
     assert front[0] == first.judged[0]
     assert all(max(low.memory) < max(high.memory) for high, low in pairwise(front))

@@ -124,6 +124,6 @@ def test_moments_of_galore_are_cut_where_the_weight_is_and_projections_are_not()
             ways = 4 if shape[0] >= shape[1] else 1
             expected += FP32_BYTES * (2 * math.prod(low) / ways + math.prod(projection) - 2 * math.prod(shape) / 4)
     assert layer_parameters(spec, shared, pet).state == expected
-    full = workload(None, data_parallel=4, optimizer_shard=True)
-    tuned = workload(GALORE, data_parallel=4, optimizer_shard=True)
+    # Two sequences: both runs peak in the loss, so their difference is that of the state.
+    full, tuned = (workload(pet, data_parallel=4, optimizer_shard=True, micro_batch_size=2) for pet in (None, GALORE))
     assert stage_bytes(tuned)[0] - stage_bytes(full)[0] == pytest.approx(4 * expected)

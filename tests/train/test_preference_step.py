@@ -154,6 +154,6 @@ def test_ranks_of_the_first_stage_know_the_figures_of_the_last():
     engine.config, engine.mesh = config, mesh_of(config)
     engine.ranks = Ranks(0, 2, OtherStage((0.5, 1.0, -1.0, 2.0, -6.0, -8.0, 2.0)))
     engine._step, engine.simulated = nn.Cell(), False
-    loss, *engine._pairs = engine._from_last_stage([0.0, *engine._own_pairs()])
+    loss, *engine._pairs = engine._from_last_stage([0.0, *engine._local_pair_figures()])
     assert loss == 0.5
     assert pair_figures(engine.counts())["rewards/margins"] == 1.0

@@ -94,11 +94,12 @@ def records_of(path):
 
 
 def test_wandb_stays_offline_under_a_name_that_is_kept(state, tmp_path):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
     for losses in ([3.0, 2.0], [1.0]):
         watch(WandbConfig(type="Wandb"), state, losses)
+    wandb.teardown()  # its process may close the file of the last run only after finish() has returned
     identity = json.loads((tmp_path / RUN_IDS).read_text())["Wandb"]
     steps = {}
     for path in sorted((tmp_path / "wandb").glob(f"offline-run-*-{identity}*/*.wandb")):

@@ -11,7 +11,7 @@ from mindllm.config import load_config
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.verify.check import check
 from mindllm.verify.locate import NOT_LOCATED_IN_PIECES, locate_within_memory
-from mindllm.verify.verification import Options
+from mindllm.verify.outcome import Options
 
 FORMS = sorted((Path(verify.__file__).parent / "forms").glob("*.yaml"))
 CONFIGS = {path.stem: load_config(path) for path in FORMS}

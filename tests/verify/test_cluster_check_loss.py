@@ -228,7 +228,7 @@ def test_gradients_that_are_scaled_up_to_the_norm(monkeypatch):
 
 
 OF_OTHER_LOSSES = {
-    "labels that stand one further": ("prediction_layers", mtp.Ahead, "labels", with_next_labels),
+    "labels that stand one further": ("prediction_layers", mtp.TokenShift, "labels", with_next_labels),
     "twice the share of a prediction": ("prediction_layers", mtp.PredictionLoss, "construct", with_twice_the_share),
     "what layers add, once a row": ("experts", causal_lm.CausalLM, "balanced", with_a_sum_over_rows),
     "a distance that is not bounded": (

@@ -18,9 +18,9 @@ from mindllm.reduced_runs.mesh import ReducedMesh, kept_stages, reduced_meshes, 
 from mindllm.reduced_runs.model import reduce_model
 from mindllm.terminal.console import PlainConsole
 from mindllm.units import GIB
+from mindllm.verify.outcome import MOST_RANKS, Outcome
 from mindllm.verify.report import as_json, outcome_parts, write_table
 from mindllm.verify.scope import fitting, needs_of, scope_of
-from mindllm.verify.verification import MOST_RANKS, Outcome
 
 EXPERTS = {
     **{"model_type": "mixtral", "expert_num": 16, "num_experts_chosen": 2, "num_layers": 32},

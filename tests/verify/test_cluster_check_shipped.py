@@ -11,7 +11,8 @@ import pytest
 
 from mindllm.config import load_config
 from mindllm.verify.check import check
-from mindllm.verify.verification import Options, configurations
+from mindllm.verify.outcome import Options
+from mindllm.verify.verification import configurations
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGEST = 16

@@ -52,13 +52,18 @@ INNER: Layout = (TOKENS, "tp")  # [tokens, heads · head_dim] and [tokens, feed-
 def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
     """Shardings of all operators of ``lm`` by path."""
     rows = SPREAD if parallel.use_seq_parallel else TOKENS  # of hidden states between attention and feed-forward
-    unsplit_vocabulary = lm.tied and parallel.vocab_emb_dp
+    unsplit_vocabulary = not has_split_vocabulary(lm, parallel)
     return {
         **_decoder("model", lm.model, rows, parallel.vocab_emb_dp, split_heads(parallel)),
         **_chunks("losses", lm.losses),
         **_head_and_loss(lm, unsplit_vocabulary, parallel.model_parallel > 1),
         **(_token_shifts(lm, SPREAD if unsplit_vocabulary else TOKENS) if lm.has_mtp else {}),
     }
+
+
+def has_split_vocabulary(lm: CausalLM, parallel: ParallelConfig) -> bool:
+    """Return True if tensor-parallel ranks have parts of the logits. A tied head has the layout of the embedding."""
+    return not (lm.tied and parallel.vocab_emb_dp)
 
 
 def _decoder(at: str, cell: Decoder, rows: Dimension, unsplit_table: bool, heads: SplitHeads) -> Table:

@@ -25,7 +25,7 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
         return
     silence_mindspore()
     from mindllm.compiled.rank.compile_ranks import cache_directory
-    from mindllm.verify.verification import Options as How
+    from mindllm.verify.outcome import Options as How
 
     how = How(workers=options.workers, cache=cache_directory(), resume=True, every_rank=options.every_rank)
     found = verify_run(config, how, "run", progress)

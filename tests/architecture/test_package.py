@@ -1,4 +1,4 @@
-"""The ground floor knows nothing above it, and no files import one another in a circle, however they import."""
+"""``mindllm.architecture`` imports no other package, and no files import one another in a circle, lazily or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOM = ROOT / "mindllm" / "architecture"
+PACKAGE = ROOT / "mindllm" / "architecture"
 
 
 def module_of(path: Path) -> str:
@@ -23,7 +23,7 @@ FILES = {module_of(path): path for path in (ROOT / "mindllm").rglob("*.py")}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Yield what a file imports at module level, lazily, and under ``TYPE_CHECKING``: the deepest modules that are named."""
+    """Yield what a file imports at module level, lazily, and under ``TYPE_CHECKING``: the deepest modules named."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -38,7 +38,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     path: list[str] = []
-    found: list[set[str]] = []
+    groups: list[set[str]] = []
 
     def visit(name: str) -> None:
         order[name] = low[name] = len(order)
@@ -51,30 +51,30 @@ def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
         if low[name] == order[name]:
             start = path.index(name)
             if len(path) - start > 1:
-                found.append({*path[start:]})
+                groups.append({*path[start:]})
             del path[start:]
 
     for name in sorted(graph):
         if name not in order:
             visit(name)
-    return found
+    return groups
 
 
-def test_a_circle_is_found():
+def test_circles_of_a_graph():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
 
 
-def test_the_ground_floor_imports_itself_and_what_all_share():
-    names = {name for path in ROOM.rglob("*.py") for name in imported(path)}
+def test_the_architecture_imports_only_itself_and_errors():
+    names = {name for path in PACKAGE.rglob("*.py") for name in imported(path)}
     assert {name for name in names if name.split(".")[0] in ("pydantic", "pydantic_core", "yaml", "mindspore")} == set()
     ours = {name for name in names if name.split(".")[0] == "mindllm"}
     assert {name for name in ours if not name.startswith(("mindllm.architecture.", "mindllm.errors"))} == set()
 
 
 @pytest.mark.parametrize(
-    "name", ["families", "families.hugging_face", "mindformers.convert", "config.reading.pretrained", "config"]
+    "name", ["families", "families.hugging_face", "mindformers.reader", "config.reading.pretrained", "config"]
 )
-def test_any_of_the_rooms_that_read_runs_can_be_imported_first(name):
+def test_each_package_that_reads_runs_can_be_imported_first(name):
     done = subprocess.run([sys.executable, "-c", f"import mindllm.{name}"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
