@@ -137,7 +137,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def _with_positional_run(self, words: list[str]) -> list[str]:
         """Return the words with the values of ``--config`` moved to the front, where the positional arguments are."""
-        if not any(word in str(action.metavar) for action in self._get_positional_actions() for word in RUN_METAVARS):
+        # a parser that declares --config reads it itself
+        positionals = [] if CONFIG in self._option_string_actions else self._get_positional_actions()
+        if not any(word in str(action.metavar) for action in positionals for word in RUN_METAVARS):
             return words
         moved, rest, moving = list[str](), list[str](), False
         for word in words:

@@ -101,7 +101,7 @@ def test_output_that_nobody_takes(output):
     )
     expected = {
         "| true": (141, ""),
-        "> /dev/full": (1, "error: No space left on device; make room there, or write elsewhere\n"),
+        "> /dev/full": (1, "error: No space left on device; free disk space or write elsewhere\n"),
         ">&-": (0, ""),
     }
     assert (done.returncode, done.stderr) == expected[output]

@@ -21,7 +21,7 @@ EXAMPLE = """examples:
   %(prog)s configs/llama2/finetune_llama2_tiny.yaml --sample 3
   %(prog)s run.yaml --train_dataset.data_loader.config.packing=false --count
 """
-COMPARED = ": answer of another row, to estimate the divergence from the reference"
+COMPARED = ": answer of another row (divergence estimate)"
 
 
 def make_parser() -> CommandParser:

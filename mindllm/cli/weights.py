@@ -57,6 +57,8 @@ def make_parser(verb: str = WEIGHTS) -> CommandParser:
             epilog=EXAMPLES[verb],
         )
         _add_quantize_options(parser, None, required=False)
+        # accepted for YAML; with it, WEIGHTS and HF_DIRECTORY replace those of the file
+        parser.add_argument("--config", type=Path, help=argparse.SUPPRESS)
         parser.add_argument("--json", action="store_true", help="print one JSON object")
         return parser
     parser = CommandParser(
@@ -231,11 +233,17 @@ def _quantize_options(words: Sequence[str]) -> Namespace:
     """Return the options of the command line over those of a saved file."""
     parser = make_parser(QUANTIZE)
     options = parser.parse_args(words)
-    if options.source is not None and options.source.suffix in (".yaml", ".yml"):
-        saved = _read_options(options.source, vars(options))
-        values = [word for word in words if word not in ("--config", str(options.source), f"--config={options.source}")]
-        positional = [str(saved.pop(name)) for name in ("source", "target") if name in saved]
-        options = parser.parse_args([*positional, *_as_words(saved), *values])
+    is_file = options.source is not None and options.source.suffix in (".yaml", ".yml")
+    file = options.config or (options.source if is_file else None)
+    if file is not None:
+        values = _read_options(file, vars(options))
+        positional = [str(values.pop(name)) for name in ("source", "target") if name in values]
+        saved = parser.parse_args([*positional, *_as_words(values)])
+        # options of the command line replace saved ones; a missing positional argument would replace them by None
+        options = parser.parse_args(words, Namespace(**vars(saved)))
+        for name in ("source", "target"):
+            if getattr(options, name) in (None, file):
+                setattr(options, name, getattr(saved, name))
     for name, metavar in (("source", "WEIGHTS"), ("target", "HF_DIRECTORY")):
         if getattr(options, name) is None:
             raise UserError(f"mindllm quantize: {metavar} is missing; usage: mindllm quantize WEIGHTS HF_DIRECTORY")

@@ -128,7 +128,12 @@ OPTION_FAULTS = [
     ("--seed={", "", None, ["not valid YAML"]),
     ("--num_train_epochs=3", "num_train_epochs", 3, ["not a key here", "write runner_config.epochs (--epochs)"]),
     ("--save_steps=3", "save_steps", 3, ["write callbacks.CheckpointMonitor.save_checkpoint_steps"]),
-    ("--model_name_or_path=m", "model_name_or_path", "m", ["the model is the first word: mindllm finetune MODEL DATA"]),
+    (
+        "--model_name_or_path=m",
+        "model_name_or_path",
+        "m",
+        ["pass the model as the first argument: mindllm finetune MODEL DATA"],
+    ),
     ("--seed='1'", "seed", "1", ["must be an integer", "write 1 without quotes"]),
     ("--use_parallel='True'", "use_parallel", "True", ["must be true or false", "write True without quotes"]),
     ("--seed=''", "seed", "", ["must be an integer"]),

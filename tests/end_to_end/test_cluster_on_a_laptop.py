@@ -65,7 +65,7 @@ def half(config_file, tmp_path_factory):
 
 def test_all_ranks_together_train_as_one_device(single, half):
     output, printed = half
-    assert "dp 1 x tp 2 x pp 2: the 4 ranks are executed together" in printed
+    assert "dp 1 x tp 2 x pp 2: all 4 ranks run in lockstep in this process" in printed
     assert_same_losses(trajectory(output), trajectory(single)[:HALF])
     (evaluated,) = read_lines(output / "evaluation.jsonl")
     wanted = read_lines(single / "evaluation.jsonl")[0]
@@ -113,7 +113,7 @@ def test_eight_ranks_with_everything(config_file, single, tmp_path):
 
 
 def test_a_profile_is_refused(config_file, tmp_path):
-    assert "profile: ranks executed together" in run(
+    assert "profile: not supported when all ranks run in one process" in run(
         config_file, tmp_path / "out", *LAYOUTS["tp2"], "--profile", expect=2
     )
 

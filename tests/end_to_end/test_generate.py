@@ -31,7 +31,7 @@ def test_requests_in_a_file_become_results_in_a_file(config_file, weights, tmp_p
 def test_a_conversation(config_file, weights, tmp_path):
     options = ("--run_mode=chat", weights, "--generation.max_new_tokens=6")
     printed = run(config_file, tmp_path / "out", *options, typed="a\nclear\na\nq\n")
-    assert "a new conversation" in printed
+    assert "\nnew conversation\n" in printed
     assert "decode: " in printed
 
 

@@ -148,7 +148,7 @@ def test_a_line_of_chat_that_is_not_text_is_told_and_the_next_one_read(capsys, m
     typed = io.TextIOWrapper(io.BytesIO(b"a\xff\n" + "größer\n".encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", typed)
     assert list(_input_lines()) == ["größer"]
-    assert "not UTF-8" in capsys.readouterr().err
+    assert capsys.readouterr().err == "the line is not valid UTF-8; write it again\n"
 
 
 IMPOSSIBLE = ["", "a_file/x", "/proc/x/y", "a_directory", "a" * 300, "x/" * 2500 + "y"]

@@ -16,7 +16,7 @@ from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoi
         ("--model.model_config.vocab_size=100", ["vocab_size", "512"]),
         ("--optimizer.learning_rate=1", ["lr_schedule.learning_rate"]),
         ("--load_checkpoint=nowhere", ["nowhere"]),
-        ("--resume_training", ["holds no checkpoint"]),
+        ("--resume_training", ["has no checkpoint llm-<step>"]),
         ("--lr_schedule.warmup_steps=-1", ["warmup_steps", "-1"]),
     ],
 )

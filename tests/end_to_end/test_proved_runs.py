@@ -29,8 +29,8 @@ def test_a_run_that_requires_a_proof_begins_with_one(config_file, tmp_path, monk
     (tmp_path / "proof" / "proof.json").write_text(json.dumps(made.to_dict()))
     printed = run(config_file, tmp_path / "out", *required)
     assert "proved 2026-11-20: 1e-06 s a step expected" in printed
-    assert "s; proved: 0.000 s ± 13% (+" in printed
-    assert "% more than proved and past the range of ±13%; look for a slow rank" in printed
+    assert " s; proved 0.000 s ± 13% (+" in printed
+    assert "% more than proved and outside ±13%; check for a slow rank" in printed
     columns = ["step_time_to_predicted" in record for record in read_lines(tmp_path / "out" / "metrics.jsonl")]
     assert columns == [False, *[True] * (STEPS - 1)]
 

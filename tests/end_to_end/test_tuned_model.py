@@ -54,7 +54,7 @@ def test_adapters_of_a_cluster_go_on_on_one_device_and_are_merged_and_talked_to(
     words = " ".join(map(str, (ROOT / "run_llm.py", "--config", tuned, f"--output_dir={output}", *CLUSTER)))
     launcher = ["bash", ROOT / "scripts" / "msrun_launcher.sh"]
     printed = command(*launcher, f"{words} --runner_config.stop_step=3", "1", "0", tmp_path / "log")
-    assert "dp 2 x tp 2 x pp 1: the 4 ranks are executed together" in printed
+    assert "dp 2 x tp 2 x pp 1: all 4 ranks run in lockstep in this process" in printed
     run(tuned, output, "--resume_training")
     run(tuned, tmp_path / "alone")
     found, wanted = (read_lines(directory / "metrics.jsonl") for directory in (output, tmp_path / "alone"))

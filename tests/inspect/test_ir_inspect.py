@@ -174,14 +174,16 @@ def test_foreign_and_damaged_files_are_refused(content, said, tmp_path):
         main(["summary", str(path)])
 
 
-def test_a_mistake_ends_with_2_and_without_a_traceback(tmp_path):
+def test_a_mistake_ends_with_2_and_without_a_traceback(tmp_path, capsys):
     command = [sys.executable, "-m", "toolkit.ir_inspect", "comm", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "holds no graph" in done.stderr
     assert "Traceback" not in done.stderr
-    with pytest.raises(UserError, match="name a graph, or the YAML of a run"):
+    with pytest.raises(SystemExit) as ended:
         main(["summary"])
+    assert ended.value.code == 2
+    assert "the following arguments are required: GRAPH|RUN" in capsys.readouterr().err
     with pytest.raises(UserError, match="rank 99 does not exist"):
         main(["summary", "--config", str(_config(tmp_path)), "--rank", "99"])
 
@@ -192,7 +194,8 @@ def test_the_yaml_of_a_run_is_compiled_without_an_option(answer, tmp_path):
     found = answer("diff", path, path, "--model.model_config.num_layers=3")
     assert {row["before"] for row in found["parameters"]} == {""}
     assert all(".layers.2." in row["parameter"] for row in found["parameters"])
-    with pytest.raises(SystemExit):
+    assert answer("summary", path, "--batch_size=4")["flops"] > answer("summary", path)["flops"]
+    with pytest.raises(UserError, match="--batch_size=2: unknown option; a graph has no keys of a run"):
         main(["summary", str(tmp_path / "rank.graph"), "--batch_size=2"])
 
 
@@ -210,4 +213,4 @@ def test_every_command_shows_an_example(capsys):
     for command in ("summary", "show", "comm", "redundant", "recompute", "diff", "graph", "save"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
-        assert f"example: mindllm inspect {command}" in capsys.readouterr().out
+        assert f"example:\n  mindllm inspect {command} " in capsys.readouterr().out

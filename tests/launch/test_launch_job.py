@@ -222,7 +222,7 @@ def test_what_a_rank_has_started_ends_with_it():
         (["job.py --prompt 'a", "2"], "a quotation in the command has no end"),
         (["job.py", "--config", "a.yaml", "2"], 'in one pair of quotes: "job.py --config ..."'),
         (["job.py", "0"], "at least 1"),
-        (["job.py", "2", "99999"], "99999 is not a port"),
+        (["job.py", "2", "99999"], "must be a port from 1 to 65535 (value 99999)"),
         (["job.py", "two"], "WORKER_NUM is 'two', not a number"),
         ([], "usage:"),
         (["job.py", "2", "0", "log", "maybe"], "write True or False"),

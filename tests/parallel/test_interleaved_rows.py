@@ -39,7 +39,7 @@ KEY = "model.model_config.fine_grain_interleave"
         (("--parallel_config.model_parallel=1", "--parallel_config.use_seq_parallel=false"), "tensor-parallel ranks"),
         (("--model.model_config.seq_length=33", "--parallel_config.use_seq_parallel=false"), "loads"),
         (("--model.model_config.seq_length=34", "--runner_config.batch_size=1"), "34 tokens of a micro-batch"),
-        (("--micro_batch_interleave_num=2",), "makes whole copies"),
+        (("--micro_batch_interleave_num=2",), "already overlaps the communication of copies"),
         (("--model.model_config.hidden_dropout=0.1",), "dropout is drawn for whole sequences"),
         (("--model.model_config.expert_num=2",), "they are not taken in parts"),
     ],

@@ -60,7 +60,7 @@ def test_a_picture_of_experts_needs_one_run_that_has_some(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([*runs, "--experts"])
     assert stopped.value.code == 2
-    assert "--experts draws one run; 2 were given" in capsys.readouterr().err
+    assert "--experts takes one run (2 given)" in capsys.readouterr().err
 
 
 def test_steps_without_a_finite_loss_are_left_out(tmp_path):

@@ -83,7 +83,7 @@ def test_a_file_is_rounded_in_groups_that_fit_it(file, tmp_path, capsys):
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert call("quantize", "--config", tmp_path / "int4.yaml", file, tmp_path / "again", "--group", "48") == 2
-    assert "has 64 columns, which such groups do not divide; write --group 32" in capsys.readouterr().err
+    assert "has 64 columns, which is not a multiple; use --group 32" in capsys.readouterr().err
 
 
 def test_its_network_is_looked_at_and_its_run_made(file, tmp_path, capsys):
