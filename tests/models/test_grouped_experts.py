@@ -13,7 +13,7 @@ from mindllm.architecture.experts import ExpertsSpec, RouterSpec
 from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models import Kernels
 from mindllm.models.experts.experts import Experts
-from mindllm.models.experts.grouped_experts import GroupedFeedForward, TokensInBlocks, most_blocks, block_rows
+from mindllm.models.experts.grouped_experts import GroupedFeedForward, TokensInBlocks, block_rows, most_blocks
 from mindllm.models.experts.sent_tokens import even_counts, guard_choices
 from mindllm.models.weights import InitStd, initialise
 
