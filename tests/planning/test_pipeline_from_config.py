@@ -100,12 +100,12 @@ def test_a_limit_no_plan_keeps_says_what_would_fit(here):
         (("--config", "missing.yaml"), "missing.yaml"),
         (("--config", "run.yaml", "--device", "atlas_800t"), "atlas_800t_a2"),
         (("--config", "run.yaml", "--device", "run.yaml"), "run.yaml: name"),
-        (("--config", "run.yaml", "--stages", "4"), "change the key of the YAML"),
+        (("--config", "run.yaml", "--stages", "4"), "is a key of the run; use for example"),
         (("--config", "run.yaml", "--parallel_config.micro_batches=4"), "micro_batch"),
         (("--config", "run.yaml", "--max_memory", "much"), "is not a size"),
-        (("--problem", "run.yaml", "--validate"), "--config"),
+        (("--problem", "run.yaml", "--validate"), "requires a run"),
         (("--problem", "run.yaml", "--apply", "--output", "x.yaml"), "RUN.yaml"),
-        (("--problem", "run.yaml", "--parallel_config.micro_batch_num=4"), "no such option"),
+        (("--problem", "run.yaml", "--parallel_config.micro_batch_num=4"), "unknown option; only a run has keys"),
     ],
 )
 def test_mistakes_are_told(place, options, said, monkeypatch, capsys):
