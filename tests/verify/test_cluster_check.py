@@ -127,7 +127,7 @@ def planted(tmp_path, graph_cache):
         cache = tmp_path / "cache"
         shutil.copytree(graph_cache, cache)
         for rank in ranks:
-            plant(cache / step_key(small) / f"rank_{rank}.graph", where, change)
+            plant(cache / f"ranks-{step_key(small)}" / f"rank_{rank}.graph", where, change)
         return command.main([*options, "--cache", str(cache)])
 
     return run
