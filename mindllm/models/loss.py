@@ -184,14 +184,14 @@ class CrossEntropy(nn.Cell):
         self.off = Tensor(0.0, ms.float32)
 
     def construct(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return losses, shifted logits, the one-hot labels and the logarithm of the normaliser."""
+        """Return losses, shifted logits, the one-hot labels and the logarithm of the normalizer."""
         logits = self.cast(logits, ms.float32)
         shifted = self.sub(logits, self.max(logits, -1))
-        log_normaliser = self.log(self.sum(self.exp(shifted), -1))
-        # Labels depend on the normaliser, so that they follow the exponentials, which are gone then.
-        target = self.onehot(ops.depend(labels, log_normaliser), self.vocab_size, self.on, self.off)
-        losses = self.loss(log_normaliser, self.target_sum(self.mul(shifted, target), -1))
-        return losses, shifted, target, log_normaliser
+        log_normalizer = self.log(self.sum(self.exp(shifted), -1))
+        # Labels depend on the normalizer, so that they follow the exponentials, which are gone then.
+        target = self.onehot(ops.depend(labels, log_normalizer), self.vocab_size, self.on, self.off)
+        losses = self.loss(log_normalizer, self.target_sum(self.mul(shifted, target), -1))
+        return losses, shifted, target, log_normalizer
 
     def bprop(
         self,
@@ -204,10 +204,10 @@ class CrossEntropy(nn.Cell):
 
         The one-hot labels come from the forward pass: there each device has those of its part of the vocabulary.
         """
-        losses, shifted, target, log_normaliser = out
+        losses, shifted, target, log_normalizer = out
         # The gradient needs no loss. Without the order a device may make it before the loss, next to what the loss still reads.
-        log_normaliser = ops.depend(log_normaliser, losses)
-        softmax = ops.exp(shifted - self.reshape(log_normaliser, (-1, 1)))
+        log_normalizer = ops.depend(log_normalizer, losses)
+        softmax = ops.exp(shifted - self.reshape(log_normalizer, (-1, 1)))
         # All ranks of the vocabulary have the same gradient of the losses, so its sum over them is a product.
         weights = (
             ops.mul(dout[0], Tensor(float(self.vocabulary_ranks), ms.float32)) if self.vocabulary_ranks > 1 else dout[0]
@@ -256,9 +256,9 @@ class LossAndSoftmax(nn.Cell):
     def construct(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         softmax = self.softmax(logits)
         place, largest = self.largest(logits)
-        log_normaliser = largest - self.log(self.gather(softmax, -1, place))
+        log_normalizer = largest - self.log(self.gather(softmax, -1, place))
         target = self.gather(logits, -1, self.reshape(labels, (-1, 1)))
-        return self.reshape(log_normaliser - target, (-1,)), softmax
+        return self.reshape(log_normalizer - target, (-1,)), softmax
 
     def bprop(
         self, logits: Tensor, labels: Tensor, out: tuple[Tensor, Tensor], dout: tuple[Tensor, Tensor]

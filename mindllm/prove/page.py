@@ -137,7 +137,7 @@ def _evidence(proof: Proof, answer: Answer, is_open: bool, most: int) -> str:
     if not any(parts) and (not answer.seconds or not question.verb):
         return ""
     took = f", {answer.seconds:,.1f} s" if answer.seconds >= 0.05 else ""
-    command = f"mindllm {question.verb} --config {shlex.quote(proof.run.name)}"
+    command = f"mindllm {question.verb} {shlex.quote(proof.run.name)}"
     closer = f"; closer: <code>{escape(command)}</code>" if question.verb else ""
     parts.append(f'<p class="by">by {escape(question.by)}{took}{closer}{_links(answer.pages)}</p>')
     opened = " open" * (is_open and any(parts[:-1]))

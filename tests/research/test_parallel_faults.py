@@ -62,9 +62,7 @@ def test_a_planted_mistake_is_found_and_located(name, bench, cluster):
     fault = next(one for one in bench.faults_of("split_vocabulary", cluster.graphs) if one.name.endswith(name))
     row = bench.row_of(cluster, fault)
     assert row.found
-    # The division of the loss has no counterpart on a single device: the operator after it is named.
-    located = row.located or (name == "loss scaled by the size of a group 1" and "Grad_Mul/Mul-op0" in row.where)
-    assert located, (row.places, row.where)
+    assert row.located, (row.places, row.where)
 
 
 def test_a_gradient_is_said_to_be_of_its_forward_operator(bench, cluster):

@@ -338,9 +338,11 @@ class Comparer:
 
     def _of_loss(self, record: Record) -> tuple[str, tuple[Record, ...]] | None:
         """Return what is wrong with the gradient of the loss, which starts divided by its copies, and where it starts."""
-        if not record.node.backward:
+        if times := self._undivided_factor(record):
+            told = f"it is {times} times too large: the gradient of the loss is not divided by the number of its copies"
+        elif not record.node.backward:
             return None
-        if over := self._divided_loss(record):
+        elif over := self._divided_loss(record):
             told = f"what it is given is the gradient of the loss divided over ranks {listed(over)}, and never added"
         elif self._sharing.of_the_loss(record) and (times := self._times_too_large(record)):
             told = f"it is {times} times too large: the gradient of the loss is not divided by the number of its copies"
@@ -355,6 +357,20 @@ class Comparer:
             if right and len(over := self._over[id(operand)]) > 1:
                 return over
         return ()
+
+    def _undivided_factor(self, record: Record) -> int:
+        """Return the number by which the written-out cross entropy multiplies a gradient of the loss that is not divided, or 0.
+
+        Its operators have the scope of the forward pass, and a single device multiplies by nothing there.
+        """
+        if record.node.op != "Mul" or record.node.backward or "cross_entropy" not in record.node.path:
+            return 0
+        for operand in filter(None, record.operands):
+            is_gradient = self._sharing.of_the_loss(operand) and operand.value.shape == record.value.shape
+            if is_gradient and self.verdict(operand) is Verdict.RIGHT and len(self._over[id(operand)]) < 2:
+                nonzero = operand.value != 0
+                return round(float(np.mean(record.value[nonzero] / operand.value[nonzero]))) if nonzero.any() else 0
+        return 0
 
     def _times_too_large(self, record: Record) -> int:
         """Return the number of ranks that a value must be divided by to be right; 0 if there is none."""
