@@ -59,7 +59,7 @@ def test_tasks_run_within_slots_and_memory(output, slots, memory, largest):
     marks, file = output
     with Pool(slots, memory, environment=HERE) as pool:
         for number in range(4):
-            task = Task(f"{number}", "test_pool:write_times", (str(marks), 0.5), file(number), memory=10)
+            task = Task(f"{number}", "test_worker_pool:write_times", (str(marks), 0.5), file(number), memory=10)
             pool.submit(task)
         assert {outcome.code for outcome in pool.outcomes()} == {0}
     assert max(int(file(number).read_text()) for number in range(4)) == largest
@@ -69,7 +69,7 @@ def test_a_task_of_all_slots_runs_alone(output):
     marks, file = output
     with Pool(2, environment=HERE) as pool:
         for number, slots in enumerate((1, 1, 2)):
-            pool.submit(Task(f"{number}", "test_pool:write_times", (str(marks), 0.5), file(number), slots=slots))
+            pool.submit(Task(f"{number}", "test_worker_pool:write_times", (str(marks), 0.5), file(number), slots=slots))
         alone = {outcome.task.name: outcome.alone for outcome in pool.outcomes()}
     assert alone == {"0": False, "1": False, "2": True}
     assert file(2).read_text() == "1"
@@ -78,7 +78,7 @@ def test_a_task_of_all_slots_runs_alone(output):
 def test_progress_arrives_with_its_task():
     heard = []
     with Pool(1, environment=HERE, on_progress=lambda task, *words: heard.append((task.name, *words))) as pool:
-        pool.submit(Task("a task", "test_pool:report", (3,)))
+        pool.submit(Task("a task", "test_worker_pool:report", (3,)))
         (outcome,) = pool.outcomes()
         assert outcome.log.read_text() == "counted\n"
     assert heard == [("a task", "counting", done, None) for done in range(3)]
@@ -87,7 +87,7 @@ def test_progress_arrives_with_its_task():
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGSEGV])
 def test_a_task_that_fails_leaves_the_others(code):
     with Pool(2, environment=HERE) as pool:
-        for task in (Task("bad", "test_pool:fail", (code,)), Task("good", "time:sleep", (1,))):
+        for task in (Task("bad", "test_worker_pool:fail", (code,)), Task("good", "time:sleep", (1,))):
             pool.submit(task)
         outcomes = {outcome.task.name: outcome for outcome in pool.outcomes()}
         assert (outcomes["bad"].code, outcomes["good"].code) == (code, 0)
@@ -108,7 +108,7 @@ def test_a_task_that_takes_too_long_is_killed(tmp_path):
 
 def test_all_tasks_of_a_server_that_dies_end_and_the_next_one_gets_another_server(tmp_path):
     with Pool(2, environment=HERE) as pool:
-        pool.submit(Task("killer", "test_pool:end_server"))
+        pool.submit(Task("killer", "test_worker_pool:end_server"))
         pool.submit(Task("victim", "time:sleep", (60,)))
         assert [outcome.code for outcome in pool.outcomes()] == [-signal.SIGKILL] * 2
         pool.submit(Task("later", "time:sleep", (0,)))
